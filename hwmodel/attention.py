@@ -44,7 +44,7 @@ class Scores(Generic[Whole]):
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
+class AttentionKernels:
     """Attention kernels of one GPU, in BF16, on all SMs.
 
     Attributes
@@ -78,7 +78,7 @@ class Attention:
     tile_keys: int
 
     @classmethod
-    def from_spec(cls, spec: SystemSpec) -> Attention:
+    def from_spec(cls, spec: SystemSpec) -> AttentionKernels:
         """Build from a preset's ``[attention]``, ``[compute]``, ``[gpu]`` and ``[hbm]`` tables."""
         own, gpu = spec.attention, spec.gpu
         peak = Rate.per_second(exact(spec.compute.bf16_peak_TFLOP_per_s.value) * 10**12)
@@ -128,9 +128,7 @@ class Attention:
         nbytes
             Bytes read and written.
         """
-        return _slower(
-            self.decode_rate.duration_ps(flop), self.decode_stream_rate.duration_ps(nbytes)
-        )
+        return _slower(self.decode_rate.duration_ps(flop), self.decode_stream_rate.duration_ps(nbytes))
 
     def _blocks_ps(self, products: Rate, scores: Scores[Whole], width: int, nbytes: Whole) -> Whole:
         longest: Any = scores.longest if self.block_ps else 0  # else rates are of whole kernels

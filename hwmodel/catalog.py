@@ -195,9 +195,7 @@ def _preset(name: str) -> dict[str, Any]:
     return tomllib.loads(text)
 
 
-def _complete(
-    document: dict[str, Any], where: str, seen: tuple[str, ...]
-) -> tuple[Flat, dict[str, str]]:
+def _complete(document: dict[str, Any], where: str, seen: tuple[str, ...]) -> tuple[Flat, dict[str, str]]:
     """Flatten a file's tables over those of its base."""
     flat: Flat = {}
     texts: dict[str, str] = {}

@@ -108,10 +108,7 @@ def show(
         _fail(error)
     fields = ("key", "value", "unit", "source", "confidence")
     stated = spreads(system.spec)
-    rows = [
-        {**dict(zip(fields, row, strict=True)), "spread": stated[row[0]]}
-        for row in system.spec.rows()
-    ]
+    rows = [{**dict(zip(fields, row, strict=True)), "spread": stated[row[0]]} for row in system.spec.rows()]
     if as_json:
         document = {"name": system.name, "summary": system.summary, "values": rows}
         print(json.dumps(document, indent=2))
@@ -141,9 +138,7 @@ def diff(
     import hwmodel
 
     try:
-        one, other = (
-            {row[0]: row for row in hwmodel.load(name).spec.rows()} for name in (first, second)
-        )
+        one, other = ({row[0]: row for row in hwmodel.load(name).spec.rows()} for name in (first, second))
     except UserError as error:
         _fail(error)
     rows: list[dict[str, Any]] = []
@@ -171,8 +166,5 @@ def diff(
         screen.show(f"{first} and {second} do not differ")
         return
     columns = [Column("value"), Column("unit", rank=1), Column(first), Column(second)]
-    cells = [
-        (row["key"], row["unit"], *(_plain(row[side]) for side in ("first", "second")))
-        for row in rows
-    ]
+    cells = [(row["key"], row["unit"], *(_plain(row[side]) for side in ("first", "second"))) for row in rows]
     screen.show(Table("differences", "Values that differ", columns, cells))

@@ -23,7 +23,7 @@ import numpy as np
 
 from hwmodel.errors import UserError, unknown
 from hwmodel.formats import BITS, SCALED_VALUES, fp4_bytes
-from hwmodel.memory import L2, Hbm
+from hwmodel.memory import Hbm, L2Cache
 from hwmodel.operands import WGMMA_TMA, Feed, OperandPath
 from hwmodel.tables import ComputeSpec, GpuSpec, OverheadsSpec
 from hwmodel.tiles import TileGrid
@@ -127,7 +127,7 @@ class Compute:
     _matrix: dict[str, _Kernels]
     _grouped: dict[str, _Kernels]
     _hbm: Hbm
-    _l2: L2
+    _l2: L2Cache
     #: Tile shapes that were chosen, by all that :meth:`gemm_tiles` was asked: schemes that are
     #: compared, and layers of a chain, ask for the same multiplications again and again.
     _chosen: dict[tuple[object, ...], tuple[int, int, int]] = field(
@@ -135,15 +135,11 @@ class Compute:
     )
 
     @classmethod
-    def from_spec(
-        cls, spec: ComputeSpec, gpu: GpuSpec, hbm: Hbm, overheads: OverheadsSpec
-    ) -> Compute:
+    def from_spec(cls, spec: ComputeSpec, gpu: GpuSpec, hbm: Hbm, overheads: OverheadsSpec) -> Compute:
         """Build from a preset's ``[compute]``, ``[gpu]`` and ``[overheads]`` tables."""
         sms = gpu.num_sms.value
 
-        def kernels(
-            family: str, *, whole_tiles: bool = False, slices: tuple[int, ...] = (1,)
-        ) -> _Kernels:
+        def kernels(family: str, *, whole_tiles: bool = False, slices: tuple[int, ...] = (1,)) -> _Kernels:
             dtype = family.partition("_")[0]
             peak = exact(getattr(spec, f"{dtype}_peak_TFLOP_per_s").value) * 10**12
             efficiency = exact(getattr(spec, f"{family}_efficiency").value)
@@ -188,14 +184,12 @@ class Compute:
             special_rate=Rate(exact(spec.special_function_clocks.value) * PS_PER_S / clock_hz),
             cluster_tiles=spec.cluster_tiles.value,
             accumulators=spec.accumulators.value,
-            reduction_ps=ps_from_us(
-                overheads.kernel_gap_graph_us.value + overheads.small_kernel_us.value
-            ),
+            reduction_ps=ps_from_us(overheads.kernel_gap_graph_us.value + overheads.small_kernel_us.value),
             _scale_block=spec.fp8_scale_block.value,
             _matrix=matrix,
             _grouped=grouped,
             _hbm=hbm,
-            _l2=L2.from_spec(gpu),
+            _l2=L2Cache.from_spec(gpu),
         )
 
     # ---- bytes -----------------------------------------------------------------------
@@ -289,9 +283,7 @@ class Compute:
         if asked in self._chosen:
             height, width, slices = self._chosen[asked]
             return TileGrid(height, width, counts, ceil_div(counts, height), n, slices)
-        shapes = list(
-            dict.fromkeys((block_m or m, block_n or columns) for m, columns in kernels.blocks)
-        )
+        shapes = list(dict.fromkeys((block_m or m, block_n or columns) for m, columns in kernels.blocks))
         grids = [
             grid
             for m, c in shapes
@@ -303,9 +295,13 @@ class Compute:
             tallest = min(grid.block_m, int(counts.max(initial=0)))
             width = min(grid.block_n, n)
             tile = self.tile_ps(
-                tallest, width, grid.slice_inner(k), dtype,
-                block_m=grid.block_m, grouped=grouped,
-            )  # fmt: skip
+                tallest,
+                width,
+                grid.slice_inner(k),
+                dtype,
+                block_m=grid.block_m,
+                grouped=grouped,
+            )
             stores, adds = self.sums_ps(grid)
             hidden = int(self.hidden_ps(tile, self.tile_overhead_ps)) * (grid.slices == 1)
             waves = -(-grid.num_tiles * grid.slices // sms)
@@ -427,9 +423,7 @@ class Compute:
         kernels = self._kernels(dtype, grouped)
         step = block_m if kernels.mma_rows is None else kernels.mma_rows
         padded: Whole = whole(-(-rows // step) * step, "rows_in_tile")
-        sm_rate = (
-            kernels.sm_rate.times(self.mma_sync_efficiency) if path.has_warps else kernels.sm_rate
-        )
+        sm_rate = kernels.sm_rate.times(self.mma_sync_efficiency) if path.has_warps else kernels.sm_rate
         multiply = sm_rate.duration_ps(padded * (2 * columns * k))
         inner, of_weights = -(-k * kernels.value_bits // 8), -(-k * kernels.weight_bits // 8)
         load = self._load_ps(rows * inner, path.rows, columns * of_weights, path.weights)
@@ -440,9 +434,7 @@ class Compute:
         busy = np.maximum(multiply, load)
         busy = np.maximum(busy, passing) if path.loads_ahead else busy + passing
         busy = busy + self.tile_overhead_ps + absent
-        return (
-            np.where(rows > 0, busy, 0) if isinstance(rows, np.ndarray) else int(busy * (rows > 0))
-        )
+        return np.where(rows > 0, busy, 0) if isinstance(rows, np.ndarray) else int(busy * (rows > 0))
 
     def hidden_ps(self, tile_ps: Whole, ending_ps: IntArray | int) -> Whole:
         """Part of a tile's time in which its SM multiplies the next tile already.
@@ -496,9 +488,7 @@ class Compute:
 
     # ---- for checks ----------------------------------------------------------------------
 
-    def gemm_time_ps(
-        self, rows: IntArray | int, n: int, k: int, dtype: str, num_sms: int | None = None
-    ) -> int:
+    def gemm_time_ps(self, rows: IntArray | int, n: int, k: int, dtype: str, num_sms: int | None = None) -> int:
         """Time of a grouped multiplication alone on an idle GPU, without its launch.
 
         Tiles go to the SMs in order, each to the first that is free, while memory
@@ -516,9 +506,7 @@ class Compute:
         sms = num_sms or self.num_sms
         counts: IntArray = np.atleast_1d(whole(rows, "rows"))
         is_matrix = len(counts) == 1
-        grid = self.gemm_tiles(
-            counts, n, k, dtype, grouped=not is_matrix, split_k=is_matrix, num_sms=sms
-        )
+        grid = self.gemm_tiles(counts, n, k, dtype, grouped=not is_matrix, split_k=is_matrix, num_sms=sms)
         if not grid.num_tiles:
             return 0
         stores, adds = self.sums_ps(grid)
@@ -526,11 +514,16 @@ class Compute:
         rows_in_tile, widths = grid.rows_in_tile, grid.columns_in_tile.tolist()
         tiles_of = {
             width: self.tile_ps(
-                rows_in_tile, width, grid.slice_inner(k), dtype, absent,
-                block_m=grid.block_m, grouped=not is_matrix,
+                rows_in_tile,
+                width,
+                grid.slice_inner(k),
+                dtype,
+                absent,
+                block_m=grid.block_m,
+                grouped=not is_matrix,
             )
             for width in set(widths)
-        }  # fmt: skip
+        }
         tiles = [tiles_of[width] for width in widths]
         busy: IntArray = np.repeat(np.stack(tiles, axis=1).ravel(), grid.slices) + stores
         hidden: IntArray = self.hidden_ps(busy, self.tile_overhead_ps)
@@ -556,10 +549,7 @@ class Compute:
         rows, _, weights = dtype.rpartition("_")
         asked = f"{weights} weights beside {rows} rows" if rows else f"{weights} values"
         possible = ", ".join(one for one in self._matrix if one in _VALUE_BYTES and "_" not in one)
-        return (
-            f"tensor cores multiply no {asked}, but {possible}, and bf16 rows by mxfp4 or "
-            "nvfp4 weights"
-        )
+        return f"tensor cores multiply no {asked}, but {possible}, and bf16 rows by mxfp4 or nvfp4 weights"
 
     def _kernels(self, dtype: str, grouped: bool = False) -> _Kernels:
         known = self._grouped if grouped else self._matrix

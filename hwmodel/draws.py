@@ -122,9 +122,7 @@ def draw(system: System, deviation: Deviation) -> tuple[System, dict[str, float]
     drawn = {one.key: one.at(deviation(one.key)) for one in uncertain(spec)}
     for key, terms in SUMS.items():
         taken = sum(
-            times * (drawn[other] - spec.entry(other).value)
-            for other, times in terms.items()
-            if other in drawn
+            times * (drawn[other] - spec.entry(other).value) for other, times in terms.items() if other in drawn
         )
         if key in drawn or (taken and spec.entry(key).spread == "rest"):
             drawn[key] = max(0.0, drawn.get(key, spec.entry(key).value) - taken)

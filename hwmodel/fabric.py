@@ -19,7 +19,7 @@ from hwmodel.errors import UserError
 from hwmodel.inside import Groups, pair_rate
 from hwmodel.link import Link
 from hwmodel.network import Network
-from hwmodel.ports import Direction, Hop, Port
+from hwmodel.ports import Direction, PathPort, Port
 from hwmodel.specs import SystemSpec
 from hwmodel.units import Rate, Whole, ps_from_ns
 from hwmodel.wiring import SPINE, gpu_node, leaf_node, nic_node, plane_node, wiring
@@ -173,11 +173,7 @@ class Fabric:
         pattern, exactly if ``u_p / U = d_p / D`` for all pairs of GPUs.
         """
         first = self.links[0]
-        return all(
-            row[plane] * sum(first) == first[plane] * sum(row)
-            for row in self.links
-            for plane in self.planes
-        )
+        return all(row[plane] * sum(first) == first[plane] * sum(row) for row in self.links for plane in self.planes)
 
     # ---- ways ---------------------------------------------------------------------------
 
@@ -213,9 +209,7 @@ class Fabric:
         if self.domain(src) == self.domain(dst) and self.pair_rate is not None:
             return (first, last)
         if self.domain(src) == self.domain(dst):
-            if not 0 <= plane < self.num_planes or not (
-                self.links_of(src)[plane] and self.links_of(dst)[plane]
-            ):
+            if not 0 <= plane < self.num_planes or not (self.links_of(src)[plane] and self.links_of(dst)[plane]):
                 wired = [p for p in self.planes if self.links_of(src)[p] and self.links_of(dst)[p]]
                 message = f"no plane {plane} between GPUs {src} and {dst}; there are {wired}"
                 raise UserError(message)
@@ -225,7 +219,7 @@ class Fabric:
         between = leaves[:1] if leaves[0] == leaves[1] else (leaves[0], SPINE, leaves[1])
         return (first, nics[0], *between, nics[1], last)
 
-    def hops(self, src: int, dst: int) -> tuple[Hop, ...]:
+    def hops(self, src: int, dst: int) -> tuple[PathPort, ...]:
         """Ports that a message between two GPUs occupies, in order; none within one GPU.
 
         Notes
@@ -247,9 +241,9 @@ class Fabric:
             link, more_ps = self.between(src, dst)
             up_ps = self.uplink_latency_ps + (more_ps if link is None else 0)
             return (
-                Hop("uplink", src, self._left(src, self.uplink_rate), up_ps),
-                *(() if link is None else (Hop("link", src, link, more_ps),)),
-                Hop("downlink", dst, self._left(dst, self.downlink_rate), self.downlink_latency_ps),
+                PathPort("uplink", src, self._left(src, self.uplink_rate), up_ps),
+                *(() if link is None else (PathPort("link", src, link, more_ps),)),
+                PathPort("downlink", dst, self._left(dst, self.downlink_rate), self.downlink_latency_ps),
             )
         return self.network.hops(src, dst)
 
@@ -372,9 +366,6 @@ def _links(spec: SystemSpec) -> tuple[tuple[int, ...], ...]:
         raise UserError(message)
     for gpu, row in enumerate(table):
         if sum(row) != per_gpu:
-            message = (
-                f"{where}: GPU {gpu} has {row} = {sum(row)} links; "
-                f"link.links_per_gpu says {per_gpu}"
-            )
+            message = f"{where}: GPU {gpu} has {row} = {sum(row)} links; link.links_per_gpu says {per_gpu}"
             raise UserError(message)
     return tuple(tuple(row) for row in table)

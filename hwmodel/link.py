@@ -180,9 +180,7 @@ class Link:
 
     # ---- counts ------------------------------------------------------------------
 
-    def packets(
-        self, row_bytes: Whole, engine: Engine = "sm", packet_bytes: int | None = None
-    ) -> Whole:
+    def packets(self, row_bytes: Whole, engine: Engine = "sm", packet_bytes: int | None = None) -> Whole:
         """Packets of one row; a row of no bytes has none.
 
         Parameters
@@ -254,23 +252,43 @@ class Link:
 
     @overload
     def write_wire_bytes(
-        self, row_bytes: int, rows: int = 1, *,
-        engine: Engine = "sm", extra_flits: int = 0, packet_bytes: int | None = None,
-    ) -> int: ...  # fmt: skip
+        self,
+        row_bytes: int,
+        rows: int = 1,
+        *,
+        engine: Engine = "sm",
+        extra_flits: int = 0,
+        packet_bytes: int | None = None,
+    ) -> int: ...
     @overload
     def write_wire_bytes(
-        self, row_bytes: IntArray, rows: int | IntArray = 1, *,
-        engine: Engine = "sm", extra_flits: int | IntArray = 0, packet_bytes: int | None = None,
-    ) -> IntArray: ...  # fmt: skip
+        self,
+        row_bytes: IntArray,
+        rows: int | IntArray = 1,
+        *,
+        engine: Engine = "sm",
+        extra_flits: int | IntArray = 0,
+        packet_bytes: int | None = None,
+    ) -> IntArray: ...
     @overload
     def write_wire_bytes(
-        self, row_bytes: int, rows: IntArray, *,
-        engine: Engine = "sm", extra_flits: int = 0, packet_bytes: int | None = None,
-    ) -> IntArray: ...  # fmt: skip
+        self,
+        row_bytes: int,
+        rows: IntArray,
+        *,
+        engine: Engine = "sm",
+        extra_flits: int = 0,
+        packet_bytes: int | None = None,
+    ) -> IntArray: ...
     def write_wire_bytes(
-        self, row_bytes: Any, rows: Any = 1, *,
-        engine: Engine = "sm", extra_flits: Any = 0, packet_bytes: int | None = None,
-    ) -> Any:  # fmt: skip
+        self,
+        row_bytes: Any,
+        rows: Any = 1,
+        *,
+        engine: Engine = "sm",
+        extra_flits: Any = 0,
+        packet_bytes: int | None = None,
+    ) -> Any:
         """Wire bytes that a message of writes puts on its own direction.
 
         Parameters
@@ -300,16 +318,18 @@ class Link:
     ) -> int: ...
     @overload
     def response_wire_bytes(
-        self, row_bytes: IntArray, rows: int | IntArray = 1, *,
-        engine: Engine = "sm", extra_flits: int | IntArray = 0,
-    ) -> IntArray: ...  # fmt: skip
+        self,
+        row_bytes: IntArray,
+        rows: int | IntArray = 1,
+        *,
+        engine: Engine = "sm",
+        extra_flits: int | IntArray = 0,
+    ) -> IntArray: ...
     @overload
     def response_wire_bytes(
         self, row_bytes: int, rows: IntArray, *, engine: Engine = "sm", extra_flits: int = 0
     ) -> IntArray: ...
-    def response_wire_bytes(
-        self, row_bytes: Any, rows: Any = 1, *, engine: Engine = "sm", extra_flits: Any = 0
-    ) -> Any:
+    def response_wire_bytes(self, row_bytes: Any, rows: Any = 1, *, engine: Engine = "sm", extra_flits: Any = 0) -> Any:
         """Wire bytes of the answers to reads, on the direction the data travels.
 
         The parameters are those of :meth:`write_wire_bytes`. Answers carry whole
@@ -325,16 +345,18 @@ class Link:
     ) -> int: ...
     @overload
     def request_wire_bytes(
-        self, row_bytes: IntArray, rows: int | IntArray = 1, *,
-        engine: Engine = "sm", extra_flits: int | IntArray = 0,
-    ) -> IntArray: ...  # fmt: skip
+        self,
+        row_bytes: IntArray,
+        rows: int | IntArray = 1,
+        *,
+        engine: Engine = "sm",
+        extra_flits: int | IntArray = 0,
+    ) -> IntArray: ...
     @overload
     def request_wire_bytes(
         self, row_bytes: int, rows: IntArray, *, engine: Engine = "sm", extra_flits: int = 0
     ) -> IntArray: ...
-    def request_wire_bytes(
-        self, row_bytes: Any, rows: Any = 1, *, engine: Engine = "sm", extra_flits: Any = 0
-    ) -> Any:
+    def request_wire_bytes(self, row_bytes: Any, rows: Any = 1, *, engine: Engine = "sm", extra_flits: Any = 0) -> Any:
         """Wire bytes of the requests for reads, against the direction of the data.
 
         The parameters are those of :meth:`write_wire_bytes`; ``row_bytes`` is the
@@ -350,23 +372,39 @@ class Link:
 
     @overload
     def ack_wire_bytes(
-        self, row_bytes: int, rows: int = 1, *,
-        engine: Engine = "sm", packet_bytes: int | None = None,
-    ) -> int: ...  # fmt: skip
+        self,
+        row_bytes: int,
+        rows: int = 1,
+        *,
+        engine: Engine = "sm",
+        packet_bytes: int | None = None,
+    ) -> int: ...
     @overload
     def ack_wire_bytes(
-        self, row_bytes: IntArray, rows: int | IntArray = 1, *,
-        engine: Engine = "sm", packet_bytes: int | None = None,
-    ) -> IntArray: ...  # fmt: skip
+        self,
+        row_bytes: IntArray,
+        rows: int | IntArray = 1,
+        *,
+        engine: Engine = "sm",
+        packet_bytes: int | None = None,
+    ) -> IntArray: ...
     @overload
     def ack_wire_bytes(
-        self, row_bytes: int, rows: IntArray, *,
-        engine: Engine = "sm", packet_bytes: int | None = None,
-    ) -> IntArray: ...  # fmt: skip
+        self,
+        row_bytes: int,
+        rows: IntArray,
+        *,
+        engine: Engine = "sm",
+        packet_bytes: int | None = None,
+    ) -> IntArray: ...
     def ack_wire_bytes(
-        self, row_bytes: Any, rows: Any = 1, *,
-        engine: Engine = "sm", packet_bytes: int | None = None,
-    ) -> Any:  # fmt: skip
+        self,
+        row_bytes: Any,
+        rows: Any = 1,
+        *,
+        engine: Engine = "sm",
+        packet_bytes: int | None = None,
+    ) -> Any:
         """Wire bytes of the acknowledgements of writes, against the direction of the data.
 
         The parameters are those of :meth:`write_wire_bytes`.
@@ -380,9 +418,7 @@ class Link:
 
     # ---- for people -----------------------------------------------------------------
 
-    def payload_bytes_per_s(
-        self, engine: Engine = "sm", access: Access = "write", *, both_ways: bool = False
-    ) -> float:
+    def payload_bytes_per_s(self, engine: Engine = "sm", access: Access = "write", *, both_ways: bool = False) -> float:
         """Payload rate of long full-packet transfers, per GPU and direction.
 
         Parameters

@@ -80,7 +80,7 @@ SLICE_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class L2:
+class L2Cache:
     """The cache that all SMs of one GPU share.
 
     Attributes
@@ -103,7 +103,7 @@ class L2:
     rate: Rate
 
     @classmethod
-    def from_spec(cls, spec: GpuSpec, kept: CacheSpec | None = None) -> L2:
+    def from_spec(cls, spec: GpuSpec, kept: CacheSpec | None = None) -> L2Cache:
         """Build from a preset's ``[gpu]`` table, and its ``[cache]`` table if it has one."""
         clock_hz = exact(spec.clock_GHz.value) * 10**9
         size = spec.l2_bytes.value

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from hwmodel.errors import UserError
-from hwmodel.ports import Hop
+from hwmodel.ports import PathPort
 from hwmodel.specs import SystemSpec
 from hwmodel.units import Rate, exact, ps_from_ns
 
@@ -173,7 +173,7 @@ class Network:
         message = f"fabric.slow leaves node {gpu // size} without a network card; leave it one"
         raise UserError(message)
 
-    def hops(self, src: int, dst: int) -> tuple[Hop, ...]:
+    def hops(self, src: int, dst: int) -> tuple[PathPort, ...]:
         """Ports that a message between GPUs of two domains occupies, in order.
 
         Raises
@@ -185,22 +185,22 @@ class Network:
         rates = [self.nic.times(self.nic_factors[nic]) for nic in nics]
         leaves = self.leaf(nics[0]), self.leaf(nics[1])
         to_leaf = self.leaf_ps
-        between: tuple[Hop, ...] = ()
+        between: tuple[PathPort, ...] = ()
         if leaves[0] != leaves[1]:
             for leaf in leaves:
                 self.check_spine(leaf)
             to_leaf = self.leaf_ps // 2
             up, down = (self.uplinks.times(self.leaf_factors[leaf]) for leaf in leaves)
             between = (
-                Hop("leaf-up", leaves[0], up, self.spine_ps),
-                Hop("leaf-down", leaves[1], down, self.leaf_ps - to_leaf),
+                PathPort("leaf-up", leaves[0], up, self.spine_ps),
+                PathPort("leaf-down", leaves[1], down, self.leaf_ps - to_leaf),
             )
         return (
-            Hop("pcie-out", src, self.pcie, self.fetched_ps()),
-            Hop("nic-out", nics[0], rates[0], to_leaf),
+            PathPort("pcie-out", src, self.pcie, self.fetched_ps()),
+            PathPort("nic-out", nics[0], rates[0], to_leaf),
             *between,
-            Hop("nic-in", nics[1], rates[1], self.pcie_ps),
-            Hop("pcie-in", dst, self.pcie, 0),
+            PathPort("nic-in", nics[1], rates[1], self.pcie_ps),
+            PathPort("pcie-in", dst, self.pcie, 0),
         )
 
     def check_spine(self, leaf: int) -> None:

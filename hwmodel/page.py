@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from hwmodel.units import BYTES_PER_GB
 from tracegen.shared.display.content import (
     Axis,
+    BarPart,
     Bars,
     Cell,
     Column,
     Line,
     Page,
-    Part,
     Plot,
     Section,
     Table,
@@ -76,9 +76,7 @@ def value_text(value: Any) -> str:
 def _abilities(system: System) -> Table:
     from hwmodel.system import Capability
 
-    rows: list[tuple[Cell, ...]] = [
-        (one.value, "yes" if one in system.capabilities else "no") for one in Capability
-    ]
+    rows: list[tuple[Cell, ...]] = [(one.value, "yes" if one in system.capabilities else "no") for one in Capability]
     return Table("abilities", "What it can do", [Column("ability"), Column("has it")], rows)
 
 
@@ -98,7 +96,7 @@ def _bandwidth(system: System) -> Bars:
         "bandwidth",
         "Payload of a GPU in one direction",
         list(found),
-        [Part("rate", list(found.values()))],
+        [BarPart("rate", list(found.values()))],
         "GB/s",
         says="On an idle machine, with headers and efficiencies taken off.",
     )

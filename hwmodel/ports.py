@@ -33,13 +33,11 @@ class Port:
     rate: Rate
 
 
-PortName = Literal[
-    "uplink", "link", "downlink", "pcie-out", "nic-out", "leaf-up", "leaf-down", "nic-in", "pcie-in"
-]
+PortName = Literal["uplink", "link", "downlink", "pcie-out", "nic-out", "leaf-up", "leaf-down", "nic-in", "pcie-in"]
 
 
 @dataclass(frozen=True, slots=True)
-class Hop:
+class PathPort:
     """A port on the way between two GPUs.
 
     Attributes

@@ -29,7 +29,7 @@ LEAST_GHZ = 0.345
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class GpuWork:
     """Work of a GPU in some time.
 
     Attributes
@@ -97,14 +97,12 @@ class Power:
         """Tell whether energies of a number type's products are known."""
         return dtype in self.pJ_per_flop
 
-    def watts(self, work: Work, seconds: float, clock_GHz: float) -> float:
+    def watts(self, work: GpuWork, seconds: float, clock_GHz: float) -> float:
         """Mean power of work that takes so long at a clock."""
         each = self.pJ_per_flop[work.dtype] * min(1.0, clock_GHz / self.matrix_GHz)
         return self.base_W + (work.flop * each + work.nbytes * self.pJ_per_byte) / seconds / 1e12
 
-    def clock_GHz(
-        self, work: Work, seconds: float, attention_seconds: float, matrix_seconds: float
-    ) -> float:
+    def clock_GHz(self, work: GpuWork, seconds: float, attention_seconds: float, matrix_seconds: float) -> float:
         """Highest clock at which work meets the limit.
 
         Parameters

@@ -83,9 +83,7 @@ class SystemSpec(StrictDocument):
         cuda = self.warp is not None and self.nccl is not None
         neither = self.warp is None and self.nccl is None
         if not (cuda or neither) or (cuda and self.ai_core is not None):
-            message = (
-                "a machine has the tables [warp] and [nccl], or [ai_core], or none of the three"
-            )
+            message = "a machine has the tables [warp] and [nccl], or [ai_core], or none of the three"
             raise ValueError(message)
         return self
 
@@ -97,9 +95,7 @@ class SystemSpec(StrictDocument):
         for key in (key for key in self.present() if key.endswith("_blocks")):
             for rows, columns in self.entry(key).value:
                 if rows * columns * _SUM_BYTES > room:
-                    message = (
-                        f"{key}: FP32 sums of {rows} x {columns} exceed ai_core.l0c_bytes = {room}"
-                    )
+                    message = f"{key}: FP32 sums of {rows} x {columns} exceed ai_core.l0c_bytes = {room}"
                     raise ValueError(message)
         return self
 
@@ -140,13 +136,7 @@ def sections() -> Mapping[str, type[BaseModel]]:
 
 @cache
 def _keys() -> tuple[str, ...]:
-    return tuple(
-        sorted(
-            f"{section}.{key}"
-            for section, model in sections().items()
-            for key in model.model_fields
-        )
-    )
+    return tuple(sorted(f"{section}.{key}" for section, model in sections().items() for key in model.model_fields))
 
 
 def keys() -> list[str]:

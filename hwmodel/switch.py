@@ -79,13 +79,9 @@ class Switch:
             traversal_ps=ps_from_ns(spec.traversal_ns.value),
             merge_latency_ps=ps_from_ns(spec.merge_ns.value),
             multicast_release_ps=ps_from_ns(spec.multicast_release_ns.value),
-            adder_rate=(
-                Rate.per_second(adder_bytes * num_planes / num_gpus) if adder_bytes else None
-            ),
+            adder_rate=(Rate.per_second(adder_bytes * num_planes / num_gpus) if adder_bytes else None),
             reduction_buffer_bytes=spec.reduction_buffer_bytes.value,
-            input_buffer_bytes=(
-                spec.virtual_channels.value * spec.flits_per_channel.value * link.flit_bytes
-            ),
+            input_buffer_bytes=(spec.virtual_channels.value * spec.flits_per_channel.value * link.flit_bytes),
             virtual_channels=spec.virtual_channels.value,
             _link=link,
         )
@@ -133,9 +129,7 @@ class Switch:
         period = self._link.port_rate.ps_per_unit / self.multimem_efficiency
         return Rate.per_second(PS_PER_S / period).duration_ps(checked)
 
-    def multicast_ack_wire_bytes(
-        self, row_bytes: Whole, num_targets: int, *, rows: int = 1
-    ) -> Whole:
+    def multicast_ack_wire_bytes(self, row_bytes: Whole, num_targets: int, *, rows: int = 1) -> Whole:
         """Wire bytes of acknowledgements that reach the writer of a multicast.
 
         Parameters

@@ -8,12 +8,12 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from hwmodel.ai_core import AiCore
-from hwmodel.attention import Attention
+from hwmodel.attention import AttentionKernels
 from hwmodel.compute import Compute
 from hwmodel.errors import UserError
 from hwmodel.fabric import Fabric
 from hwmodel.link import Link
-from hwmodel.memory import L2, Hbm, StreamingMultiprocessors
+from hwmodel.memory import Hbm, L2Cache, StreamingMultiprocessors
 from hwmodel.nccl import Nccl
 from hwmodel.overheads import Overheads
 from hwmodel.residency import BlockFootprint, SmLimits
@@ -21,7 +21,7 @@ from hwmodel.specs import SystemSpec
 from hwmodel.switch import Switch
 from hwmodel.tables import HostSpec
 from hwmodel.warps import Warps
-from tracegen.shared.display.shown import Shown
+from tracegen.shared.display.shown import Exhibit
 
 
 class Capability(enum.Enum):
@@ -44,7 +44,7 @@ class Capability(enum.Enum):
 
 
 @dataclass(frozen=True)
-class System(Shown):
+class System(Exhibit):
     """A machine that exists, or one that does not.
 
     Attributes
@@ -73,10 +73,10 @@ class System(Shown):
     switch: Switch
     sm: StreamingMultiprocessors
     ai_core: AiCore | None
-    l2: L2
+    l2: L2Cache
     hbm: Hbm
     compute: Compute
-    attention: Attention
+    attention: AttentionKernels
     overheads: Overheads
     spec: SystemSpec
     _sm_limits: SmLimits | None
@@ -89,9 +89,7 @@ class System(Shown):
         link = Link.from_spec(spec.link)
         fabric = Fabric.from_spec(spec, link, num_gpus)
         hbm = Hbm.from_spec(spec.hbm)
-        store_ps = (
-            fabric.uplink_latency_ps + fabric.downlink_latency_ps + fabric.write_visibility_ps
-        )
+        store_ps = fabric.uplink_latency_ps + fabric.downlink_latency_ps + fabric.write_visibility_ps
         return cls(
             name=spec.name,
             summary=spec.summary,
@@ -101,10 +99,10 @@ class System(Shown):
             switch=Switch.from_spec(spec.switch, link, fabric.num_planes, fabric.gpus_per_domain),
             sm=StreamingMultiprocessors.from_spec(spec.gpu),
             ai_core=None if spec.ai_core is None else AiCore.from_spec(spec.ai_core),
-            l2=L2.from_spec(spec.gpu, spec.cache),
+            l2=L2Cache.from_spec(spec.gpu, spec.cache),
             hbm=hbm,
             compute=Compute.from_spec(spec.compute, spec.gpu, hbm, spec.overheads),
-            attention=Attention.from_spec(spec),
+            attention=AttentionKernels.from_spec(spec),
             overheads=Overheads.from_spec(spec.overheads, store_ps),
             spec=spec,
             _sm_limits=None if spec.sm is None else SmLimits.from_spec(spec.sm),

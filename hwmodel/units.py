@@ -154,9 +154,7 @@ def scale_up(value: Whole, factor: Fraction) -> Whole:
 
     An int64 array overflows only where the result itself would.
     """
-    largest = (
-        value if isinstance(value, int) else int(np.maximum.reduce(value, axis=None, initial=0))
-    )
+    largest = value if isinstance(value, int) else int(np.maximum.reduce(value, axis=None, initial=0))
     scaled: Whole = _scaled_up(value, largest, factor)
     return scaled
 

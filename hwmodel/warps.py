@@ -101,9 +101,7 @@ class Warps:
         rounds = row_bytes / (STEP_BYTES * unroll)
         return self.row_ps + round(rounds * (self.round_ps + latency))
 
-    def reduce_ps(
-        self, num_sources: Whole, row_bytes: int, *, num_warps: int, waiting_bytes: int
-    ) -> Whole:
+    def reduce_ps(self, num_sources: Whole, row_bytes: int, *, num_warps: int, waiting_bytes: int) -> Whole:
         """Time an SM needs to add up one row while its warps work on one row each.
 
         Parameters

@@ -79,9 +79,13 @@ def wiring(
         for src, dst in permutations(range(len(domains)), 2):
             if domains[src] == domains[dst]:
                 graph.add_edge(
-                    gpu_node(src), gpu_node(dst), kind="link", num_links=1, rate=pair_rate,
+                    gpu_node(src),
+                    gpu_node(dst),
+                    kind="link",
+                    num_links=1,
+                    rate=pair_rate,
                     latency_ps=sum(latency_ps.values()),
-                )  # fmt: skip
+                )
     if network is not None:
         graph.add_node(SPINE, kind="spine")
         for gpu in range(len(domains)):

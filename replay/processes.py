@@ -35,7 +35,7 @@ SAFE_PATH = "PYTHONSAFEPATH"
 """Variable of Python's: where it is set, the current folder is no import path."""
 
 
-class Died(Exception):
+class ProcessDeath(Exception):
     """The process that had a batch ended before it answered."""
 
 
@@ -50,9 +50,7 @@ class OneProcess:
         What it does with a request; a function of a module.
     """
 
-    def __init__(
-        self, context: multiprocessing.context.BaseContext, answer: Callable[[Any], Any]
-    ) -> None:
+    def __init__(self, context: multiprocessing.context.BaseContext, answer: Callable[[Any], Any]) -> None:
         self.has_begun = False
         with safe_path(), _starting():
             self._pipe, other = context.Pipe()
@@ -83,7 +81,7 @@ class OneProcess:
             is_answer, answer = self._pipe.recv()
         except (EOFError, OSError):
             self._process.join()
-            future.set_exception(Died(f"it ended with exit code {self._process.exitcode}"))
+            future.set_exception(ProcessDeath(f"it ended with exit code {self._process.exitcode}"))
         except Exception as error:  # what cannot be pickled, or read back: nobody waits for it
             future.set_exception(error)
         else:
@@ -164,7 +162,7 @@ def answers(
                     busy[process.submit(request)] = position, request, process
             for future in wait(busy, return_when=FIRST_COMPLETED).done:
                 position, request, process = busy.pop(future)
-                if not isinstance(future.exception(), Died):
+                if not isinstance(future.exception(), ProcessDeath):
                     yield position, future.result()
                     idle.append(process)
                     continue

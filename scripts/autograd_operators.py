@@ -40,10 +40,7 @@ def _operators(calls, rows):
     linears = [nn.Linear(width, width, bias=False, **kind) for _ in range(calls)]
     weights = [linear.weight for linear in linears]
     frozen, constant = weights[0].detach(), torch.randn(*rows, **kind)
-    experts = [
-        torch.randn(EXPERTS, width, width, **kind).mul_(width**-0.5).requires_grad_()
-        for _ in range(calls)
-    ]
+    experts = [torch.randn(EXPERTS, width, width, **kind).mul_(width**-0.5).requires_grad_() for _ in range(calls)]
     norms = [torch.ones(width, requires_grad=True, **kind) for _ in range(calls)]
     step = num_rows // EXPERTS
     ends = torch.arange(step, num_rows + 1, step, dtype=torch.int32)

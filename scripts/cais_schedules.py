@@ -46,9 +46,14 @@ def run(
 ) -> tensor.TensorResult:
     """Replay a sub-layer; what is not given is RUN of the document."""
     return tensor.run(
-        scheme=scheme, model=model, part=part, direction=direction, options=dict(options or {}),
-        overrides=dict(overrides), observe=observe,
-    )  # fmt: skip
+        scheme=scheme,
+        model=model,
+        part=part,
+        direction=direction,
+        options=dict(options or {}),
+        overrides=dict(overrides),
+        observe=observe,
+    )
 
 
 def run_and_see(
@@ -148,15 +153,16 @@ def blocks() -> Iterator[str]:
                 ratios = [one.time_us / us for one, us in zip(found, usual, strict=True)]
                 in_use = [(one.up.utilisation + one.down.utilisation) / 2 for one in found]
                 yield row(
-                    tiles, number, "coordinated" if coordination else "not coordinated",
-                    f"{np.exp(np.log(ratios).mean()):.2f}", f"{np.mean(in_use):.2f}",
+                    tiles,
+                    number,
+                    "coordinated" if coordination else "not coordinated",
+                    f"{np.exp(np.log(ratios).mean()):.2f}",
+                    f"{np.mean(in_use):.2f}",
                     f"{max(in_use):.2f}",
-                )  # fmt: skip
+                )
 
 
-TABLES: dict[str, Callable[[], Iterator[str]]] = {
-    table.__name__: table for table in (sizes, links, blocks)
-}
+TABLES: dict[str, Callable[[], Iterator[str]]] = {table.__name__: table for table in (sizes, links, blocks)}
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ from replay.studies.machines import least_squares
 from replay.studies.machines.machine_file import written
 from replay.studies.validate.bench import Bench
 from replay.studies.validate.catalog import TABLES
-from replay.studies.validate.table import Row, predict
+from replay.studies.validate.table import MeasurementRow, predict
 
 PRESETS = Path(__file__).resolve().parent.parent / "hwmodel" / "presets"
 SOURCE = "ai-dynamo/aiconfigurator performance data"
@@ -42,17 +42,17 @@ class Fit:
 
     table: str
     start: dict[str, float]
-    used: Callable[[Row], bool]
-    checked: Callable[[Row], bool]
+    used: Callable[[MeasurementRow], bool]
+    checked: Callable[[MeasurementRow], bool]
     says: str
     preset: str = "dgx-h100"
-    sampled: Callable[[Row], bool] = lambda row: True
+    sampled: Callable[[MeasurementRow], bool] = lambda row: True
 
     def shapes(self) -> list[tuple[object, ...]]:
         """Shapes of its rows."""
         return sorted({shape(row) for row in rows_of(self.table, self.about)})
 
-    def about(self, row: Row) -> bool:
+    def about(self, row: MeasurementRow) -> bool:
         return self.used(row) or self.checked(row)
 
 
@@ -78,71 +78,71 @@ FEW_TOKENS = (1, 32, 512, 2048)  # where shapes are left out, which takes a fit 
 FEWER_TOKENS = (1, 16, 128, 1024)  # the same of low-latency kernels
 
 
-def shape(row: Row) -> tuple[object, ...]:
+def shape(row: MeasurementRow) -> tuple[object, ...]:
     return tuple(row[column] for column in COLUMNS[row.table])
 
 
-def sampled(row: Row) -> bool:
+def sampled(row: MeasurementRow) -> bool:
     return row["num_sms"] in SMS and row["tokens_per_rank"] in TOKENS
 
 
-def few(row: Row) -> bool:
+def few(row: MeasurementRow) -> bool:
     """Whether a setting of DeepEP's normal kernels is one of a few that say most."""
     return row["num_sms"] in SMS and row["tokens_per_rank"] in FEW_TOKENS
 
 
-def sampled_sums(row: Row) -> bool:
+def sampled_sums(row: MeasurementRow) -> bool:
     """Whether a setting of DeepEP's combine between nodes is one of a few that say most."""
     return row["phase"] == "combine" and row["tokens_per_rank"] in FEW_TOKENS
 
 
-def partial_fp8(row: Row) -> bool:
+def partial_fp8(row: MeasurementRow) -> bool:
     return bool(row["gemm_dtype"] == "fp8_block" and row["m"] >= 256 and row["m"] % 128 != 0)
 
 
-def in_the_switch(row: Row) -> bool:
+def in_the_switch(row: MeasurementRow) -> bool:
     """Large all-reduces, whose constants are the switch's."""
     large = row["bytes"] >= 1 << 19 and row["num_gpus"] > 2
     return bool(row["collective"] == "all_reduce" and large)
 
 
-def second_size(row: Row) -> bool:
+def second_size(row: MeasurementRow) -> bool:
     return bool(row["bytes"].bit_length() % 2 == 1)
 
 
-def of_b200(row: Row, library: str) -> bool:
+def of_b200(row: MeasurementRow, library: str) -> bool:
     return bool(row["system"] == "hgx-b200" and row["library"] == library)
 
 
-def deepgemm_b200(row: Row) -> bool:
+def deepgemm_b200(row: MeasurementRow) -> bool:
     return of_b200(row, "deepgemm-sglang")
 
 
-def partial_b200(row: Row) -> bool:
+def partial_b200(row: MeasurementRow) -> bool:
     return deepgemm_b200(row) and row["m"] >= 256 and row["m"] % 128 != 0
 
 
-def whole_b200(row: Row) -> bool:
+def whole_b200(row: MeasurementRow) -> bool:
     """Whole tiles that bind, in products too short for power to bind."""
     return deepgemm_b200(row) and 512 <= row["m"] <= 4352 and row["m"] % 128 == 0
 
 
-def middle_cublas_b200(row: Row) -> bool:
+def middle_cublas_b200(row: MeasurementRow) -> bool:
     """Products whose tiles bind, and too short for power to bind."""
     return of_b200(row, "cublas-trtllm") and 512 <= row["m"] <= 4352
 
 
-def weights_b200(row: Row) -> bool:
+def weights_b200(row: MeasurementRow) -> bool:
     """Experts' weights that bind."""
     return bool(row["moe_dtype"] == "bfloat16" and 16 <= row["global_tokens"] <= 256)
 
 
-def experts_b200(row: Row) -> bool:
+def experts_b200(row: MeasurementRow) -> bool:
     """Experts' tiles that bind."""
     return bool(row["moe_dtype"] == "bfloat16" and row["global_tokens"] >= 6144)
 
 
-def large_bf16(row: Row) -> bool:
+def large_bf16(row: MeasurementRow) -> bool:
     return bool(row["moe_dtype"] == "bfloat16" and row["global_tokens"] >= 1536)
 
 
@@ -180,8 +180,7 @@ FITS = (
         {"link.scatter_efficiency": 0.7, "link.bulk_scatter_efficiency": 0.7},
         lambda row: row["hidden"] == 4096 and row["tokens_per_rank"] >= 64,
         lambda row: row["hidden"] != 4096,
-        "fitted to DeepEP low-latency dispatch and combine, EP8, 8 x H100, shape 4096/8 from 64 "
-        "tokens per rank",
+        "fitted to DeepEP low-latency dispatch and combine, EP8, 8 x H100, shape 4096/8 from 64 tokens per rank",
     ),
     Fit(
         "deepep_internode",
@@ -310,23 +309,21 @@ FITS = (
         preset="hgx-b200",
         sampled=lambda row: row["tokens_per_rank"] in FEWER_TOKENS,
     ),
-)  # fmt: skip
+)
 
 
-def errors(table: str, rows: list[Row], values: dict[str, float]) -> np.ndarray:
+def errors(table: str, rows: list[MeasurementRow], values: dict[str, float]) -> np.ndarray:
     outcome = predict(TABLES[table], Bench(values), rows)
     return outcome.errors_percent[~outcome.left_out] / 100
 
 
-def rows_of(table: str, holds: Callable[[Row], bool]) -> list[Row]:
+def rows_of(table: str, holds: Callable[[MeasurementRow], bool]) -> list[MeasurementRow]:
     return [row for row in TABLES[table].rows() if holds(row)]
 
 
-def fitted(fit: Fit, rows: list[Row], fixed: dict[str, float]) -> dict[str, float]:
+def fitted(fit: Fit, rows: list[MeasurementRow], fixed: dict[str, float]) -> dict[str, float]:
     """Constants of a fit that bring its table's rows closest, with others that stand."""
-    return least_squares.fitted(
-        fit.start, lambda values: errors(fit.table, rows, {**fixed, **values})
-    )
+    return least_squares.fitted(fit.start, lambda values: errors(fit.table, rows, {**fixed, **values}))
 
 
 def mean_percent(found: np.ndarray) -> str:
@@ -347,10 +344,7 @@ def leave_one_out(fits: Sequence[Fit]) -> None:
             part = [row for row in every if shape(row) == one]
             rest = [row for row in every if shape(row) != one and fit.sampled(row)]
             without = fitted(fit, rest, fixed) if rest else values
-            both = [
-                100 * np.abs(errors(fit.table, part, {**fixed, **of})).mean()
-                for of in (values, without)
-            ]
+            both = [100 * np.abs(errors(fit.table, part, {**fixed, **of})).mean() for of in (values, without)]
             label = "/".join(map(str, one))
             cells = [fit.table, names, label, str(len(part)), *(f"{mean:.1f}" for mean in both)]
             print(f"| {' | '.join(cells)} |", flush=True)

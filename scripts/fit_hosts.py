@@ -21,9 +21,11 @@ import replay
 SYSTEM = "aws-p5-x8"
 SPEEDS = (0.6, 0.8, 1.0)  # replayed; log(step) is taken as straight between two of them
 PUBLISHED_S = {
-    ("megatron", 1): 27.89, ("megatron", 4): 8.60,
-    ("deepep", 1): 28.69, ("deepep", 4): 9.16,
-}  # fmt: skip
+    ("megatron", 1): 27.89,
+    ("megatron", 4): 8.60,
+    ("deepep", 1): 28.69,
+    ("deepep", 4): 9.16,
+}
 """By scheme and sequences of a micro-batch; UCCL's transport is not modelled."""
 
 Steps = dict[tuple[str, int], list[float]]
@@ -33,10 +35,17 @@ def step_s(scheme: str, micro_batch: int, speed: float, recompute: str) -> float
     """Predict a step."""
     sizes = f"micro_batch={micro_batch},micro_batches={128 // micro_batch},recompute={recompute}"
     result = replay.train(
-        model="qwen3-30b-a3b", system=SYSTEM, overrides={"host.speed": speed}, schedule="1f1b",
-        sequence=4096, layers_sampled=1, scheme=scheme, stack="megatron-plain", fit=False,
+        model="qwen3-30b-a3b",
+        system=SYSTEM,
+        overrides={"host.speed": speed},
+        schedule="1f1b",
+        sequence=4096,
+        layers_sampled=1,
+        scheme=scheme,
+        stack="megatron-plain",
+        fit=False,
         plan=f"tp=8,pp=4,dp=2,ep=16,{sizes}",
-    )  # fmt: skip
+    )
     return result.step_us * 1e-6
 
 

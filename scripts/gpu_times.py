@@ -47,9 +47,7 @@ class Gpu:
         if self.device == "cuda":
             self.torch.cuda.synchronize()
 
-    def us(
-        self, call: Callable[[], object], before: Callable[[], object] = lambda: None
-    ) -> tuple[float, float, float]:
+    def us(self, call: Callable[[], object], before: Callable[[], object] = lambda: None) -> tuple[float, float, float]:
         """Median, least and largest microseconds of a call whose data is not in the L2 cache.
 
         Parameters

@@ -25,8 +25,14 @@ from tracegen.generate import generate
 
 GPUS, TOKENS, LAYERS, SEEDS = 8, 256, 4, 20
 SCHEMES = (
-    "nccl-alltoall", "deepep", "comet", "megamoe", "flashdmoe", "moe-hub", "dysharp",
-)  # fmt: skip
+    "nccl-alltoall",
+    "deepep",
+    "comet",
+    "megamoe",
+    "flashdmoe",
+    "moe-hub",
+    "dysharp",
+)
 
 
 class Measured(NamedTuple):
@@ -60,9 +66,7 @@ def checked(of: Measured, median: float, spread: float) -> tuple[float, float]:
 
 
 def main(schemes: Sequence[str]) -> None:
-    trace = generate(
-        "uniform", "olmoe-1b-7b", ranks=GPUS, tokens_per_rank=TOKENS, layers=LAYERS, seed=1
-    )
+    trace = generate("uniform", "olmoe-1b-7b", ranks=GPUS, tokens_per_rank=TOKENS, layers=LAYERS, seed=1)
 
     def replayed_us(scheme: str, jitter: str = "off", seed: int = 0) -> float:
         return replay.run(

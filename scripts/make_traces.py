@@ -83,9 +83,7 @@ def convert(path: Path) -> tracegen.RoutingTrace:
         "model": "openai/gpt-oss-20b",
         "sampling": "greedy, up to 512 new tokens, one generation at a time",
     }
-    sample = (
-        ", 100 of the 703 generations (numpy default_rng(0) choice)" if len(labels) < 703 else ""
-    )
+    sample = ", 100 of the 703 generations (numpy default_rng(0) choice)" if len(labels) < 703 else ""
     return tracegen.RoutingTrace(
         model=tracegen.TraceModel.from_shape(shape),
         moe_layer_index=layers.astype(np.uint16),

@@ -104,9 +104,7 @@ def host(gpu: Gpu) -> Iterator[Row]:
         "tolist of 64 (waits)": small.tolist,
         "tensor of a list to the GPU": lambda: torch.tensor([1, 2, 3, 4], device="cuda"),
         "synchronize on an idle GPU": torch.cuda.synchronize,
-        "Triton kernel of 4 arguments": lambda: quantised[(1, 1)](
-            rows, fp8, scales, 128, block=128, num_warps=4
-        ),
+        "Triton kernel of 4 arguments": lambda: quantised[(1, 1)](rows, fp8, scales, 128, block=128, num_warps=4),
         "current_stream": torch.cuda.current_stream,
     }
     for name, call in calls.items():
@@ -164,9 +162,7 @@ def _modules(gpu: Gpu) -> Iterator[Row]:
             with torch.no_grad():
                 return layer(x)
 
-        for setting, call in (
-            ("no_grad forward", without), ("forward", forward), ("forward and backward", both)
-        ):  # fmt: skip
+        for setting, call in (("no_grad forward", without), ("forward", forward), ("forward and backward", both)):
             yield from attempt(name, partial(_host_row, gpu, name, call, setting))
     parameters = [torch.nn.Parameter(torch.randn(256, 256, **kind)) for _ in range(10)]
     for parameter in parameters:
@@ -209,9 +205,12 @@ def _waits(gpu: Gpu) -> Iterator[Row]:
 
     for count in (1, 10, 100, 1000):
         row = partial(
-            _spread_row, "GPU time of each of kernels in a row", f"{count} kernels, queue empty",
-            kernels, count,
-        )  # fmt: skip
+            _spread_row,
+            "GPU time of each of kernels in a row",
+            f"{count} kernels, queue empty",
+            kernels,
+            count,
+        )
         yield from attempt("kernels", row)
 
 
@@ -228,9 +227,7 @@ def _between(gpu: Gpu, name: str, then: Callable[[], object]) -> Iterator[Row]:
     yield from attempt(name, lambda: (what, f"{name} between", *spread(_after_busy(gpu, calls))))
 
 
-def _after_busy(
-    gpu: Gpu, calls: Callable[[], object], turns: int = 50, busy_us: int = 200
-) -> list[float]:
+def _after_busy(gpu: Gpu, calls: Callable[[], object], turns: int = 50, busy_us: int = 200) -> list[float]:
     """GPU microseconds of what is launched on a busy GPU, from its first kernel's beginning."""
     torch, times = gpu.torch, []
     for turn in range(turns + 3):
@@ -284,9 +281,7 @@ def more(gpu: Gpu) -> Iterator[Row]:
         yield from _chains(gpu, name, operator, parameters)
 
 
-def _chains(
-    gpu: Gpu, name: str, operator: Callable[[Any, int], Any], parameters: list[Any]
-) -> Iterator[Row]:
+def _chains(gpu: Gpu, name: str, operator: Callable[[Any, int], Any], parameters: list[Any]) -> Iterator[Row]:
     """Host time of one and of `CHAIN` calls in a row, forward, and of backward through them."""
     for length in (CHAIN, 1):
         try:
@@ -428,9 +423,7 @@ def mixed(gpu: Gpu) -> Iterator[Row]:
         row = partial(_host_row, gpu, "add_ in place", lambda: tiny.add_(1), setting)
         yield from attempt("add_", row)
 
-    yield from attempt(
-        "weight", partial(_host_row, gpu, "parameter of a module", lambda: linear.weight)
-    )
+    yield from attempt("weight", partial(_host_row, gpu, "parameter of a module", lambda: linear.weight))
     yield from add_again("mixed, begin")
     yield from turns.chains({"nn.Module of nothing": every["nn.Module of nothing"]}, 1)
     yield from turns.chains(found)
@@ -467,9 +460,7 @@ class Turns:
         self._found: dict[tuple[str, str], tuple[float, float]] = {}  # median and least
         self._programs: dict[str, Program] = {}
 
-    def chains(
-        self, of: dict[str, Operator], length: int = CHAIN, *, again: bool = False
-    ) -> Iterator[Row]:
+    def chains(self, of: dict[str, Operator], length: int = CHAIN, *, again: bool = False) -> Iterator[Row]:
         """Each operator in a row of its kind."""
         setting = f"{length} in a row{' again' if again else ''}, each"
         for name, operator in of.items():
@@ -498,9 +489,7 @@ class Turns:
         held = modules([operator for _, operator, _ in plain])
         programs = {
             "flat": plain,
-            "in modules": [
-                (name, module, index) for module, (name, _, index) in zip(held, plain, strict=True)
-            ],
+            "in modules": [(name, module, index) for module, (name, _, index) in zip(held, plain, strict=True)],
             "without views": shuffled(program(OF_A_KIND, views)),
             "long": shuffled(program(CHAIN)),
             "sorted": program(CHAIN),
@@ -524,9 +513,7 @@ class Turns:
         turns = [self.turn(program) for _ in range(MIXED_TURNS + 3)][3:]
         without = [self.turn(program, graded=False)[0] for _ in range(MIXED_TURNS + 3)][3:]
         forward, wait, backward, wait_too = zip(*turns, strict=True)
-        for name, found in (
-            ("forward", forward), ("backward", backward), ("no_grad forward", without)
-        ):  # fmt: skip
+        for name, found in (("forward", forward), ("backward", backward), ("no_grad forward", without)):
             yield self._row(what, f"{name}, {setting}", found, over)
         if setting == "all":
             yield self._row(what, "wait behind forward", wait)
@@ -555,9 +542,7 @@ class Turns:
         torch = self.gpu.torch
         for parameter in self.parameters:
             parameter.grad = None  # as behind zero_grad: gradients are taken, not added
-        rows, gradient = (
-            torch.randn(*self.rows, device=self.gpu.device, dtype=torch.bfloat16) for _ in range(2)
-        )
+        rows, gradient = (torch.randn(*self.rows, device=self.gpu.device, dtype=torch.bfloat16) for _ in range(2))
         rows.requires_grad_(graded)
         self.gpu.wait()
         return rows, gradient
@@ -576,9 +561,7 @@ class Turns:
         for (name, direction), seconds in found.items():
             yield self._row(name, f"{direction}, among {what}", seconds)
 
-    def _stamp_forward(
-        self, program: Program, spent: dict[tuple[str, str], list[float]], *, graded: bool
-    ) -> None:
+    def _stamp_forward(self, program: Program, spent: dict[tuple[str, str], list[float]], *, graded: bool) -> None:
         out, _ = self._begun(graded)
         clock, direction = time.perf_counter, "forward" if graded else "no_grad forward"
         with contextlib.nullcontext() if graded else self.gpu.torch.no_grad():
@@ -655,11 +638,18 @@ def layer(gpu: Gpu) -> Iterator[Row]:
 
     print("transformers", transformers.__version__, flush=True)
     sizes = {
-        "vocab_size": 1024, "hidden_size": 1024, "intermediate_size": 1024,
-        "moe_intermediate_size": 512, "num_hidden_layers": 1, "num_attention_heads": 8,
-        "num_key_value_heads": 4, "head_dim": 128, "num_experts": 16, "num_local_experts": 16,
+        "vocab_size": 1024,
+        "hidden_size": 1024,
+        "intermediate_size": 1024,
+        "moe_intermediate_size": 512,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 16,
+        "num_local_experts": 16,
         "num_experts_per_tok": 4,
-    }  # fmt: skip
+    }
     for name in ("qwen3_moe", "mixtral", "gpt_oss"):
         for experts in ("eager", "grouped_mm"):
             try:
@@ -724,9 +714,7 @@ def _profiled(gpu: Gpu, name: str, model: Any, tokens: int) -> Iterator[Row]:
                 spent[event.name] += event.time_range.elapsed_us()
         for kernel, launches in count.most_common():
             yield (name, tokens, phase, kernel[:160], launches, round(spent[kernel], 2))
-        host_calls = Counter(
-            event.name for event in profiled.events() if event.name.startswith("cuda")
-        )
+        host_calls = Counter(event.name for event in profiled.events() if event.name.startswith("cuda"))
         for call, count_of_call in host_calls.most_common():
             yield (name, tokens, f"{phase}, calls of the runtime", call, count_of_call, 0)
 

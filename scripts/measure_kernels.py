@@ -67,9 +67,13 @@ def small(gpu: Gpu) -> Iterator[Row]:
         scales = torch.empty(rows, width // 128, device="cuda")
 
         def cast(
-            x: Any = x, to: Any = values8, scales: Any = scales, rows: int = rows,
-            width: int = width, blocks: int = blocks,
-        ) -> None:  # fmt: skip
+            x: Any = x,
+            to: Any = values8,
+            scales: Any = scales,
+            rows: int = rows,
+            width: int = width,
+            blocks: int = blocks,
+        ) -> None:
             quantised[(rows, blocks)](x, to, scales, width, block=128, num_warps=4)
 
         calls["cast to FP8 in blocks of 128 (Triton)"] = (
@@ -146,9 +150,7 @@ def small(gpu: Gpu) -> Iterator[Row]:
     print("triton", triton.__version__, flush=True)
 
 
-def _small_row(
-    gpu: Gpu, name: str, rows: int, width: int, nbytes: int, call: Callable[[], object]
-) -> Row:
+def _small_row(gpu: Gpu, name: str, rows: int, width: int, nbytes: int, call: Callable[[], object]) -> Row:
     return (name, rows, width, nbytes, *gpu.us(call))
 
 
@@ -177,21 +179,24 @@ def operands(gpu: Gpu) -> Iterator[Row]:
             kernel = tiles_by_descriptors if path == "TMA" else tiles_by_pointers
             launch = partial(
                 kernel[(m // bm * (n // bn),)],
-                *(described if path == "TMA" else [left, right]), results, m, n, k,
-                block_m=bm, block_n=bn, block_k=block_k,
+                *(described if path == "TMA" else [left, right]),
+                results,
+                m,
+                n,
+                k,
+                block_m=bm,
+                block_n=bn,
+                block_k=block_k,
                 precision="tf32" if dtype == "tf32" else "ieee",
-                num_warps=warps, num_stages=stages,
-            )  # fmt: skip
-            setting: Row = (
-                instruction, path, dtype, m, n, k, f"{bm}x{bn}x{block_k}", warps, stages
-            )  # fmt: skip
+                num_warps=warps,
+                num_stages=stages,
+            )
+            setting: Row = (instruction, path, dtype, m, n, k, f"{bm}x{bn}x{block_k}", warps, stages)
             row = partial(_checked_row, gpu, setting, launch, results, reference, 2 * m * n * k)
             yield from attempt(str(setting), row)
 
 
-def _checked_row(
-    gpu: Gpu, setting: Row, launch: Callable[[], object], results: Any, reference: Any, count: int
-) -> Row:
+def _checked_row(gpu: Gpu, setting: Row, launch: Callable[[], object], results: Any, reference: Any, count: int) -> Row:
     """Times, rate of so many operations, and relative error of the first rows of the results."""
     results.fill_(gpu.torch.nan)
     times = gpu.us(launch)
@@ -205,7 +210,7 @@ def contention(gpu: Gpu) -> Iterator[Row]:
     from tile_kernels import held_copy
     from tile_problem import Problem
 
-    from replay.studies.validate.tile_lists import Shape
+    from replay.studies.validate.tile_lists import GroupedShape
 
     words, block = 1 << 29, 16384  # 2 GB each
     source = torch.randn(words, device="cuda")
@@ -215,10 +220,10 @@ def contention(gpu: Gpu) -> Iterator[Row]:
     left = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
     right = torch.randn(n, k, device="cuda", dtype=torch.bfloat16).t()
     results = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
-    shape = Shape("square", 1, m, k, n)
+    shape = GroupedShape("square", 1, m, k, n)
     problem = Problem(shape, "bf16")
     listed = problem.listed("unit:8")
-    lean = Problem(Shape("streaming", 16, 128, 8192, 8192), "bf16")  # reads 2 GB of weights
+    lean = Problem(GroupedShape("streaming", 16, 128, 8192, 8192), "bf16")  # reads 2 GB of weights
     lean_listed = lean.listed("unit:8")
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
 
@@ -237,10 +242,7 @@ def contention(gpu: Gpu) -> Iterator[Row]:
                     call()
                 end.record()
         torch.cuda.synchronize()
-        return [
-            1e3 * begin.elapsed_time(end) / times
-            for (begin, end), times in zip(events, repeats, strict=True)
-        ]
+        return [1e3 * begin.elapsed_time(end) / times for (begin, end), times in zip(events, repeats, strict=True)]
 
     for held in (8, 16, 24, 48):
         steps = words // (held * block)
@@ -252,9 +254,7 @@ def contention(gpu: Gpu) -> Iterator[Row]:
 
         gemms: dict[str, Any] = {
             "torch.mm 8192^3": lambda: torch.mm(left, right, out=results),
-            f"{sms - held} programs, 8192^3": lambda held=held: problem.launch(
-                listed, sms - held, flatten=False
-            ),
+            f"{sms - held} programs, 8192^3": lambda held=held: problem.launch(listed, sms - held, flatten=False),
             f"{sms - held} programs, 16 experts of 128 rows, 8192^2": lambda held=held: lean.launch(
                 lean_listed, sms - held, flatten=False
             ),
@@ -262,9 +262,12 @@ def contention(gpu: Gpu) -> Iterator[Row]:
         for name, gemm in gemms.items():
 
             def row(
-                name: str = name, gemm: Any = gemm, held: int = held, copy: Any = copy,
+                name: str = name,
+                gemm: Any = gemm,
+                held: int = held,
+                copy: Any = copy,
                 nbytes: int = nbytes,
-            ) -> Row:  # fmt: skip
+            ) -> Row:
                 for call in (gemm, copy, gemm, copy):
                     call()
                 alone: list[list[float]] = [[], []]
@@ -277,13 +280,15 @@ def contention(gpu: Gpu) -> Iterator[Row]:
                     found.append(beside([copy, gemm], [1, repeats])[1])
                     more = 3 * (int(alone[1][0] / alone[0][0]) + 1)
                     copied.append(beside([copy, gemm], [1, more])[0])
-                gemm_us, copy_us, both_us, copied_us = map(
-                    statistics.median, (*alone, found, copied)
-                )
+                gemm_us, copy_us, both_us, copied_us = map(statistics.median, (*alone, found, copied))
                 return (
-                    name, held, round(gemm_us, 1), round(both_us, 1),
-                    round(nbytes / copy_us / 1e3, 1), round(nbytes / copied_us / 1e3, 1),
-                )  # fmt: skip
+                    name,
+                    held,
+                    round(gemm_us, 1),
+                    round(both_us, 1),
+                    round(nbytes / copy_us / 1e3, 1),
+                    round(nbytes / copied_us / 1e3, 1),
+                )
 
             yield from attempt(f"contention {name} {held}", row)
 
@@ -291,17 +296,26 @@ def contention(gpu: Gpu) -> Iterator[Row]:
 def gemms(gpu: Gpu) -> Iterator[Row]:
     """Products of PyTorch with a short inner dimension, few columns or few tiles."""
     torch = gpu.torch
-    short = [(m, n, k) for k in (64, 128, 256) for m, n in ((4096, 4096), (16384, 4096),
-             (8192, 14336), (65536, 2048))]  # fmt: skip
-    narrow = [(m, n, k) for n in (8, 16, 32, 64, 128) for m in (4096, 16384, 65536)
-              for k in (2048, 7168)]  # fmt: skip
+    short = [(m, n, k) for k in (64, 128, 256) for m, n in ((4096, 4096), (16384, 4096), (8192, 14336), (65536, 2048))]
+    narrow = [(m, n, k) for n in (8, 16, 32, 64, 128) for m in (4096, 16384, 65536) for k in (2048, 7168)]
     # Tiles of 128 x 256: their number goes through one and two for each SM.
     few = [
         (128 * rows, 256 * columns, k)
-        for rows, columns in ((1, 17), (4, 17), (6, 11), (8, 12), (11, 12), (12, 12), (8, 20),
-                              (12, 16), (11, 24), (12, 23), (16, 25))
+        for rows, columns in (
+            (1, 17),
+            (4, 17),
+            (6, 11),
+            (8, 12),
+            (11, 12),
+            (12, 12),
+            (8, 20),
+            (12, 16),
+            (11, 24),
+            (12, 23),
+            (16, 25),
+        )
         for k in (1024, 4096, 7168)
-    ]  # fmt: skip
+    ]
     for m, n, k in (*short, *narrow, *few, (8192, 8192, 8192)):
         left = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
         right = torch.randn(n, k, device="cuda", dtype=torch.bfloat16).t()
@@ -317,9 +331,14 @@ def gemms(gpu: Gpu) -> Iterator[Row]:
             left8 = left.to(torch.float8_e4m3fn)
             right8 = right.t().to(torch.float8_e4m3fn).t()
             scaled = partial(
-                torch._scaled_mm, left8, right8, one, one,
-                out_dtype=torch.bfloat16, use_fast_accum=True,
-            )  # fmt: skip
+                torch._scaled_mm,
+                left8,
+                right8,
+                one,
+                one,
+                out_dtype=torch.bfloat16,
+                use_fast_accum=True,
+            )
 
             def scaled_row(m: int = m, n: int = n, k: int = k, call: Any = scaled) -> Row:
                 return ("torch._scaled_mm", "fp8", m, n, k, *gpu.us(call))
@@ -334,15 +353,13 @@ if __name__ == "__main__":
         {
             "small": (("kernel", "rows", "width", "bytes", *SPREAD), small),
             "operands": (
-                ("instruction", "path", "dtype", *product, "tile", "warps", "stages", *SPREAD,
-                 "TFLOP_per_s", "error"),
+                ("instruction", "path", "dtype", *product, "tile", "warps", "stages", *SPREAD, "TFLOP_per_s", "error"),
                 operands,
             ),
             "contention": (
-                ("gemm", "copy_sms", "gemm_alone_us", "gemm_beside_us", "copy_alone_GB_per_s",
-                 "copy_beside_GB_per_s"),
+                ("gemm", "copy_sms", "gemm_alone_us", "gemm_beside_us", "copy_alone_GB_per_s", "copy_beside_GB_per_s"),
                 contention,
             ),
             "gemms": (("library", "gemm_dtype", *product, *SPREAD), gemms),
         },
-    )  # fmt: skip
+    )

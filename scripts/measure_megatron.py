@@ -36,8 +36,16 @@ HIDDEN, HEADS, KV_HEADS, HEAD = 2048, 32, 4, 128
 EXPERTS, TOPK, INNER = 16, 8, 768  # a GPU's share of Qwen3-30B-A3B's experts at EP8
 PASSES = 9
 PREFIX = "range:"
-LAUNCHES = ("LaunchKernel", "cudaGetDevice", "cudaOccupancy", "cudaFuncGet", "cudaFuncSet",
-            "cudaStreamIsCapturing", "cudaPeekAtLastError", "cudaDeviceGetAttribute")  # fmt: skip
+LAUNCHES = (
+    "LaunchKernel",
+    "cudaGetDevice",
+    "cudaOccupancy",
+    "cudaFuncGet",
+    "cudaFuncSet",
+    "cudaStreamIsCapturing",
+    "cudaPeekAtLastError",
+    "cudaDeviceGetAttribute",
+)
 
 
 def layer(gpu: Gpu) -> Iterator[Row]:
@@ -47,9 +55,15 @@ def layer(gpu: Gpu) -> Iterator[Row]:
         sys.exit("measure_megatron: --sources must name the folder that holds megatron/")
     warnings.filterwarnings("ignore")
     sys.path.insert(0, str(gpu.sources))
-    for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29533"),
-                        ("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"),
-                        ("NCCL_SOCKET_IFNAME", "lo"), ("GLOO_SOCKET_IFNAME", "lo")):  # fmt: skip
+    for name, value in (
+        ("MASTER_ADDR", "127.0.0.1"),
+        ("MASTER_PORT", "29533"),
+        ("RANK", "0"),
+        ("WORLD_SIZE", "1"),
+        ("LOCAL_RANK", "0"),
+        ("NCCL_SOCKET_IFNAME", "lo"),
+        ("GLOO_SOCKET_IFNAME", "lo"),
+    ):
         os.environ.setdefault(name, value)
     torch.distributed.init_process_group("nccl" if gpu.device == "cuda" else "gloo")
     from megatron.core import parallel_state
@@ -87,18 +101,35 @@ def _built(gpu: Gpu, fused: bool) -> tuple[Any, Any]:
 
     small = gpu.device == "cpu"
     config = TransformerConfig(
-        num_layers=1, hidden_size=256 if small else HIDDEN, num_attention_heads=HEADS,
-        num_query_groups=KV_HEADS, kv_channels=8 if small else HEAD,
-        ffn_hidden_size=INNER, moe_ffn_hidden_size=64 if small else INNER,
-        num_moe_experts=EXPERTS, moe_router_topk=TOPK, moe_token_dispatcher_type="alltoall",
-        moe_router_load_balancing_type="aux_loss", moe_aux_loss_coeff=1e-3,
-        moe_router_dtype="fp32", gated_linear_unit=True,
-        activation_func=torch.nn.functional.silu, add_bias_linear=False,
-        normalization="RMSNorm", qk_layernorm=True, bf16=True, params_dtype=torch.bfloat16,
-        hidden_dropout=0.0, attention_dropout=0.0, gradient_accumulation_fusion=False,
-        bias_activation_fusion=fused, bias_dropout_fusion=False, apply_rope_fusion=False,
-        masked_softmax_fusion=False, use_cpu_initialization=small,
-    )  # fmt: skip
+        num_layers=1,
+        hidden_size=256 if small else HIDDEN,
+        num_attention_heads=HEADS,
+        num_query_groups=KV_HEADS,
+        kv_channels=8 if small else HEAD,
+        ffn_hidden_size=INNER,
+        moe_ffn_hidden_size=64 if small else INNER,
+        num_moe_experts=EXPERTS,
+        moe_router_topk=TOPK,
+        moe_token_dispatcher_type="alltoall",
+        moe_router_load_balancing_type="aux_loss",
+        moe_aux_loss_coeff=1e-3,
+        moe_router_dtype="fp32",
+        gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu,
+        add_bias_linear=False,
+        normalization="RMSNorm",
+        qk_layernorm=True,
+        bf16=True,
+        params_dtype=torch.bfloat16,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        gradient_accumulation_fusion=False,
+        bias_activation_fusion=fused,
+        bias_dropout_fusion=False,
+        apply_rope_fusion=False,
+        masked_softmax_fusion=False,
+        use_cpu_initialization=small,
+    )
     spec = get_gpt_layer_local_spec(
         num_experts=EXPERTS, moe_grouped_gemm=False, qk_layernorm=True, normalization="RMSNorm"
     )
@@ -197,13 +228,25 @@ def _measured(gpu: Gpu, setting: str, tokens: int, fused: bool) -> Iterator[Row]
         clock.timed("(backward pass)", out.backward, gradient)
         clock.timed("(wait behind the backward pass)", gpu.wait)
         passes.append(dict(clock.spent))
-    for name in (*ranges, "layer, rest", "(wait behind the forward pass)", "(backward pass)",
-                 "(wait behind the backward pass)"):  # fmt: skip
+    for name in (
+        *ranges,
+        "layer, rest",
+        "(wait behind the forward pass)",
+        "(backward pass)",
+        "(wait behind the backward pass)",
+    ):
         times = [1e6 * found.get(name, 0.0) for found in passes]
         yield (
-            "host", setting, "backward" if "backward" in name else "forward", name, "", 1,
-            round(statistics.median(times), 1), round(min(times), 1), round(max(times), 1),
-        )  # fmt: skip
+            "host",
+            setting,
+            "backward" if "backward" in name else "forward",
+            name,
+            "",
+            1,
+            round(statistics.median(times), 1),
+            round(min(times), 1),
+            round(max(times), 1),
+        )
 
     for name, (thing, method) in ranges.items():
         setattr(thing, method, partial(_recorded, torch, name, kept[name]))
@@ -286,9 +329,8 @@ if __name__ == "__main__":
         str(__doc__).splitlines()[0],
         {
             "layer": (
-                ("row", "setting", "pass", "range", "name", "order_or_count", "time_us", "low_us",
-                 "high_us"),
+                ("row", "setting", "pass", "range", "name", "order_or_count", "time_us", "low_us", "high_us"),
                 layer,
             ),
         },
-    )  # fmt: skip
+    )

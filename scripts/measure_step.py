@@ -68,20 +68,24 @@ class Step:
         torch.manual_seed(0)
         self.torch, self.length = torch, min(tokens, LONGEST)
         self.model = Transformer(
-            **asdict(sizes), longest=self.length, waits=variant == "waits", marks=marks,
-            device="cuda", dtype=torch.bfloat16,
-        )  # fmt: skip
-        shape = (tokens // self.length, self.length)
-        self.ids, self.targets = (
-            torch.randint(0, sizes.vocabulary, shape, device="cuda") for _ in range(2)
+            **asdict(sizes),
+            longest=self.length,
+            waits=variant == "waits",
+            marks=marks,
+            device="cuda",
+            dtype=torch.bfloat16,
         )
+        shape = (tokens // self.length, self.length)
+        self.ids, self.targets = (torch.randint(0, sizes.vocabulary, shape, device="cuda") for _ in range(2))
         self.parameters = list(self.model.parameters())
         whole = variant == "graph of all"
         self.adam = torch.optim.AdamW(self.parameters, lr=1e-5, fused=True, capturable=whole)
         self.loss: Any = None
         self.phases: tuple[tuple[str, Callable[[], object]], ...] = (
-            ("forward", self._forward), ("backward", self._backward), ("optimizer", self._update)
-        )  # fmt: skip
+            ("forward", self._forward),
+            ("backward", self._backward),
+            ("optimizer", self._update),
+        )
         if variant == "graph":
             self.phases = (("graph", self._captured(2)), ("optimizer", self.adam.step))
         elif whole:
@@ -167,11 +171,17 @@ def _step_row(torch: Any, variant: str, tokens: int, sizes: Sizes) -> Row:
         phases[name] = statistics.median(spent)
     total = statistics.median(sum(turn) for turn in host)
     begin_row = (
-        variant, tokens, step.length, *astuple(sizes),
-        sum(parameter.numel() for parameter in step.parameters), round(step.model.busiest(), 3),
-        *spread(times), round(in_a_row, 4), round(total, 4),
+        variant,
+        tokens,
+        step.length,
+        *astuple(sizes),
+        sum(parameter.numel() for parameter in step.parameters),
+        round(step.model.busiest(), 3),
+        *spread(times),
+        round(in_a_row, 4),
+        round(total, 4),
         *(round(spent, 4) for spent in phases.values()),
-    )  # fmt: skip
+    )
     try:
         return (*begin_row, *_summary(_profile(torch, step, operators=False)))
     except Exception as error:  # the times are worth their row without the profile
@@ -208,9 +218,17 @@ def _profile(torch: Any, call: Callable[[], object], operators: bool) -> list[di
 
 
 SUMMARY = (
-    "launches", "stream_waits", "last_launch_ms", "kernels", "copies", "fills", "kernel_ms",
-    "active_ms", "span_ms", "idle_ms",
-)  # fmt: skip
+    "launches",
+    "stream_waits",
+    "last_launch_ms",
+    "kernels",
+    "copies",
+    "fills",
+    "kernel_ms",
+    "active_ms",
+    "span_ms",
+    "idle_ms",
+)
 
 
 def _summary(events: list[dict[str, Any]]) -> Row:
@@ -220,9 +238,7 @@ def _summary(events: list[dict[str, Any]]) -> Row:
     `last_launch_ms` is from the first call of the runtime to the end of the last launch.
     """
     calls = [event for event in events if event.get("cat") in ("cuda_runtime", "cuda_driver")]
-    launches = [
-        event for event in calls if any(n in event["name"] for n in ("Launch", "Memcpy", "Memset"))
-    ]
+    launches = [event for event in calls if any(n in event["name"] for n in ("Launch", "Memcpy", "Memset"))]
     waits = [e for e in calls if "StreamSync" in e["name"] or "EventSync" in e["name"]]
     last = max((float(e["ts"]) + float(e["dur"]) for e in launches), default=0.0)
     first = min((float(e["ts"]) for e in calls), default=last)
@@ -279,11 +295,19 @@ def _kernels(torch: Any, tokens: int, sizes: Sizes) -> Iterator[Row]:
         given, begin = event.get("args", {}), float(event["ts"])
         begun = begin if begun is None else begun
         yield (
-            tokens, *astuple(sizes), index, *labels[min(label, len(labels) - 1)],
-            KINDS[event["cat"]], event["name"][:120], operators.get(given.get("External id"), ""),
-            "x".join(map(str, given.get("grid", ()))), "x".join(map(str, given.get("block", ()))),
-            given.get("bytes", ""), round(begin - begun, 3), float(event["dur"]),
-        )  # fmt: skip
+            tokens,
+            *astuple(sizes),
+            index,
+            *labels[min(label, len(labels) - 1)],
+            KINDS[event["cat"]],
+            event["name"][:120],
+            operators.get(given.get("External id"), ""),
+            "x".join(map(str, given.get("grid", ()))),
+            "x".join(map(str, given.get("block", ()))),
+            given.get("bytes", ""),
+            round(begin - begun, 3),
+            float(event["dur"]),
+        )
         index += 1
     if label != len(labels) - 1:
         print("kernels:", label, "marks, not", len(labels) - 1, flush=True)
@@ -295,18 +319,39 @@ if __name__ == "__main__":
         {
             "steps": (
                 (
-                    "variant", "tokens", "sequence", *NAMES, "parameters", "busiest_over_mean",
-                    "step_ms", "low_ms", "high_ms", "row_ms", "host_ms",
-                    *(f"{name}_host_ms" for name in ("graph", *PHASES)), *SUMMARY,
+                    "variant",
+                    "tokens",
+                    "sequence",
+                    *NAMES,
+                    "parameters",
+                    "busiest_over_mean",
+                    "step_ms",
+                    "low_ms",
+                    "high_ms",
+                    "row_ms",
+                    "host_ms",
+                    *(f"{name}_host_ms" for name in ("graph", *PHASES)),
+                    *SUMMARY,
                 ),
                 steps,
             ),
             "kernels": (
                 (
-                    "tokens", *NAMES, "index", "phase", "part", "kind", "name", "operator", "grid",
-                    "block", "bytes", "begin_us", "time_us",
+                    "tokens",
+                    *NAMES,
+                    "index",
+                    "phase",
+                    "part",
+                    "kind",
+                    "name",
+                    "operator",
+                    "grid",
+                    "block",
+                    "bytes",
+                    "begin_us",
+                    "time_us",
                 ),
                 kernels,
             ),
         },
-    )  # fmt: skip
+    )

@@ -27,15 +27,29 @@ if TYPE_CHECKING:
     Call = Callable[[], object]
 
 CASES = (  # batch, sequence, heads, of keys, width, of values, causal
-    (1, 4096, 64, 8, 64, 64, 1), (4, 4096, 64, 8, 64, 64, 1), (1, 4096, 64, 8, 64, 64, 0),
-    (1, 4096, 32, 4, 128, 128, 1), (4, 4096, 32, 4, 128, 128, 1), (1, 4096, 32, 4, 128, 128, 0),
-    (1, 4096, 64, 4, 128, 128, 1), (1, 4096, 32, 8, 128, 128, 1), (1, 4096, 128, 128, 192, 128, 1),
-    (1, 4096, 16, 2, 128, 128, 1), (1, 4096, 32, 2, 64, 64, 1), (1, 4096, 16, 1, 64, 64, 1),
-    (1, 16384, 32, 4, 128, 128, 1), (1, 16384, 64, 8, 64, 64, 1), (8, 1024, 32, 4, 128, 128, 1),
-    (8, 1024, 64, 8, 64, 64, 1), (1, 1024, 32, 4, 128, 128, 1), (1, 512, 32, 4, 128, 128, 1),
-    (2, 2048, 32, 32, 128, 128, 1), (2, 2048, 64, 64, 64, 64, 1), (2, 2048, 24, 24, 96, 96, 1),
+    (1, 4096, 64, 8, 64, 64, 1),
+    (4, 4096, 64, 8, 64, 64, 1),
+    (1, 4096, 64, 8, 64, 64, 0),
+    (1, 4096, 32, 4, 128, 128, 1),
+    (4, 4096, 32, 4, 128, 128, 1),
+    (1, 4096, 32, 4, 128, 128, 0),
+    (1, 4096, 64, 4, 128, 128, 1),
+    (1, 4096, 32, 8, 128, 128, 1),
+    (1, 4096, 128, 128, 192, 128, 1),
+    (1, 4096, 16, 2, 128, 128, 1),
+    (1, 4096, 32, 2, 64, 64, 1),
+    (1, 4096, 16, 1, 64, 64, 1),
+    (1, 16384, 32, 4, 128, 128, 1),
+    (1, 16384, 64, 8, 64, 64, 1),
+    (8, 1024, 32, 4, 128, 128, 1),
+    (8, 1024, 64, 8, 64, 64, 1),
+    (1, 1024, 32, 4, 128, 128, 1),
+    (1, 512, 32, 4, 128, 128, 1),
+    (2, 2048, 32, 32, 128, 128, 1),
+    (2, 2048, 64, 64, 64, 64, 1),
+    (2, 2048, 24, 24, 96, 96, 1),
     (1, 4096, 16, 16, 256, 256, 1),
-)  # fmt: skip
+)
 REST_S = 0.6
 WINDOW_US = 1e5
 IDLE_CYCLES = 1_400_000  # 0.7 ms at 1980 MHz
@@ -75,9 +89,12 @@ def _attention(gpu: Gpu, case: tuple[int, ...], backend: Any) -> tuple[Call, Cal
 
     def backward() -> Call:
         return partial(
-            gpu.torch.autograd.grad, forward(), (queries, keys, values), gradient,
+            gpu.torch.autograd.grad,
+            forward(),
+            (queries, keys, values),
+            gradient,
             retain_graph=True,
-        )  # fmt: skip
+        )
 
     return forward, backward
 
@@ -93,9 +110,7 @@ def attention(gpu: Gpu) -> Iterator[Row]:
     for case in cases:
         for library, backend in libraries.items():
             forward, backward = _attention(gpu, case, backend)
-            yield from attempt(
-                library, partial(_row, gpu, (library, "forward", *case), partial(_itself, forward))
-            )
+            yield from attempt(library, partial(_row, gpu, (library, "forward", *case), partial(_itself, forward)))
             yield from attempt(library, partial(_row, gpu, (library, "backward", *case), backward))
 
 
@@ -113,9 +128,7 @@ class Watch:
     def __init__(self) -> None:
         self.samples: list[tuple[float, list[float]]] = []
         command = ["nvidia-smi", f"--query-gpu={SAMPLED}", "--format=csv,noheader,nounits"]
-        self._process = subprocess.Popen(
-            [*command, "-lms", "100"], stdout=subprocess.PIPE, text=True
-        )
+        self._process = subprocess.Popen([*command, "-lms", "100"], stdout=subprocess.PIPE, text=True)
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -141,9 +154,7 @@ def _loads(gpu: Gpu) -> Iterator[tuple[str, Call, float]]:
         a = _matrix(gpu, m, k).to(torch.float8_e4m3fn)
         b = _matrix(gpu, n, k).to(torch.float8_e4m3fn).t()
         one = torch.ones((), device=gpu.device)
-        return partial(
-            torch._scaled_mm, a, b, one, one, out_dtype=torch.bfloat16, use_fast_accum=True
-        )
+        return partial(torch._scaled_mm, a, b, one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
 
     def several(*calls: tuple[Call, int]) -> Call:
         return lambda: [call() for call, times in calls for _ in range(times)]

@@ -45,9 +45,9 @@ from replay.studies.validate.tile_lists import (
     ELEMENT_BYTES,
     ORDERS,
     SHAPES,
-    Shape,
+    GroupedShape,
     distinct_orders,
-)  # fmt: skip
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -156,7 +156,7 @@ def faster_loops(problem: Any, programs: int, flush: Any) -> bool:
     return min(times, key=lambda way: times[way])
 
 
-def setting(shape: Shape, dtype: str, order: str) -> list[str | int]:
+def setting(shape: GroupedShape, dtype: str, order: str) -> list[str | int]:
     """Values of the columns `SETTING`."""
     tile = f"{BLOCK_M}x{shape.block_n}"
     return [shape.model, dtype, shape.experts, shape.rows, shape.k, shape.n, tile, order]
@@ -188,8 +188,7 @@ def measure(out: Path, *, once: bool, budget: float, block_n: int) -> None:
                 print("loops flattened:", flatten, flush=True)
             orders = distinct_orders(shape)
             calls = {
-                order: partial(problem.launch, problem.listed(order), programs, flatten=flatten)
-                for order in orders
+                order: partial(problem.launch, problem.listed(order), programs, flatten=flatten) for order in orders
             } | problem.by_library()
             wrong: dict[str, Any] = {}
             for name, call in list(calls.items()):
@@ -275,7 +274,7 @@ class Compared(NamedTuple):
     """A row of the table and what the model predicts of its list of tiles."""
 
     row: Mapping[str, str]
-    shape: Shape
+    shape: GroupedShape
     model: ListReplay
 
 
@@ -288,10 +287,14 @@ def compared(rows: Iterable[Mapping[str, str]], system: System) -> Iterator[Comp
 
     for row in rows:
         if row["system"] == system.name and ":" in row["order"]:
-            shape = Shape(
-                row["model"], int(row["experts"]), int(row["rows"]), int(row["k"]), int(row["n"]),
+            shape = GroupedShape(
+                row["model"],
+                int(row["experts"]),
+                int(row["rows"]),
+                int(row["k"]),
+                int(row["n"]),
                 int(row["tile"].split("x")[1]),
-            )  # fmt: skip
+            )
             yield Compared(row, shape, replayed(shape, row["gemm_dtype"], row["order"], system))
 
 
@@ -314,16 +317,17 @@ def short_lines(found: Iterable[Compared]) -> Iterator[str]:
     """Lines of a table in Markdown: predicted by measured, median and ends, for each order."""
     ratios: dict[str, list[tuple[float, float]]] = {order: [] for order in ORDERS}
     for one in found:
-        ratios[one.row["order"]].append((
-            one.model.read_bytes / int(one.row["read_bytes"]),
-            1e6 * one.model.seconds / float(one.row["time_us"]),
-        ))  # fmt: skip
+        ratios[one.row["order"]].append(
+            (
+                one.model.read_bytes / int(one.row["read_bytes"]),
+                1e6 * one.model.seconds / float(one.row["time_us"]),
+            )
+        )
     yield "| order | lists | bytes | time |"
     yield "|---|---:|---|---|"
     for order, pairs in ratios.items():
         texts = [
-            f"{statistics.median(each):.2f} ({min(each):.2f} to {max(each):.2f})"
-            for each in zip(*pairs, strict=True)
+            f"{statistics.median(each):.2f} ({min(each):.2f} to {max(each):.2f})" for each in zip(*pairs, strict=True)
         ]
         if texts:
             yield f"| {order} | {len(pairs)} | {texts[0]} | {texts[1]} |"

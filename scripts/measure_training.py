@@ -52,9 +52,20 @@ def permutation(gpu: Gpu) -> Iterator[Row]:
     first = [(8192, 512, 22, 2048), (4096, 128, 8, 7168), (8192, 128, 8, 2048)]
     for shape in first:
         yield from _guarded(_rows_moved(gpu, calls, kernels, *shape), "rows_moved", *shape)
-    for tokens, experts in ((8192, 512), (4096, 512), (8192, 128), (65536, 128), (512, 128),
-                            (8192, 32), (8192, 8), (65536, 8), (32768, 512), (512, 512),
-                            (65536, 32), (512, 8)):  # fmt: skip
+    for tokens, experts in (
+        (8192, 512),
+        (4096, 512),
+        (8192, 128),
+        (65536, 128),
+        (512, 128),
+        (8192, 32),
+        (8192, 8),
+        (65536, 8),
+        (32768, 512),
+        (512, 512),
+        (65536, 32),
+        (512, 8),
+    ):
         yield from _guarded(
             _maps(gpu, kernels, tokens, experts, 22 if experts > 256 else min(8, experts)),
             "maps",
@@ -65,13 +76,12 @@ def permutation(gpu: Gpu) -> Iterator[Row]:
     for rows, splits in itertools.product((180224, 65536, 8192, 1024), (1024, 32, 256, 8)):
         yield from _guarded(_chunk_map(gpu, calls, rows, splits), "chunk_map", rows, splits)
     for rows, width in itertools.product((180224, 65536, 8192, 1024), (2048, 7168)):
-        yield from _guarded(
-            _chunks_sorted(gpu, calls, kernels, rows, width), "chunks_sorted", rows, width
-        )
+        yield from _guarded(_chunks_sorted(gpu, calls, kernels, rows, width), "chunks_sorted", rows, width)
     for tokens, (experts, topk), width in itertools.product(
-        (512, 4096, 16384, 65536), ((8, 1), (8, 2), (8, 8), (128, 1), (128, 8), (512, 22)),
+        (512, 4096, 16384, 65536),
+        ((8, 1), (8, 2), (8, 8), (128, 1), (128, 8), (512, 22)),
         (2048, 7168),
-    ):  # fmt: skip
+    ):
         if (tokens, experts, topk, width) not in first:
             yield from _guarded(
                 _rows_moved(gpu, calls, kernels, tokens, experts, topk, width),
@@ -127,17 +137,13 @@ def _maps(gpu: Gpu, kernels: Any, tokens: int, experts: int, topk: int) -> Itera
     strides = found.stride()
 
     def one() -> None:
-        kernels._row_id_map_pass_1_kernel[grid](
-            routing, tokens, *routing.stride(), *strides, found, space, MAP_BLOCK
-        )
+        kernels._row_id_map_pass_1_kernel[grid](routing, tokens, *routing.stride(), *strides, found, space, MAP_BLOCK)
 
     def two() -> None:
         kernels._row_id_map_pass_2_kernel[grid](found, space, tokens, *strides, wide, MAP_BLOCK)
 
     def three() -> None:
-        kernels._row_id_map_pass_3_kernel[(tokens,)](
-            found, *strides, experts, 1 << (experts - 1).bit_length()
-        )
+        kernels._row_id_map_pass_3_kernel[(tokens,)](found, *strides, experts, 1 << (experts - 1).bit_length())
 
     def both() -> None:
         one()
@@ -151,17 +157,14 @@ def _maps(gpu: Gpu, kernels: Any, tokens: int, experts: int, topk: int) -> Itera
         ("row_id_map pass 3", ids + 8 * routed + 4 * tokens, three, both),
     ):
 
-        def row(name: str = name, nbytes: int = nbytes, call: Any = call, before: Any = before
-                ) -> Row:  # fmt: skip
+        def row(name: str = name, nbytes: int = nbytes, call: Any = call, before: Any = before) -> Row:
             times = gpu.us(call, before)
             return (name, tokens, experts, topk, 0, nbytes, MAP_BLOCK, *times)
 
         yield from attempt(f"{name} {tokens} {experts}", row)
 
 
-def _rows_moved(
-    gpu: Gpu, calls: Any, kernels: Any, tokens: int, experts: int, topk: int, width: int
-) -> Iterator[Row]:
+def _rows_moved(gpu: Gpu, calls: Any, kernels: Any, tokens: int, experts: int, topk: int, width: int) -> Iterator[Row]:
     """Permute with probabilities, unpermute with them and without, and both backward passes."""
     torch = gpu.torch
     routed = tokens * topk
@@ -176,9 +179,16 @@ def _rows_moved(
         permute = partial(calls.permute_with_mask_map, rows, row_map, probs, None, None, *sizes, 0)
         permuted, _, permuted_probs = permute()
         merge = partial(
-            calls.unpermute_with_mask_map, permuted, row_map, probs, None, None, tokens, experts,
+            calls.unpermute_with_mask_map,
+            permuted,
+            row_map,
+            probs,
+            None,
+            None,
+            tokens,
+            experts,
             width,
-        )  # fmt: skip
+        )
         error = float((merge()[0].float() - rows.float()).norm() / rows.float().norm())
     except Exception as failure:
         print("failed:", tokens, experts, topk, width, repr(failure)[:300], flush=True)
@@ -188,27 +198,40 @@ def _rows_moved(
     moved, ids = 2 * (tokens + routed) * width, 8 * routed
     table = 4 * tokens * experts
     back = partial(
-        calls.unpermute_with_mask_map_bwd_with_merging_probs, rows, row_map, permuted, probs, None,
+        calls.unpermute_with_mask_map_bwd_with_merging_probs,
+        rows,
+        row_map,
+        permuted,
+        probs,
+        None,
         *sizes,
-    )  # fmt: skip
+    )
     for name, kernel, nbytes, call in (
         ("permute with probabilities", "_permute_kernel", moved + ids + 8 * routed, permute),
-        ("unpermute, merged by probabilities", "_unpermute_kernel", moved + ids + 4 * routed,
-         merge),
-        ("unpermute with probabilities' gradient (permute's backward)", "_unpermute_kernel",
-         moved + ids + 8 * routed + table,
-         partial(calls.unpermute_with_mask_map, permuted, row_map, None, permuted_probs, None,
-                 tokens, experts, width)),
-        ("unpermute's backward with merging probabilities",
-         "_unpermute_bwd_with_merging_probs_kernel",
-         moved + 2 * routed * width + ids + 8 * routed + table, back),
-        ("permute without probabilities (unpermute's backward)", "_permute_kernel",
-         moved + 4 * routed,
-         partial(calls.permute_with_mask_map, rows, row_map, None, None, None, *sizes, 0)),
-    ):  # fmt: skip
+        ("unpermute, merged by probabilities", "_unpermute_kernel", moved + ids + 4 * routed, merge),
+        (
+            "unpermute with probabilities' gradient (permute's backward)",
+            "_unpermute_kernel",
+            moved + ids + 8 * routed + table,
+            partial(
+                calls.unpermute_with_mask_map, permuted, row_map, None, permuted_probs, None, tokens, experts, width
+            ),
+        ),
+        (
+            "unpermute's backward with merging probabilities",
+            "_unpermute_bwd_with_merging_probs_kernel",
+            moved + 2 * routed * width + ids + 8 * routed + table,
+            back,
+        ),
+        (
+            "permute without probabilities (unpermute's backward)",
+            "_permute_kernel",
+            moved + 4 * routed,
+            partial(calls.permute_with_mask_map, rows, row_map, None, None, None, *sizes, 0),
+        ),
+    ):
 
-        def row(name: str = name, kernel: str = kernel, nbytes: int = nbytes, call: Any = call
-                ) -> Row:  # fmt: skip
+        def row(name: str = name, kernel: str = kernel, nbytes: int = nbytes, call: Any = call) -> Row:
             times = gpu.us(call)
             block = _block(getattr(kernels, kernel))
             return (name, tokens, experts, topk, width, nbytes, block, *times)
@@ -317,19 +340,26 @@ def _products(gpu: Gpu, name: str, m: int, n: int, k: int) -> Iterator[Row]:
 
     def a_row(kind: Any, fast: bool) -> Any:
         return torch._scaled_mm(
-            left8, right8.t(), torch.ones(m, 1, device=device), torch.ones(1, n, device=device),
-            out_dtype=kind, use_fast_accum=fast,
-        )  # fmt: skip
+            left8,
+            right8.t(),
+            torch.ones(m, 1, device=device),
+            torch.ones(1, n, device=device),
+            out_dtype=kind,
+            use_fast_accum=fast,
+        )
 
     def by_blocks(kind: Any, squares: bool) -> Any:
         from torch.nn.functional import ScalingType, scaled_mm
 
         return scaled_mm(
-            left8, right8.t(), by_row, ScalingType.BlockWise1x128,
+            left8,
+            right8.t(),
+            by_row,
+            ScalingType.BlockWise1x128,
             square.t() if squares else by_column,
             ScalingType.BlockWise128x128 if squares else ScalingType.BlockWise1x128,
             output_dtype=kind,
-        )  # fmt: skip
+        )
 
     def by_blocks_guessed(kind: Any, squares: bool) -> Any:
         """By the older call, which sees the kind of scale by its shape."""
@@ -384,9 +414,18 @@ def _casts(gpu: Gpu, rows: int, width: int) -> Iterator[Row]:
 
     def cast(square: bool, transposed: bool, warps: int) -> None:
         kernels.cast_both[tiles](
-            values, by_rows, row_scales, by_columns, column_scales, rows, width, square=square,
-            transposed=transposed, side=side, num_warps=warps,
-        )  # fmt: skip
+            values,
+            by_rows,
+            row_scales,
+            by_columns,
+            column_scales,
+            rows,
+            width,
+            square=square,
+            transposed=transposed,
+            side=side,
+            num_warps=warps,
+        )
 
     def find_largest() -> None:
         kernels.largest[flat](values, most, count, block=block, num_warps=8)
@@ -396,9 +435,13 @@ def _casts(gpu: Gpu, rows: int, width: int) -> Iterator[Row]:
 
     def transpose() -> None:
         kernels.transposed_bytes[tiles](
-            by_rows.view(torch.int8), by_columns.view(torch.int8), rows, width, side=side,
+            by_rows.view(torch.int8),
+            by_columns.view(torch.int8),
+            rows,
+            width,
+            side=side,
             num_warps=8,
-        )  # fmt: skip
+        )
 
     def recipe() -> None:
         most.zero_()
@@ -415,16 +458,16 @@ def _casts(gpu: Gpu, rows: int, width: int) -> Iterator[Row]:
             partial(cast, False, False, warps),
         )
         named["cast by rows and transposed by columns, 1x128" + tail] = (
-            4 * count + 2 * scales, partial(cast, False, True, warps)
-        )  # fmt: skip
+            4 * count + 2 * scales,
+            partial(cast, False, True, warps),
+        )
         named["cast in blocks of 128x128" + tail] = (3 * count, partial(cast, True, False, warps))
-        named["cast in blocks of 128x128 and transposed" + tail] = (
-            4 * count, partial(cast, True, True, warps)
-        )  # fmt: skip
+        named["cast in blocks of 128x128 and transposed" + tail] = (4 * count, partial(cast, True, True, warps))
     named["transpose of FP8"] = (2 * count, transpose)
     named["transpose of FP8 by PyTorch"] = (
-        2 * count, lambda: by_columns.view(torch.int8).copy_(by_rows.view(torch.int8).t())
-    )  # fmt: skip
+        2 * count,
+        lambda: by_columns.view(torch.int8).copy_(by_rows.view(torch.int8).t()),
+    )
     named["transpose of BF16 by PyTorch"] = (4 * count, lambda: values.t().contiguous())
     named["largest of all"] = (2 * count, find_largest)
     named["cast by one scale"] = (3 * count, cast_by_one)
@@ -471,9 +514,7 @@ def launches(gpu: Gpu) -> Iterator[Row]:
             calls[("forward", setting)] = partial(torch.mm, x, weight.t())
             calls[("input gradient", setting)] = partial(torch.mm, gradient, weight)
             calls[("weight gradient", setting)] = partial(torch.mm, gradient.t(), x)
-            calls[("weight gradient, FP32 out", setting)] = partial(
-                torch.mm, gradient.t(), x, out_dtype=torch.float32
-            )
+            calls[("weight gradient, FP32 out", setting)] = partial(torch.mm, gradient.t(), x, out_dtype=torch.float32)
             calls[("weight gradient, added to FP32", setting)] = partial(
                 torch.addmm, main, gradient.t(), x, out_dtype=torch.float32
             )
@@ -481,9 +522,7 @@ def launches(gpu: Gpu) -> Iterator[Row]:
                 wide = (x.float(), gradient.float(), weight.float())
                 calls[("forward in FP32", setting)] = partial(torch.mm, wide[0], wide[2].t())
                 calls[("input gradient in FP32", setting)] = partial(torch.mm, wide[1], wide[2])
-                calls[("weight gradient in FP32", setting)] = partial(
-                    torch.mm, wide[1].t(), wide[0]
-                )
+                calls[("weight gradient in FP32", setting)] = partial(torch.mm, wide[1].t(), wide[0])
         yield from _listed(gpu, calls)
         if rows == 4096:
             yield from _attention_launches(gpu, rows)
@@ -505,17 +544,15 @@ def _attention_launches(gpu: Gpu, length: int) -> Iterator[Row]:
             # Rows of heads lie side by side, as a projection leaves them.
             q, k, v = (
                 torch.randn(1, length, count, width, device=gpu.device, dtype=torch.bfloat16)
-                .transpose(1, 2).requires_grad_()
+                .transpose(1, 2)
+                .requires_grad_()
                 for count in (heads, kv, kv)
-            )  # fmt: skip
+            )
             gradient = torch.randn_like(q)
 
-            def forward(q: Any = q, k: Any = k, v: Any = v, kind: str = kind, b: str = backend
-                        ) -> Any:  # fmt: skip
+            def forward(q: Any = q, k: Any = k, v: Any = v, kind: str = kind, b: str = backend) -> Any:
                 with sdpa_kernel(getattr(SDPBackend, b)):
-                    return scaled_dot_product_attention(
-                        q, k, v, is_causal=True, enable_gqa=kind == "grouped"
-                    )
+                    return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=kind == "grouped")
 
             out = forward()
             backward = partial(torch.autograd.grad, out, (q, k, v), gradient, retain_graph=True)
@@ -547,12 +584,15 @@ def _swiglu_launches(gpu: Gpu) -> Iterator[Row]:
         out = compiled(values, weights)
         gradient = torch.randn_like(out)
         setting = "8192 rows of 768"
-        yield from _listed(gpu, {
-            ("weighted SwiGLU compiled, forward", setting): partial(compiled, values, weights),
-            ("weighted SwiGLU compiled, backward", setting): partial(
-                torch.autograd.grad, out, (values, weights), gradient, retain_graph=True
-            ),
-        })  # fmt: skip
+        yield from _listed(
+            gpu,
+            {
+                ("weighted SwiGLU compiled, forward", setting): partial(compiled, values, weights),
+                ("weighted SwiGLU compiled, backward", setting): partial(
+                    torch.autograd.grad, out, (values, weights), gradient, retain_graph=True
+                ),
+            },
+        )
     except Exception as failure:
         print("failed: compiled SwiGLU", repr(failure)[:300], flush=True)
 
@@ -627,8 +667,7 @@ class Paced:
         )
         self._low, self._high = torch.cuda.Stream(), torch.cuda.Stream(priority=-1)
 
-    def beside(self, call: Callable[[], object] | None, repeats: int, giga: float | None
-               ) -> tuple[float, float]:  # fmt: skip
+    def beside(self, call: Callable[[], object] | None, repeats: int, giga: float | None) -> tuple[float, float]:
         """Microseconds of one of some calls, and GB/s that all programs copy meanwhile.
 
         Parameters
@@ -651,9 +690,18 @@ class Paced:
         if giga is not None:
             with torch.cuda.stream(self._high):
                 self._kernel[(self.programs,)](
-                    self._source, self._target, self._flag, self._done, self._begun, self._ended,
-                    self._steps, pace, LONGEST_NS, block=PACED_BLOCK, num_warps=self.warps,
-                )  # fmt: skip
+                    self._source,
+                    self._target,
+                    self._flag,
+                    self._done,
+                    self._begun,
+                    self._ended,
+                    self._steps,
+                    pace,
+                    LONGEST_NS,
+                    block=PACED_BLOCK,
+                    num_warps=self.warps,
+                )
         with torch.cuda.stream(self._low):
             torch.cuda._sleep(100_000)  # until the copy is at work
             begin.record()
@@ -692,25 +740,24 @@ def _beside(gpu: Gpu) -> Iterator[Any]:
     torch = gpu.torch
     from tile_problem import Problem
 
-    from replay.studies.validate.tile_lists import Shape
+    from replay.studies.validate.tile_lists import GroupedShape
 
     rows = torch.randn(1 << 28, device=gpu.device, dtype=torch.bfloat16)  # 0.5 GB
     out, other = torch.empty_like(rows), torch.randn_like(rows)
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     held = 20  # SMs of DeepEP's exchange in its published setting
-    square = Problem(Shape("square", 1, 8192, 8192, 8192), "bf16")
-    lean = Problem(Shape("streaming", 16, 128, 8192, 8192), "bf16")  # reads 2 GB of weights
+    square = Problem(GroupedShape("square", 1, 8192, 8192, 8192), "bf16")
+    lean = Problem(GroupedShape("streaming", 16, 128, 8192, 8192), "bf16")  # reads 2 GB of weights
     listed = {problem: problem.listed("unit:8") for problem in (square, lean)}
     works: dict[str, tuple[int, Callable[[], object]]] = {
         "copy of 0.5 GB": (8, partial(out.copy_, rows)),
         "add of 0.5 GB": (8, partial(torch.add, rows, other, out=out)),
-        f"{sms - held} programs, 8192^3": (
-            3, partial(square.launch, listed[square], sms - held, flatten=False)
-        ),
+        f"{sms - held} programs, 8192^3": (3, partial(square.launch, listed[square], sms - held, flatten=False)),
         f"{sms - held} programs, 16 experts of 128 rows, 8192^2": (
-            5, partial(lean.launch, listed[lean], sms - held, flatten=False)
+            5,
+            partial(lean.launch, listed[lean], sms - held, flatten=False),
         ),
-    }  # fmt: skip
+    }
     for programs, warps in ((held, 16), (held, 32), (sms, 8)):
         paced = Paced(gpu, programs, warps)
         paces = (0.0, 5.0, 10.0, 20.0, 24.0, 37.0, 50.0) if programs == held else (2.0, 4.0, 8.0)
@@ -719,9 +766,12 @@ def _beside(gpu: Gpu) -> Iterator[Any]:
                 continue
 
             def row(
-                name: str = name, repeats: int = repeats, call: Any = call, giga: float = giga,
+                name: str = name,
+                repeats: int = repeats,
+                call: Any = call,
+                giga: float = giga,
                 paced: Any = paced,
-            ) -> Any:  # fmt: skip
+            ) -> Any:
                 call()
                 found: list[tuple[float, ...]] = []
                 for turn in range(6):  # in turn, since the clock falls while the GPU is warm
@@ -761,9 +811,13 @@ def _priorities(gpu: Gpu) -> Iterator[Any]:
         low_blocks = sms * 8 * max(1, 2000 // max(1, length))
 
         def row(
-            which: str = which, blocks: int = blocks, warps: int = warps, length: int = length,
-            low_warps: int = low_warps, low_blocks: int = low_blocks,
-        ) -> Any:  # fmt: skip
+            which: str = which,
+            blocks: int = blocks,
+            warps: int = warps,
+            length: int = length,
+            low_warps: int = low_warps,
+            low_blocks: int = low_blocks,
+        ) -> Any:
             ahead, many, due = stamps(1), stamps(low_blocks), stamps(blocks)
             found = []
             for turn in range(6):
@@ -784,9 +838,7 @@ def _priorities(gpu: Gpu) -> Iterator[Any]:
                 starts = (due[0] - ahead[1]).double().sort().values / 1e3
                 if turn:
                     found.append((float(starts[0]), float(starts[blocks // 2]), float(starts[-1])))
-            first, middle, last = (
-                round(statistics.median(part), 2) for part in zip(*found, strict=True)
-            )
+            first, middle, last = (round(statistics.median(part), 2) for part in zip(*found, strict=True))
             setting = f"{blocks} blocks of {warps} warps, {which} priority"
             name = f"blocks of {low_warps} warps and {length} us" if length else "nothing"
             return ("priority", name, setting, length, (first, middle, last))
@@ -812,4 +864,4 @@ if __name__ == "__main__":
                 streams,
             ),
         },
-    )  # fmt: skip
+    )

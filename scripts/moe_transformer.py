@@ -31,9 +31,7 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.width = heads, hidden // heads
         self.norm = nn.RMSNorm(hidden, **kind)
-        self.q, self.k, self.v, self.o = (
-            nn.Linear(hidden, hidden, bias=False, **kind) for _ in range(4)
-        )
+        self.q, self.k, self.v, self.o = (nn.Linear(hidden, hidden, bias=False, **kind) for _ in range(4))
         pairs = torch.arange(0, self.width, 2) / self.width
         angles = torch.arange(longest)[:, None] * ROTARY_BASE ** -torch.cat((pairs, pairs))
         self.register_buffer("cos", angles.cos().to(**kind))
@@ -87,9 +85,19 @@ class Transformer(nn.Module):
     """Embedding, layers, head and loss; with `marks`, kernels that spin stand between parts."""
 
     def __init__(
-        self, layers, hidden, heads, experts, width, top_k, vocabulary, longest, waits=False,
-        marks=False, **kind,
-    ) -> None:  # fmt: skip
+        self,
+        layers,
+        hidden,
+        heads,
+        experts,
+        width,
+        top_k,
+        vocabulary,
+        longest,
+        waits=False,
+        marks=False,
+        **kind,
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, hidden, **kind)
         self.blocks = nn.ModuleList()

@@ -270,9 +270,14 @@ def run_tests(tree: Path, tests: tuple[str, ...], timeout: float, *more: str) ->
     command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", *more]
     try:
         done = subprocess.run(
-            [*command, *tests], cwd=tree, env=environment, timeout=timeout,
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            [*command, *tests],
+            cwd=tree,
+            env=environment,
+            timeout=timeout,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return 1, f"no end within {timeout:.0f} s"
     return done.returncode, (done.stdout + done.stderr)[-3000:]
@@ -309,9 +314,7 @@ def tried(mutant: Mutant, tree: Path, timeout: float, *, quick: bool = False) ->
     return {0: SURVIVED, 1: DEAD}.get(code, BROKEN), says
 
 
-def try_all(
-    mutants: list[Mutant], root: Path, jobs: int, timeout: float, *, quick: bool = False
-) -> int:
+def try_all(mutants: list[Mutant], root: Path, jobs: int, timeout: float, *, quick: bool = False) -> int:
     """Try every edit and print its outcome: the number of edits that are not dead."""
     failed = untried = 0
     with tempfile.TemporaryDirectory(prefix="mutants-") as place:

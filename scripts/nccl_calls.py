@@ -33,10 +33,16 @@ ALONE = (50, 9)  # calls in a row and turns of a world of one rank
 TOGETHER = (4, 3)  # ranks of one GPU run by turns of milliseconds: a ring's steps take long
 ROWS, WIDTH = 16, 64  # of each pair of ranks: what takes no time
 SOCKETS = {
-    "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1",
-    "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_MNNVL_ENABLE": "0",
-    "NCCL_NVLS_ENABLE": "0", "TORCH_NCCL_ENABLE_MONITORING": "0", "OMP_NUM_THREADS": "1",
-}  # fmt: skip
+    "NCCL_NET": "Socket",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_P2P_DISABLE": "1",
+    "NCCL_SHM_DISABLE": "1",
+    "NCCL_MNNVL_ENABLE": "0",
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "OMP_NUM_THREADS": "1",
+}
 
 
 def calls(torch: Any, group: Any, members: list[int]) -> Iterator[tuple[str, str, Any]]:
@@ -64,9 +70,7 @@ def calls(torch: Any, group: Any, members: list[int]) -> Iterator[tuple[str, str
         return manager if async_op else None
 
     operations: dict[str, Callable[..., Any]] = {
-        "all_to_all_single with splits": partial(
-            dist.all_to_all_single, other, whole, splits, splits, group=group
-        ),
+        "all_to_all_single with splits": partial(dist.all_to_all_single, other, whole, splits, splits, group=group),
         "all_gather_into_tensor": partial(dist.all_gather_into_tensor, whole, part, group=group),
         "reduce_scatter_tensor": partial(dist.reduce_scatter_tensor, part, whole, group=group),
         "all_reduce": partial(dist.all_reduce, part, group=group),
@@ -92,9 +96,12 @@ def work(rank: int, ranks: int, meeting: str) -> None:
 
     torch.cuda.set_device(0)
     dist.init_process_group(
-        "nccl", init_method=f"file://{meeting}", rank=rank, world_size=ranks,
+        "nccl",
+        init_method=f"file://{meeting}",
+        rank=rank,
+        world_size=ranks,
         timeout=timedelta(seconds=60),
-    )  # fmt: skip
+    )
     sizes = [2**power for power in range(1, ranks.bit_length()) if 2**power < ranks]
     groups = [(list(range(size)), dist.new_group(list(range(size)))) for size in sizes]
     for members, group in [*groups, (list(range(ranks)), dist.group.WORLD)]:
@@ -112,9 +119,7 @@ def work(rank: int, ranks: int, meeting: str) -> None:
     os._exit(0)  # what is behind the last row may wait for ranks that have gone
 
 
-def _host_us(
-    torch: Any, call: Callable[[], object], count: int, turns: int
-) -> tuple[float, float, float]:
+def _host_us(torch: Any, call: Callable[[], object], count: int, turns: int) -> tuple[float, float, float]:
     times = []
     for turn in range(turns + 1):
         torch.cuda.synchronize()
@@ -139,10 +144,12 @@ def rows(ranks: int, limit: float) -> Iterator[list[str]]:
             with (printed if rank == 0 else Path(os.devnull)).open("w") as out:
                 started.append(
                     subprocess.Popen(
-                        command, stdout=out, stderr=None if rank == 0 else subprocess.DEVNULL,
+                        command,
+                        stdout=out,
+                        stderr=None if rank == 0 else subprocess.DEVNULL,
                         env={**environment, "NCCL_HOSTID": f"host{rank}"},
                     )
-                )  # fmt: skip
+                )
         try:
             begun = time.monotonic()
             read = 0

@@ -45,10 +45,14 @@ def rows_of(scheme: str) -> Iterator[dict[str, str]]:
     """Compare, trace by trace."""
     for routing, gpus, tokens, trace in traces():
         settings: dict[str, Any] = {
-            "scheme": scheme, "system": f"dgx-h100-x{gpus // 8}", "layer": 0, "ranks": gpus,
-            "tokens_per_rank": None if trace.num_ranks else tokens, "precision": "bf16",
+            "scheme": scheme,
+            "system": f"dgx-h100-x{gpus // 8}",
+            "layer": 0,
+            "ranks": gpus,
+            "tokens_per_rank": None if trace.num_ranks else tokens,
+            "precision": "bf16",
             "tune": False,
-        }  # fmt: skip
+        }
         try:
             whole = replay.run(trace, **settings).totals.makespan_us
         except UserError as error:

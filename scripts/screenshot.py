@@ -32,12 +32,19 @@ def main(report: Path = REPORT, picture: Path = PICTURE) -> None:
         whole = Path(folder) / "whole.png"
         subprocess.run(
             [
-                "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-                f"--window-size={WIDTH},{HEIGHT}", f"--force-device-scale-factor={FINENESS}",
-                f"--screenshot={whole}", report.resolve().as_uri(),
+                "chromium",
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--hide-scrollbars",
+                f"--window-size={WIDTH},{HEIGHT}",
+                f"--force-device-scale-factor={FINENESS}",
+                f"--screenshot={whole}",
+                report.resolve().as_uri(),
             ],
-            check=True, capture_output=True,
-        )  # fmt: skip
+            check=True,
+            capture_output=True,
+        )
         with Image.open(whole) as drawn:
             method = Image.Quantize.MAXCOVERAGE  # few pixels of a colour are seen too
             few = drawn.convert("RGB").quantize(COLOURS, method, dither=Image.Dither.NONE)

@@ -76,15 +76,11 @@ def replayed(given: argparse.Namespace) -> Timeline:
 
     timelines: list[Timeline] = []
     trace, system = tracegen.load(given.trace), hwmodel.load("dgx-h100")
-    replay.run(
-        trace, scheme=given.scheme, system=system, layer=given.layer, observe=timelines.append
-    )
+    replay.run(trace, scheme=given.scheme, system=system, layer=given.layer, observe=timelines.append)
     (timeline,) = timelines
     graph = timeline.graph
     if len(graph.takes) or len(graph.gates):
-        sys.exit(
-            f"error: scheme {given.scheme} needs credits or gates, which SimGrid does not have"
-        )
+        sys.exit(f"error: scheme {given.scheme} needs credits or gates, which SimGrid does not have")
     return timeline
 
 
@@ -92,9 +88,14 @@ def write_graph(graph: TaskGraph, path: Path) -> None:
     """Write a graph in the format that simgrid_queues.cpp describes."""
     columns = (
         [graph.num_tasks, len(graph.resources), graph.successors.size],
-        graph.resources.servers, graph.resource, graph.priority, graph.duration_ps,
-        graph.latency_ps, graph.indptr, graph.successors,
-    )  # fmt: skip
+        graph.resources.servers,
+        graph.resource,
+        graph.priority,
+        graph.duration_ps,
+        graph.latency_ps,
+        graph.indptr,
+        graph.successors,
+    )
     with path.open("wb") as file:
         for column in columns:
             file.write(np.ascontiguousarray(column, dtype="<i8").tobytes())

@@ -8,9 +8,18 @@ import triton.language as tl
 
 @triton.jit
 def grouped_tiles(
-    activations, weights, results, order, num_tiles, k, n,
-    block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, flatten: tl.constexpr,
-):  # fmt: skip
+    activations,
+    weights,
+    results,
+    order,
+    num_tiles,
+    k,
+    n,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    block_k: tl.constexpr,
+    flatten: tl.constexpr,
+):
     """Multiply the tiles of a list: program p of P takes the tiles p, p + P, p + 2 P, ..."""
     for tile in tl.range(tl.program_id(0), num_tiles, tl.num_programs(0), flatten=flatten):
         expert = tl.load(order + 3 * tile)
@@ -26,9 +35,17 @@ def grouped_tiles(
 
 @triton.jit
 def tiles_by_pointers(
-    left, right, results, m, n, k,
-    block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, precision: tl.constexpr,
-):  # fmt: skip
+    left,
+    right,
+    results,
+    m,
+    n,
+    k,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    block_k: tl.constexpr,
+    precision: tl.constexpr,
+):
     """Multiply (m, k) by (n, k) transposed, both loaded by pointers: by cp.async where staged."""
     group: tl.constexpr = 8
     num_rows, num_columns = m // block_m, n // block_n
@@ -52,9 +69,17 @@ def tiles_by_pointers(
 
 @triton.jit
 def tiles_by_descriptors(
-    left, right, results, m, n, k,
-    block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, precision: tl.constexpr,
-):  # fmt: skip
+    left,
+    right,
+    results,
+    m,
+    n,
+    k,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    block_k: tl.constexpr,
+    precision: tl.constexpr,
+):
     """As `tiles_by_pointers`, with tensor descriptors: loaded by the bulk tensor copy engine."""
     group: tl.constexpr = 8
     num_rows, num_columns = m // block_m, n // block_n

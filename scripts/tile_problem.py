@@ -10,7 +10,7 @@ from tile_kernels import grouped_tiles
 from torch.nn import functional
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from replay.studies.validate.tile_lists import BLOCK_M, ELEMENT_BYTES, SEED, Shape, tile_list
+from replay.studies.validate.tile_lists import BLOCK_M, ELEMENT_BYTES, SEED, GroupedShape, tile_list
 
 BLOCK_K_BYTES = 128  # of a step: 64 values of BF16, 128 of FP8
 
@@ -18,7 +18,7 @@ BLOCK_K_BYTES = 128  # of a step: 64 values of BF16, 128 of FP8
 class Problem:
     """Operands of one shape and type on the GPU, and launches of the kernel on them."""
 
-    def __init__(self, shape: Shape, dtype: str, *, device: str = "cuda") -> None:
+    def __init__(self, shape: GroupedShape, dtype: str, *, device: str = "cuda") -> None:
         self.shape, self.dtype = shape, dtype
         block_k = BLOCK_K_BYTES // ELEMENT_BYTES[dtype]
         generator = torch.Generator(device).manual_seed(SEED)
@@ -34,9 +34,7 @@ class Problem:
         num_rows = shape.experts * shape.row_tiles * BLOCK_M
         self.activations = drawn(num_rows, shape.k)
         self.weights = drawn(shape.experts * shape.n, shape.k)
-        self.results = torch.full(
-            (num_rows, shape.n), torch.nan, device=device, dtype=torch.bfloat16
-        )
+        self.results = torch.full((num_rows, shape.n), torch.nan, device=device, dtype=torch.bfloat16)
         self._described = [
             TensorDescriptor.from_tensor(self.activations, [BLOCK_M, block_k]),
             TensorDescriptor.from_tensor(self.weights, [shape.block_n, block_k]),
@@ -53,10 +51,18 @@ class Problem:
     def launch(self, listed: Any, programs: int, *, flatten: bool) -> None:
         """Launch the kernel on a list of tiles."""
         grouped_tiles[(programs,)](
-            *self._described, listed, len(listed), self.shape.k, self.shape.n,
-            block_m=BLOCK_M, block_n=self.shape.block_n, block_k=self._block_k, flatten=flatten,
-            num_warps=8, num_stages=3,
-        )  # fmt: skip
+            *self._described,
+            listed,
+            len(listed),
+            self.shape.k,
+            self.shape.n,
+            block_m=BLOCK_M,
+            block_n=self.shape.block_n,
+            block_k=self._block_k,
+            flatten=flatten,
+            num_warps=8,
+            num_stages=3,
+        )
 
     def by_library(self) -> dict[str, Any]:
         """Calls of PyTorch's own kernels for the same GEMM: name to call."""
@@ -76,15 +82,24 @@ class Problem:
         if shape.experts > 1:
             column_scales = torch.ones(shape.experts, shape.n, device="cuda")
             found["scaled_grouped_mm"] = lambda: torch._scaled_grouped_mm(
-                self.activations, weights, row_scales, column_scales, ends,
-                out_dtype=torch.bfloat16, use_fast_accum=True,
-            )  # fmt: skip
+                self.activations,
+                weights,
+                row_scales,
+                column_scales,
+                ends,
+                out_dtype=torch.bfloat16,
+                use_fast_accum=True,
+            )
         else:
             one = torch.ones((), device="cuda")
             found["scaled_mm"] = lambda: torch._scaled_mm(
-                self.activations, weights[0], one, one,
-                out_dtype=torch.bfloat16, use_fast_accum=True,
-            )  # fmt: skip
+                self.activations,
+                weights[0],
+                one,
+                one,
+                out_dtype=torch.bfloat16,
+                use_fast_accum=True,
+            )
         return found
 
 

@@ -11,9 +11,17 @@ LARGEST = tl.constexpr(448.0)  # of E4M3
 
 @triton.jit
 def cast_both(
-    values, by_rows, row_scales, by_columns, column_scales, rows, width, square: tl.constexpr,
-    transposed: tl.constexpr, side: tl.constexpr,
-):  # fmt: skip
+    values,
+    by_rows,
+    row_scales,
+    by_columns,
+    column_scales,
+    rows,
+    width,
+    square: tl.constexpr,
+    transposed: tl.constexpr,
+    side: tl.constexpr,
+):
     """Cast a tile of BF16 to FP8 with a scale for each row, and again transposed by its columns.
 
     With `square` the tile has one scale for both. Without `transposed` only the first is written.

@@ -14,9 +14,11 @@ COMMANDS = {
     "console script": [str(Path(sys.executable).parent / "moereplay"), *LIST],
     "module": [sys.executable, "-m", "replay.cli", *LIST],
     "import": [
-        sys.executable, "-c", f"import replay.cli, sys; sys.exit(replay.cli.main({LIST}))",
+        sys.executable,
+        "-c",
+        f"import replay.cli, sys; sys.exit(replay.cli.main({LIST}))",
     ],
-}  # fmt: skip
+}
 
 
 def empty_folder(place: Path) -> None:
@@ -47,8 +49,6 @@ def test_traces_of_the_users_do_not_hide_the_library(
     command: str, make: Callable[[Path], None], tmp_path: Path
 ) -> None:
     make(tmp_path)
-    done = subprocess.run(
-        COMMANDS[command], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(COMMANDS[command], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "gpt-oss-20b-decode" in done.stdout

@@ -60,10 +60,7 @@ def importers(name: str, *, with_types: bool = True) -> set[str]:
     return {
         path.relative_to(ROOT).as_posix()
         for path in FILES
-        if any(
-            found == name or found.startswith(f"{name}.")
-            for found in imports(path, with_types=with_types)
-        )
+        if any(found == name or found.startswith(f"{name}.") for found in imports(path, with_types=with_types))
     }
 
 
@@ -96,27 +93,27 @@ def test_traces_and_hardware_know_nothing_of_each_other_or_of_replay(package: st
 # ---- rooms of tracegen ---------------------------------------------------------------
 
 TRACEGEN_ROOMS = (
-    "shared.lazy",     # names that are imported on first use; what is shared is so by all packages
+    "shared.lazy",  # names that are imported on first use; what is shared is so by all packages
     "shared.processors",  # how many a process may use
-    "shared.strict",   # bases of records that are checked
-    "shared.errors",   # the user's mistakes
+    "shared.strict",  # bases of records that are checked
+    "shared.errors",  # the user's mistakes
     "shared.regular",  # files that are read whole
-    "shared.output",   # files that are written
+    "shared.output",  # files that are written
     "shared.managed",  # folders whose files a program names
-    "shared.screen",   # text that people see
+    "shared.screen",  # text that people see
     "shared.display",  # tables, charts and pages, and the ways to draw them
-    "models",     # shapes of models
-    "trace",      # the trace in memory
-    "file",       # the trace on disk, complete or still being captured
-    "library",    # traces found, fetched and published
+    "models",  # shapes of models
+    "trace",  # the trace in memory
+    "file",  # the trace on disk, complete or still being captured
+    "library",  # traces found, fetched and published
     "importers",  # dumps of other tools become traces
-    "capture",    # a running model becomes a trace
-    "serving",    # the workers of a serving engine write files for an importer
-    "generate",   # parameters become a trace
-    "stats",      # a trace becomes numbers and pictures
-    "imitate",    # a trace becomes parameters
-    "cli",        # every command; nobody in tracegen imports it
-)  # fmt: skip
+    "capture",  # a running model becomes a trace
+    "serving",  # the workers of a serving engine write files for an importer
+    "generate",  # parameters become a trace
+    "stats",  # a trace becomes numbers and pictures
+    "imitate",  # a trace becomes parameters
+    "cli",  # every command; nobody in tracegen imports it
+)
 """Rooms of tracegen, lowest first: each may import those before it, at any depth of the code."""
 
 TRACEGEN = {module_of(path): path for path in (ROOT / "tracegen").rglob("*.py")}
@@ -196,9 +193,7 @@ KNOWN = {
 def room_of_replay(module: str) -> str | None:
     """Room whose path is the longest that the path of a module begins with."""
     path = module.removeprefix("replay.").replace(".", "/") + "/"
-    return max(
-        (room for room in REPLAY_ROOMS if path.startswith(f"{room}/")), key=len, default=None
-    )
+    return max((room for room in REPLAY_ROOMS if path.startswith(f"{room}/")), key=len, default=None)
 
 
 def test_the_document_lists_every_room_of_replay() -> None:
@@ -212,9 +207,7 @@ def test_the_document_lists_every_room_of_replay() -> None:
 
 
 def test_ten_folders_are_on_the_landing_of_replay() -> None:
-    assert (
-        len({room.split("/")[0] for room in REPLAY_ROOMS} - {"errors", "files", "processes"}) == 10
-    )
+    assert len({room.split("/")[0] for room in REPLAY_ROOMS} - {"errors", "files", "processes"}) == 10
 
 
 def test_rooms_of_replay_import_only_lower_ones() -> None:
@@ -243,9 +236,17 @@ def test_schemes_describe_work_and_know_no_time() -> None:
             continue  # the contract checks them from outside
         names = set(imports(path, with_types=False))
         for forbidden in (
-            "replay.engine", "replay.chains", "replay.experiments", "replay.measure",
-            "tracegen", "hwmodel", "time", "random", "os", "numpy.random",
-        ):  # fmt: skip
+            "replay.engine",
+            "replay.chains",
+            "replay.experiments",
+            "replay.measure",
+            "tracegen",
+            "hwmodel",
+            "time",
+            "random",
+            "os",
+            "numpy.random",
+        ):
             assert not {name for name in names if f"{name}.".startswith(f"{forbidden}.")}, path.name
         text = path.read_text(encoding="utf-8")
         assert "np.random" not in text and "schedule(" not in text and "open(" not in text
@@ -273,9 +274,7 @@ def test_schemes_describe_work_and_know_no_time() -> None:
         ("matplotlib", ("tracegen/shared/display/",)),
     ],
 )
-def test_heavy_libraries_stay_in_their_rooms(
-    library: str, homes: set[str] | tuple[str, ...]
-) -> None:
+def test_heavy_libraries_stay_in_their_rooms(library: str, homes: set[str] | tuple[str, ...]) -> None:
     found = importers(library)
     if isinstance(homes, set):
         assert found == homes

@@ -120,9 +120,7 @@ def test_tests_that_fail_without_an_edit_prove_nothing(
         ("a - b", "a + b", "changes nothing"),
     ],
 )
-def test_what_is_wrong_with_an_entry_is_said(
-    script: ModuleType, tree: Path, was: str, becomes: str, says: str
-) -> None:
+def test_what_is_wrong_with_an_entry_is_said(script: ModuleType, tree: Path, was: str, becomes: str, says: str) -> None:
     list_entries(tree, {"name": "less", "replace": "a - b"})
     path = tree / "tests" / "mutants" / "sum.toml"
     path.write_text(path.read_text(encoding="utf-8").replace(was, becomes), encoding="utf-8")
@@ -145,8 +143,6 @@ def test_an_edit_is_made_where_it_stands_and_nowhere_else(script: ModuleType) ->
         assert script.edited(mutant, CODE) == CODE.replace(was, becomes), find
     for find, becomes in (("total < ZERO", "if total > a"), ("total > ZERO", "elif total > a")):
         mutant = script.Mutant("sum.toml", "one", "summing.py", "add", find, "total > a", ())
-        was = (
-            "if total < ZERO" if becomes.startswith("if") else "elif total > (\n        ZERO\n    )"
-        )
+        was = "if total < ZERO" if becomes.startswith("if") else "elif total > (\n        ZERO\n    )"
         edited = ast.dump(ast.parse(script.edited(mutant, CODE)))
         assert edited == ast.dump(ast.parse(CODE.replace(was, becomes)))

@@ -48,6 +48,6 @@ def test_every_data_file_is_installed() -> None:
             if path.is_dir() or path.suffix == ".py" or set(path.parts) & set(LEFT_BEHIND):
                 continue
             package = ".".join(path.parent.relative_to(ROOT).parts)
-            assert any(
-                fnmatch.fnmatch(path.name, pattern) for pattern in patterns.get(package, [])
-            ), f"{path.relative_to(ROOT)} is in no package-data pattern"
+            assert any(fnmatch.fnmatch(path.name, pattern) for pattern in patterns.get(package, [])), (
+                f"{path.relative_to(ROOT)} is in no package-data pattern"
+            )

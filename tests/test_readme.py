@@ -23,9 +23,7 @@ def test_the_error_range_is_that_of_the_validation() -> None:
 MADE = ("api", "commands", "schemes")  # folders of the site whose pages are made when it is built
 
 
-@every(
-    "page", ["README.md", *sorted(path.name for path in (ROOT / "scripts/site/pages").glob("*.md"))]
-)
+@every("page", ["README.md", *sorted(path.name for path in (ROOT / "scripts/site/pages").glob("*.md"))])
 def test_links_lead_somewhere_in_the_repository_too(page: str) -> None:
     path = ROOT / page if page == "README.md" else ROOT / "scripts/site/pages" / page
     for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):

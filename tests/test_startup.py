@@ -17,8 +17,10 @@ def loaded_after(code: str) -> set[str]:
     """Modules in a fresh process after some code."""
     done = subprocess.run(
         [sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules, file=sys.stderr)"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return set(done.stderr.split())
 
 

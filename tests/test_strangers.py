@@ -44,13 +44,25 @@ PRINTABLE = (
     "\\href{http://evil.example}{x} $x$ #1 ~~s~~ _e_ **b** [link=http://evil.example]r[/link] "
     "[bold red]x[/] :warning: javascript:alert(1) \"' onload='alert(1) {{x}} ${x} %s"
 )
-HOSTILE = (
-    f"{PRINTABLE} \x1b]8;;http://evil.example\x1b\\l\x1b]8;;\x1b\\ \x1b[2J \u202ertl\nnext: line"
-)
+HOSTILE = f"{PRINTABLE} \x1b]8;;http://evil.example\x1b\\l\x1b]8;;\x1b\\ \x1b[2J \u202ertl\nnext: line"
 ADDRESS = re.compile(r"https?://|www\.|[\w.+-]@\w", re.IGNORECASE)
 """What readers of Markdown make a link of."""
-STARTS = ("=1+1", "+1", "-1+1", "@SUM(A1)", "\t=1", "\uff1d1", "- item", "1. item", "# head",
-          "=== ", "> quote", "---", "[", "*")  # fmt: skip
+STARTS = (
+    "=1+1",
+    "+1",
+    "-1+1",
+    "@SUM(A1)",
+    "\t=1",
+    "\uff1d1",
+    "- item",
+    "1. item",
+    "# head",
+    "=== ",
+    "> quote",
+    "---",
+    "[",
+    "*",
+)
 
 
 class Reader(HTMLParser):
@@ -79,9 +91,7 @@ def leads(text: str) -> list[str]:
         ):
             found.append(tag)
         for name, value in attributes.items():
-            if name.startswith("on") or (
-                name in ("href", "src", "xlink:href") and "evil" in str(value)
-            ):
+            if name.startswith("on") or (name in ("href", "src", "xlink:href") and "evil" in str(value)):
                 found.append(f"{tag} {name}={value}")
     return found
 
@@ -122,9 +132,7 @@ def check_csv(text: str) -> None:
     check_terminal(text.replace("\t", ""))
     for row in csv.reader(io.StringIO(text)):
         for cell in row:
-            assert not cell.startswith(escape.FORMULA[:5]) or re.fullmatch(r"-?[\d.e+-]+", cell), (
-                cell
-            )
+            assert not cell.startswith(escape.FORMULA[:5]) or re.fullmatch(r"-?[\d.e+-]+", cell), cell
 
 
 def check_page(made: Page, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,9 +163,7 @@ def command(capsys: pytest.CaptureFixture[str], *words: object, code: int | None
 
 def trace_of(text: str) -> tracegen.RoutingTrace:
     """A small trace, of which every free text is this one."""
-    made = tracegen.generate.generate(
-        "uniform", "olmoe-1b-7b", ranks=2, tokens_per_rank=8, layers=1, seed=1
-    )
+    made = tracegen.generate.generate("uniform", "olmoe-1b-7b", ranks=2, tokens_per_rank=8, layers=1, seed=1)
     assert made.model.shape is not None
     record = provenance.Provenance(
         tool=text,
@@ -166,16 +172,14 @@ def trace_of(text: str) -> tracegen.RoutingTrace:
         parameters={text: text, "list": [text]},
         environment={text: text},
         source={"origin": text, "repository": text, "commit": text, text: text},
-        dropped=[provenance.Dropped(rows=1, why=text)],
+        dropped=[provenance.DroppedRows(rows=1, why=text)],
         parents=[text],
         notes=text,
     )
     cell = text.replace("\n", " ")
     return dataclasses.replace(
         made,
-        model=dataclasses.replace(
-            made.model, model_id=text, revision=text, model_type=text, score_function=text
-        ),
+        model=dataclasses.replace(made.model, model_id=text, revision=text, model_type=text, score_function=text),
         requests=RequestTable(dataset=np.array([cell] * 2), label=np.array([cell] * 2)),
         info=TraceInfo(
             title=text,
@@ -237,9 +241,7 @@ def test_every_text_of_a_catalogue_in_every_output(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MOEREPLAY_CACHE", str(tmp_path / "cache"))
     tracegen.write(trace_of(PRINTABLE), tmp_path / "t.h5")
-    about = card.About(
-        title=HOSTILE, creator=HOSTILE, description=HOSTILE, citation=PRINTABLE, base_url=""
-    )
+    about = card.FolderFacts(title=HOSTILE, creator=HOSTILE, description=HOSTILE, citation=PRINTABLE, base_url="")
     for told in (about, dataclasses.replace(about, source=PRINTABLE, dataset=PRINTABLE)):
         publish.publish(tmp_path / "set", ["t.h5"], told, with_tables=False, replace=True)
         readme = (tmp_path / "set/README.md").read_text("utf-8")
@@ -284,16 +286,11 @@ def with_text(document: Any, path: tuple[Any, ...], text: str) -> Any:
 
 
 @pytest.mark.extended
-def test_every_text_of_a_result_in_every_output(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_text_of_a_result_in_every_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = trace_of("plain")
     compared = replay.compare(made, ["ideal", "deepep"], placements=["contiguous", "round-robin"])
     document_of = json.loads(compared.to_json())
-    by_kind = {
-        tuple(part for part in path if not isinstance(part, int)): path
-        for path in free_texts(document_of)
-    }
+    by_kind = {tuple(part for part in path if not isinstance(part, int)): path for path in free_texts(document_of)}
     shown = document_of
     refused = 0
     for path in by_kind.values():
@@ -316,15 +313,12 @@ def _model() -> str:
     path = Path(tracegen.models.__file__).with_name("olmoe-1b-7b.toml")
     given = json.dumps(HOSTILE)
     text = re.sub(r'(?<=source = )"[^"]*"', lambda _: given, path.read_text("utf-8"))
-    return re.sub(
-        r'^(title|model_id) = ".*', lambda found: f"{found[1]} = {given}", text, flags=re.M
-    )
+    return re.sub(r'^(title|model_id) = ".*', lambda found: f"{found[1]} = {given}", text, flags=re.M)
 
 
 def _system() -> str:
     return "".join(
-        f"{key} = {json.dumps(text)}\n"
-        for key, text in (("base", "dgx-h100"), ("name", HOSTILE), ("summary", HOSTILE))
+        f"{key} = {json.dumps(text)}\n" for key, text in (("base", "dgx-h100"), ("name", HOSTILE), ("summary", HOSTILE))
     )
 
 
@@ -403,18 +397,19 @@ def check_files() -> None:
     """What lies in the present folder, each as its language has it."""
     for path in Path().rglob("*"):
         check = {
-            ".csv": check_csv, ".md": check_markdown, ".tex": check_latex, ".html": check_html,
+            ".csv": check_csv,
+            ".md": check_markdown,
+            ".tex": check_latex,
+            ".html": check_html,
             ".txt": check_terminal,
-        }.get(path.suffix)  # fmt: skip
+        }.get(path.suffix)
         if check:
             text = path.read_text("utf-8")
             # A study has headings, and the command that makes it again, of its own.
             check(re.sub(r"^#+ |^`+ ?moereplay sweep study.*", "", text, flags=re.MULTILINE))
 
 
-def test_a_text_that_is_too_long_is_refused_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_text_that_is_too_long_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A header is read by everything that shows a trace; nobody writes such a one either."""
     import h5py
 

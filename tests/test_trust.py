@@ -63,8 +63,7 @@ class Planting:
         self.change("")
         (folder / "study.toml").write_text(STUDY)
         (folder / "space.toml").write_text(SPACE)
-        (folder / "spec.toml").write_text('trace = "gpt-oss-20b-decode"\nlayer = 3\n'
-                                          'scheme = "planted.py:Planted"\n')  # fmt: skip
+        (folder / "spec.toml").write_text('trace = "gpt-oss-20b-decode"\nlayer = 3\nscheme = "planted.py:Planted"\n')
 
     def change(self, more: str) -> None:
         """Write the scheme's file, with something at its end: a text that was not executed yet."""
@@ -143,9 +142,7 @@ def test_it_is_executed_in_other_processes_and_searches_too(planted: Planting) -
 
 
 @pytest.mark.extended
-def test_a_result_is_run_again_with_the_file_that_it_was_made_with(
-    planted: Planting, result: Path
-) -> None:
+def test_a_result_is_run_again_with_the_file_that_it_was_made_with(planted: Planting, result: Path) -> None:
     recorded = json.loads(result.read_text())["scheme"]["code"]
     for words in ("--allow-code", "--allow-code --layer 4", "--allow-code --dry-run"):
         code, said, is_executed = planted.runs("run", "--spec", str(result), *words.split())
@@ -193,9 +190,7 @@ def test_draws_are_of_the_file_that_a_result_was_made_with(planted: Planting, re
 
 def test_python_needs_the_same_word(planted: Planting) -> None:
     mark = planted.folder / "executed"
-    spec = replay.RunSpec(
-        trace="gpt-oss-20b-decode", layer=3, scheme="planted.py:Planted", ranks=8
-    )  # fmt: skip
+    spec = replay.RunSpec(trace="gpt-oss-20b-decode", layer=3, scheme="planted.py:Planted", ranks=8)
     for refused in (
         lambda: replay.run(spec=spec),
         lambda: replay.run(spec=spec, allow_code=frozenset({"0" * 64})),
@@ -256,9 +251,14 @@ def check_nearby(folder: Path, commands: tuple[str, ...]) -> None:
     with hostile(folder / "here") as here:
         for words in commands:
             done = subprocess.run(
-                [sys.executable, str(script), *words.split()], cwd=here, text=True,
-                capture_output=True, env=environment, timeout=300, check=False,
-            )  # fmt: skip
+                [sys.executable, str(script), *words.split()],
+                cwd=here,
+                text=True,
+                capture_output=True,
+                env=environment,
+                timeout=300,
+                check=False,
+            )
             assert done.returncode == 0, (words, done.stderr)
 
 
@@ -339,8 +339,7 @@ def test_who_finds_a_scheme_says_whether_its_file_may_be_executed() -> None:
         imported = {
             alias.name
             for node in ast.walk(tree)
-            if isinstance(node, ast.ImportFrom)
-            and node.module in ("replay.schemes", "replay.schemes.registry")
+            if isinstance(node, ast.ImportFrom) and node.module in ("replay.schemes", "replay.schemes.registry")
             for alias in node.names
         }
         silent += [

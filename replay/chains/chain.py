@@ -24,7 +24,7 @@ from replay.errors import UserError
 from replay.measure.parts import Routing
 from replay.model.work.layer import MADE_FROM, LayerWork
 from replay.schemes.ep.base import LayerRefusedError
-from replay.schemes.outside import BuildFailed
+from replay.schemes.outside import SchemeFailure
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from replay.engine import GraphBuilder, TaskGraph
     from replay.engine.taskgraph import Int32s
     from replay.measure.parts import Memory
+    from replay.model.arrays import Counts, Ints, Picoseconds
     from replay.model.compute.dense import Between
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.machine.times import Time
     from replay.model.work.context import Context
     from replay.schemes import Scheme
@@ -73,7 +74,7 @@ class ChainLink:
     between: Between | None = None
     context: Context | None = None
     micro_batches: tuple[MicroBatch, ...] = ()
-    delays_ps: Ints | None = None
+    delays_ps: Picoseconds | None = None
 
     def before(self, machine: Machine, after: Ints) -> Ints:
         """Add what lies before the layer: (rank,) tasks; `after` where it begins at once."""
@@ -112,7 +113,7 @@ class MicroBatch:
         What they attend to, where anything lies before the layer.
     """
 
-    tokens: Ints
+    tokens: Counts
     context: Context | None = None
 
 
@@ -251,9 +252,7 @@ class ChainGraph:
             reached=by_layer(one.reached for one in added),
             starts=by_layer(one.starts for one in added),
             finishes=by_layer(one.finishes for one in added),
-            ranges=TaskRanges(
-                np.concatenate(bounds), np.concatenate([one.layer for one in ranges])
-            ),
+            ranges=TaskRanges(np.concatenate(bounds), np.concatenate([one.layer for one in ranges])),
             routing=mean_routing([one.summary for one in added]),
             last_work=added[-1].work,
             memory=largest([one.memory for one in added]),
@@ -309,7 +308,7 @@ def faults_of(scheme: Scheme, *others: type[Exception]) -> Iterator[None]:
             raise
         if not scheme.code:
             raise
-        raise BuildFailed(scheme, error) from error
+        raise SchemeFailure(scheme, error) from error
 
 
 # ---- layers that are the same work ---------------------------------------------------------------

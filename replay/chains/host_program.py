@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hwmodel import System
-    from replay.model.machine.machine import Ints
+    from replay.model.arrays import Ints
     from replay.schemes import Scheme
 
 Program = tuple[Operation, ...]
@@ -134,9 +134,7 @@ class _UntilWait(list[Operation]):
             raise _WaitError
 
 
-def program(
-    scheme: Scheme, work: LayerWork, system: System, *, until_wait: bool = False
-) -> Program:
+def program(scheme: Scheme, work: LayerWork, system: System, *, until_wait: bool = False) -> Program:
     """Build a layer and read its program, kernels of one name in a row as one entry.
 
     Parameters
@@ -177,9 +175,7 @@ def is_captured(scheme: Scheme, passes: Iterable[bool], system: System) -> bool:
     """
 
     def found(is_backward: bool, num_experts: int) -> Program | None:
-        return typical_program(
-            scheme, is_backward=is_backward, system=system, num_experts=num_experts, until_wait=True
-        )
+        return typical_program(scheme, is_backward=is_backward, system=system, num_experts=num_experts, until_wait=True)
 
     return all(can_be_captured(found(one, FEW_EXPERTS) or found(one, EXPERTS)) for one in passes)
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from replay.errors import UserError, shown
-from replay.model.machine.machine import Ints
+from replay.model.arrays import Picoseconds
 
 OFF = "off"
 MOST_US = 1e9
@@ -40,7 +40,7 @@ class Jitter(NamedTuple):
     spread: float
     seed: int = 0
 
-    def delays_ps(self, num_gpus: int, key: Sequence[int]) -> Ints:
+    def delays_ps(self, num_gpus: int, key: Sequence[int]) -> Picoseconds:
         """(GPU,): how long each is held up, in picoseconds, for one thing that all of them do.
 
         Parameters

@@ -21,7 +21,8 @@ from replay.schemes.registry import COMPARED
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints, Picoseconds
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
     from replay.schemes import Scheme
     from replay.schemes.ep.staged import Interleave, Releases, Stage, Stages
@@ -64,9 +65,7 @@ class StageStreams:
         """The stream that a stage's kernels are in."""
         return self.moving if stage in MOVING else self.compute
 
-    def run(
-        self, stages: Stages, stage: Stage, after: Ints, *, is_backward: bool = False
-    ) -> KernelSpan:
+    def run(self, stages: Stages, stage: Stage, after: Ints, *, is_backward: bool = False) -> KernelSpan:
         """Add the kernels of one stage of a scheme, which are next.
 
         Behind what they begin with, all before them is over and, in a stream for rows, their SMs
@@ -159,11 +158,7 @@ def staged(scheme: Scheme, kind: Interleave) -> StagedScheme:
     """
     if isinstance(scheme, StagedScheme) and kind in scheme.interleaves:
         return scheme.interleaved(kind)
-    can = [
-        name
-        for name, one in COMPARED.items()
-        if isinstance(one, StagedScheme) and kind in one.interleaves
-    ]
+    can = [name for name, one in COMPARED.items() if isinstance(one, StagedScheme) and kind in one.interleaves]
     if kind == "sbo":
         message = (
             f"scheme {scheme.name!r}: no kernel that sends results while its second GEMM runs; "
@@ -203,7 +198,7 @@ class KernelSpan(NamedTuple):
     begun: Ints
     ended: Ints
 
-    def at(self, visible_ps: Ints) -> KernelSpan:
+    def at(self, visible_ps: Picoseconds) -> KernelSpan:
         """Give its times, looked up in when each task is visible: (task,)."""
         return self._replace(begun=visible_ps[self.begun], ended=visible_ps[self.ended])
 
@@ -221,11 +216,11 @@ class StreamUse(NamedTuple):
         In which both streams are busy.
     """
 
-    busy_ps: dict[Occupation, Ints]
-    both_ps: Ints
+    busy_ps: dict[Occupation, Picoseconds]
+    both_ps: Picoseconds
 
     @property
-    def computing_ps(self) -> Ints:
+    def computing_ps(self) -> Picoseconds:
         """(rank,): time in which the stream that computes is busy."""
         return sum((self.busy_ps[one] for one in COMPUTE[1:]), self.busy_ps[COMPUTE[0]])
 

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from replay.chains.chain import ChainLink
     from replay.chains.kernel_streams import Occupation, StageStreams
     from replay.measure.parts import Memory
+    from replay.model.arrays import Ints
     from replay.model.compute.dense import Between
     from replay.model.compute.dense_kernels import Weights
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.work.context import Context
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.staged import StagedScheme, Stages
@@ -49,9 +50,7 @@ class LaunchProgram:
         Kernels of the layer.
     """
 
-    def __init__(
-        self, machine: Machine, scheme: StagedScheme, streams: StageStreams, start: Ints
-    ) -> None:
+    def __init__(self, machine: Machine, scheme: StagedScheme, streams: StageStreams, start: Ints) -> None:
         self.machine, self._scheme, self._streams = machine, scheme, streams
         self.ends = self.reached = self.arrived = self.started = self.through = start
         self.memory: Memory
@@ -103,9 +102,7 @@ class LaunchProgram:
         with faults_of(self._scheme):
             if stage == STAGES[0]:
                 self.arrived, stream = ready, self._streams.of(stage)
-                self.started = ready = self.machine.enter(
-                    stage, stream.next(ready), is_backward=self._link.is_backward
-                )
+                self.started = ready = self.machine.enter(stage, stream.next(ready), is_backward=self._link.is_backward)
                 self._stages = self._scheme.stages(self._work, self.machine, ready)
             ran = self._streams.run(self._stages, stage, ready, is_backward=self._link.is_backward)
         self.ends = self.through = ran.ended

@@ -22,7 +22,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replay.model.work.ragged import Ints
+    from replay.model.arrays import Ints
 
 CONFIDENCE = 0.95
 SEED = 0

@@ -36,9 +36,7 @@ if TYPE_CHECKING:
     from tracegen.models import ModelShape
 
 
-def launched_by(
-    scheme: Scheme, stack: str | None, options: Mapping[str, Any], *, in_pairs: bool
-) -> Scheme:
+def launched_by(scheme: Scheme, stack: str | None, options: Mapping[str, Any], *, in_pairs: bool) -> Scheme:
     """Give a scheme with a stack's kernels around its own, where its option `stack` has them.
 
     Parameters
@@ -70,9 +68,7 @@ def launched_by(
     return scheme.with_options({"stack": name})
 
 
-def stack_of(
-    settings: ChainSettings, trace: RoutingTrace, system: System, scheme: Scheme
-) -> Stack | None:
+def stack_of(settings: ChainSettings, trace: RoutingTrace, system: System, scheme: Scheme) -> Stack | None:
     """Find the software around a scheme's kernels, with it as the dispatcher if the list knows it.
 
     Raises
@@ -105,9 +101,13 @@ def stack_of(
     if name == PRACTICE:
         scales = {"fp8": "blockwise"} if gemm == "fp8" else {}
         stack = Stack.in_practice(
-            scheme.name, system, {**facts, **scales}, is_training=is_training, settings=options,
+            scheme.name,
+            system,
+            {**facts, **scales},
+            is_training=is_training,
+            settings=options,
             own=str(getattr(scheme.options, "stack", "")),
-        )  # fmt: skip
+        )
     else:
         stack = Stack.of(settings.stack, system, facts)
     given = {part.partition("=")[0] for part in options.split(",")}
@@ -142,9 +142,7 @@ def calls_of(
     whole = len(batch.source_rank)
     part = max((len(one.tokens) for one in links[0].micro_batches), default=whole)
     works: dict[Pass, LayerWork] = {
-        "backward" if is_backward else "forward": next(
-            link for link in links if link.is_backward == is_backward
-        ).work()
+        "backward" if is_backward else "forward": next(link for link in links if link.is_backward == is_backward).work()
         for is_backward in settings.passes
     }
     if isinstance(scheme, ListedExchanges) and scheme.kernel_list:

@@ -26,7 +26,7 @@ from replay.chains.launch_program import LaunchProgram
 from replay.chains.replay import Strategy
 from replay.errors import UserError
 from replay.model.compute.calls import gradient_calls
-from replay.model.compute.dense_kernels import Kernels
+from replay.model.compute.dense_kernels import DenseKernels
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import gemm_kernel
 from replay.model.compute.listed_parts import ListedParts
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from replay.chains.launch_program import PairPart
     from replay.chains.replay import Replay
     from replay.engine import GraphBuilder
-    from replay.model.machine.machine import Ints
+    from replay.model.arrays import Bytes, Counts, Ints
     from replay.model.work.context import Context
     from replay.model.work.layer import LayerWork
     from replay.model.work.stacks import Stack
@@ -93,7 +93,7 @@ class ListedRow(NamedTuple):
     of: ListedOperation
     moves: Ints
     gemm: Ints
-    rows: Ints
+    rows: Counts
     host_ps: int | None = None
 
     @property
@@ -109,10 +109,12 @@ def sizes_of(shape: ModelShape, work: LayerWork, context: Context) -> list[Kerne
     return [
         dataclasses.replace(
             even_sizes(shape, tokens=tokens, ranks=work.num_ranks),
-            local=len(work.experts_of_rank[rank]), rows=int(rows[rank]), copies=int(copies[rank]),
+            local=len(work.experts_of_rank[rank]),
+            rows=int(rows[rank]),
+            copies=int(copies[rank]),
         )
         for rank, tokens in enumerate(context.tokens.tolist())
-    ]  # fmt: skip
+    ]
 
 
 def rows_of(
@@ -133,9 +135,7 @@ def rows_of(
 
     @functools.cache
     def on(one: KernelSizes) -> tuple[ListedOperation, ...]:
-        return found.operations(
-            one, found.chosen(), parts=(part,), direction="backward" if is_backward else "forward"
-        )
+        return found.operations(one, found.chosen(), parts=(part,), direction="backward" if is_backward else "forward")
 
     each, rows = [on(one) for one in sizes], np.array([one.rows for one in sizes], np.int64)
     return [
@@ -205,9 +205,7 @@ class ListedProgram(LaunchProgram):
         if found is None:
             return
         name, of = found
-        rows = rows_of(
-            self._list, name, self._sizes, is_backward=self._link.is_backward, stack=self._stack
-        )
+        rows = rows_of(self._list, name, self._sizes, is_backward=self._link.is_backward, stack=self._stack)
         if of == "rows":
             self._move(rows, is_back=part == "combine")
             return
@@ -259,7 +257,7 @@ class ListedProgram(LaunchProgram):
         of = UP if int(one.gemm[0, 0]) == work.shape.gemm1_columns else DOWN
         return gradient_calls(machine, work, of, pool, after, streams=streams)
 
-    def _moving_bytes(self, one: ListedRow, after: Ints) -> Ints:
+    def _moving_bytes(self, one: ListedRow, after: Ints) -> Bytes:
         machine, what = self.machine, one.operation
         if one.of.kind != "rows":
             return machine.small_kernels(Kind.BETWEEN, one.moves, after, what)
@@ -274,10 +272,13 @@ class ListedProgram(LaunchProgram):
 
     def _product(self, one: ListedRow, after: Ints) -> Ints:
         """Add a product of dense parts."""
-        kernels = Kernels(
-            self.machine, one.of.types or self._work.precision.gemm, after,
-            is_backward=False, known=self._times,
-        )  # fmt: skip
+        kernels = DenseKernels(
+            self.machine,
+            one.of.types or self._work.precision.gemm,
+            after,
+            is_backward=False,
+            known=self._times,
+        )
         kernels.product(one.gemm, one.operation, of_weights=one.of.weights)
         return kernels.end
 
@@ -297,10 +298,16 @@ def _columns(one: ListedRow) -> tuple[int, int]:
 ALONE: Mapping[bool, tuple[PairPart, ...]] = {
     False: ("send", "prepare", "attend", "receive", "experts", "combine"),
     True: (
-        "send", "receive", "experts", "weights", "combine", "attend", "prepare",
+        "send",
+        "receive",
+        "experts",
+        "weights",
+        "combine",
+        "attend",
+        "prepare",
         "attention weights",
     ),
-}  # fmt: skip
+}
 """Parts of a pass that nothing runs beside, by whether it is backward."""
 
 
@@ -315,9 +322,15 @@ class PassesInTurn(Strategy):
         assert isinstance(scheme, ListedExchanges)
         work = links[0].work()
         machine = Machine(
-            replay.system, builder, work.num_ranks, scheme.uplinks, replay.launch, replay.lead,
-            sample=work.sample, calls=replay.calls,
-        )  # fmt: skip
+            replay.system,
+            builder,
+            work.num_ranks,
+            scheme.uplinks,
+            replay.launch,
+            replay.lead,
+            sample=work.sample,
+            calls=replay.calls,
+        )
         start = machine.mark(machine.ranks)
         streams = StageStreams(machine, "hook")
         program = ListedProgram(machine, scheme, streams, start, replay.stack)

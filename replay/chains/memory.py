@@ -34,10 +34,7 @@ def memory_of(work: LayerWork, system: System, scheme: Scheme) -> Memory:
     total = sum((one.nbytes for one in buffers), weights + tokens)
     return Memory(
         buffers=[
-            BufferBytes(
-                name=one.name, bytes=one.nbytes.tolist(), stays=one.stays, source=one.source
-            )
-            for one in buffers
+            BufferBytes(name=one.name, bytes=one.nbytes.tolist(), stays=one.stays, source=one.source) for one in buffers
         ],
         token_bytes=tokens.tolist(),
         weight_bytes=weights.tolist(),
@@ -81,6 +78,4 @@ def room(found: Iterable[Memory], system: System, num_layers: int) -> Room:
         for one in found
         for total, weights in zip(one.total_bytes, one.weight_bytes, strict=True)
     )
-    return Room(
-        capacity_bytes=system.hbm.num_bytes, num_layers=num_layers, needed_bytes=max(needed)
-    )
+    return Room(capacity_bytes=system.hbm.num_bytes, num_layers=num_layers, needed_bytes=max(needed))

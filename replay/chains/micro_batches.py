@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from replay.chains.replay import Replay
     from replay.engine import GraphBuilder
     from replay.measure.parts import Memory
-    from replay.model.machine.machine import Ints
+    from replay.model.arrays import Ints
     from replay.model.work.batch import Batch
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.staged import Interleave, Releases, StagedScheme
@@ -90,12 +90,18 @@ class MicroBatchTurns(Strategy):
         second: tuple[Part, ...] = ("finish",) if releases == "hook" else ("combine", "finish")
         if phase == "prefill":
             stages = (
-                ("prepare", "attend", "send"), ("receive", "experts", *first), ("shared", *second),
-            )  # fmt: skip
+                ("prepare", "attend", "send"),
+                ("receive", "experts", *first),
+                ("shared", *second),
+            )
             return cls("tbo", stages, joins=True)
         stages = (  # the sum with the shared experts is the first kernel of the next "prepare" here
-            ("prepare",), ("attend",), ("send", "shared"), ("receive", "experts", *first), second,
-        )  # fmt: skip
+            ("prepare",),
+            ("attend",),
+            ("send", "shared"),
+            ("receive", "experts", *first),
+            second,
+        )
         return cls("tbo", stages, shift=2)
 
     def parts(self, batch: Batch) -> Sequence[Ints]:
@@ -111,9 +117,16 @@ class MicroBatchTurns(Strategy):
         works = _LayerWorks(links)
         whole = works(0)
         machine = Machine(
-            system, builder, whole.num_ranks, able.uplinks, replay.launch, replay.lead,
-            set_aside(able, whole, system), calls=replay.calls, is_shared=True,
-        )  # fmt: skip
+            system,
+            builder,
+            whole.num_ranks,
+            able.uplinks,
+            replay.launch,
+            replay.lead,
+            set_aside(able, whole, system),
+            calls=replay.calls,
+            is_shared=True,
+        )
         begin = machine.mark(machine.ranks)
         streams = StageStreams(machine, able.releases)
         bounds, of_range = [builder.num_tasks], []
@@ -188,9 +201,7 @@ class _BatchProgram(LaunchProgram):
         By layer: (rank,) tasks where the scheme begins and ends, and its memory.
     """
 
-    def __init__(
-        self, machine: Machine, scheme: StagedScheme, streams: StageStreams, start: Ints
-    ) -> None:
+    def __init__(self, machine: Machine, scheme: StagedScheme, streams: StageStreams, start: Ints) -> None:
         super().__init__(machine, scheme, streams, start)
         self.starts: list[Ints] = []
         self.finishes: list[Ints] = []

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from replay.chains.replay import Replay
     from replay.chains.results import ChainMeasures
     from replay.engine import GraphBuilder
-    from replay.model.machine.machine import Ints
+    from replay.model.arrays import Ints, Picoseconds
     from replay.model.work.stacks import Stack
     from replay.schemes import Scheme
     from replay.schemes.ep.staged import Interleave, StagedScheme
@@ -119,9 +119,17 @@ class PassPairs(Strategy):
         links, system, able = replay.links, replay.system, staged(replay.scheme, self.kind)
         work = links[0].work()
         machine = Machine(
-            system, builder, work.num_ranks, able.uplinks, replay.launch, replay.lead,
-            set_aside(able, work, system), work.sample, replay.calls, is_shared=True,
-        )  # fmt: skip
+            system,
+            builder,
+            work.num_ranks,
+            able.uplinks,
+            replay.launch,
+            replay.lead,
+            set_aside(able, work, system),
+            work.sample,
+            replay.calls,
+            is_shared=True,
+        )
         start = machine.mark(machine.ranks)
         streams = StageStreams(machine, able.releases)
         passes = [self._program(machine, able, streams, start, replay.stack) for _ in range(2)]
@@ -148,9 +156,7 @@ class PassPairs(Strategy):
                 reached={place: one.reached for place, one in enumerate(passes, 2 * number)},
                 starts={place: one.started for place, one in enumerate(passes, 2 * number)},
                 finishes={place: one.through for place, one in enumerate(passes, 2 * number)},
-                ends=np.unique(
-                    np.concatenate([through, *ends, *(of for of in lasts if of is not None)])
-                ),
+                ends=np.unique(np.concatenate([through, *ends, *(of for of in lasts if of is not None)])),
                 ranges=TaskRanges(np.array(bounds), np.array(of_range)),
                 machine=machine,
                 work=works[1],
@@ -233,7 +239,7 @@ class PairTimes(NamedTuple):
         Kernels that ran.
     """
 
-    ends_ps: Ints
+    ends_ps: Picoseconds
     use: StreamUse
     activity: Activity
 
@@ -243,7 +249,7 @@ class PairTimes(NamedTuple):
         return {one: self.use.busy_ps[one] for one in COMPUTE}
 
     @property
-    def exposed_ps(self) -> Ints:
+    def exposed_ps(self) -> Picoseconds:
         """(rank,): time in which nothing computes."""
         return self.ends_ps - self.use.computing_ps
 

@@ -35,8 +35,8 @@ from replay.model.work.thinned import choose, thinned
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.chains.settings import ChainSettings
+    from replay.model.arrays import Counts, Ints
     from replay.model.machine.host import Launch
-    from replay.model.machine.machine import Ints
     from replay.model.work.batch import Batch
     from replay.model.work.precision import Precision
     from replay.schemes import Scheme
@@ -173,10 +173,7 @@ def _links(
     tile = (system.attention.tile_rows, system.attention.tile_keys)
     contexts = [Context.of(trace, batch, tile) for batch in batches]
     parts = [
-        tuple(
-            MicroBatch(places, Context.of(trace, batch.of_tokens(places), tile))
-            for places in strategy.parts(batch)
-        )
+        tuple(MicroBatch(places, Context.of(trace, batch.of_tokens(places), tile)) for places in strategy.parts(batch))
         for batch in batches
     ]
 
@@ -193,9 +190,7 @@ def _links(
             shared_beside=before.shared_beside,
         )
 
-    for number, is_backward, position in strategy.sequence(
-        len(batches), settings.passes, positions
-    ):
+    for number, is_backward, position in strategy.sequence(len(batches), settings.passes, positions):
         batch, step, before = batches[number], settings.step + number, between[is_backward]
         key = (step, is_backward, position)
         yield ChainLink(
@@ -219,10 +214,7 @@ def _with_sampled_nodes(
     domains = Domains(system.fabric, num_ranks)
     if number is None or number >= domains.num:
         return links
-    return [
-        dataclasses.replace(link, work=functools.partial(_sampled, link, domains, number))
-        for link in links
-    ]
+    return [dataclasses.replace(link, work=functools.partial(_sampled, link, domains, number)) for link in links]
 
 
 def _sampled(link: ChainLink, domains: Domains, number: int) -> LayerWork:
@@ -333,9 +325,7 @@ def placement_of(trace: RoutingTrace, placement: str, num_ranks: int, layer: int
     if kind == "affinity":
         together = together_of(trace, layer, slice(None))
     groups = trace.model_shape.n_group
-    return place(
-        placement, num_experts, num_ranks, which, loads=loads, together=together, num_groups=groups
-    )
+    return place(placement, num_experts, num_ranks, which, loads=loads, together=together, num_groups=groups)
 
 
 def which_layer(trace: RoutingTrace, layer: int) -> WhichLayer:
@@ -345,7 +335,7 @@ def which_layer(trace: RoutingTrace, layer: int) -> WhichLayer:
     return WhichLayer(layer, number, shape.num_layers, experts, trace.num_layers)
 
 
-def loads_of(trace: RoutingTrace, layer: int, rows: Ints | slice) -> Ints:
+def loads_of(trace: RoutingTrace, layer: int, rows: Counts | slice) -> Ints:
     """(expert,): rows that some of a trace's tokens send to each expert of a layer."""
     ids = experts_of(trace, layer, rows)
     num_experts = trace.model.num_ffn_experts
@@ -353,13 +343,13 @@ def loads_of(trace: RoutingTrace, layer: int, rows: Ints | slice) -> Ints:
     return loads
 
 
-def together_of(trace: RoutingTrace, layer: int, rows: Ints | slice) -> Ints:
+def together_of(trace: RoutingTrace, layer: int, rows: Counts | slice) -> Ints:
     """(expert, expert): how often some of a trace's tokens choose two experts of a layer."""
     num_experts = trace.model.num_ffn_experts
     return counted(experts_of(trace, layer, rows), num_experts)
 
 
-def experts_of(trace: RoutingTrace, layer: int, rows: Ints | slice) -> npt.NDArray[np.int32]:
+def experts_of(trace: RoutingTrace, layer: int, rows: Counts | slice) -> npt.NDArray[np.int32]:
     """(token, k): experts of some of a trace's tokens, -1 where a token has none.
 
     Zero experts are identities: what is routed to them neither travels nor computes.

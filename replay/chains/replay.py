@@ -57,10 +57,10 @@ if TYPE_CHECKING:
     from replay.chains.tuning import Trial
     from replay.engine import TaskGraph
     from replay.measure.parts import Memory
-    from replay.measure.replayed import Replayed
+    from replay.measure.replayed import ReplayedSchedule
     from replay.measure.result import ChainResult, LayerResult, Pairs
+    from replay.model.arrays import Ints
     from replay.model.machine.host import Calls, Launch
-    from replay.model.machine.machine import Ints
     from replay.model.work.batch import Batch
     from replay.model.work.layer import LayerWork
     from replay.model.work.stacks import Stack
@@ -130,9 +130,15 @@ class OneBatch(Strategy):
         links, scheme = replay.links, replay.scheme
         work = links[0].work()
         machine = Machine(
-            replay.system, builder, work.num_ranks, scheme.uplinks, replay.launch, replay.lead,
-            sample=work.sample, calls=replay.calls,
-        )  # fmt: skip
+            replay.system,
+            builder,
+            work.num_ranks,
+            scheme.uplinks,
+            replay.launch,
+            replay.lead,
+            sample=work.sample,
+            calls=replay.calls,
+        )
         ends = machine.mark(machine.ranks)
         reached = {0: ends}
         for number, link in enumerate(links):
@@ -167,9 +173,7 @@ class OneBatch(Strategy):
 ONE_BATCH: Strategy = OneBatch()
 
 
-def _described(
-    scheme: Scheme, work: LayerWork, machine: Machine, start: Ints
-) -> tuple[Ints, Memory]:
+def _described(scheme: Scheme, work: LayerWork, machine: Machine, start: Ints) -> tuple[Ints, Memory]:
     """Let a scheme add a layer's tasks, and state its memory: (rank,) ends, and the memory."""
     with faults_of(scheme):
         check_code_for(scheme, work, machine.system)
@@ -267,9 +271,7 @@ class Replay:
             speed = system.host.speed.value
             calls = calls.slower(stack.costs.speed / speed)
             stack = dataclasses.replace(stack, costs=dataclasses.replace(stack.costs, speed=speed))
-        return dataclasses.replace(
-            self, scheme=scheme, system=system or self.system, stack=stack, calls=calls
-        )
+        return dataclasses.replace(self, scheme=scheme, system=system or self.system, stack=stack, calls=calls)
 
     def alone(self, link: ChainLink) -> Replay:
         """Give one layer by itself: it begins on all ranks at once.
@@ -282,16 +284,12 @@ class Replay:
         """(rank,): how long before its GPU each host is through with what lies before a layer."""
         if link.context is None or self.launch is None:
             return NO_TIME
-        return self.last.lead(
-            link, (self.system, self.launch, self.calls), lambda: self._lead_found(link)
-        )
+        return self.last.lead(link, (self.system, self.launch, self.calls), lambda: self._lead_found(link))
 
     def _lead_found(self, link: ChainLink) -> Time:
         assert link.context is not None
         builder = GraphBuilder(KIND_NAMES)
-        machine = Machine(
-            self.system, builder, len(link.context.tokens), launch=self.launch, calls=self.calls
-        )
+        machine = Machine(self.system, builder, len(link.context.tokens), launch=self.launch, calls=self.calls)
         machine.host.enter(OUTSIDE, is_backward=link.is_backward)
         ended = link.before(machine, machine.mark(machine.ranks))
         launched = machine.host.last
@@ -404,7 +402,7 @@ class Replay:
         self,
         *,
         progress: Callable[[], object] | None = None,
-        observe: Callable[[Replayed], object] | None = None,
+        observe: Callable[[ReplayedSchedule], object] | None = None,
     ) -> Iterator[LayerResult]:
         """Replay every layer by itself, see `alone`.
 
@@ -427,7 +425,7 @@ class Replay:
                 progress()
             yield known[same].model_copy(update=link.which())
 
-    def _layer(self, observe: Callable[[Replayed], object] | None) -> LayerResult:
+    def _layer(self, observe: Callable[[ReplayedSchedule], object] | None) -> LayerResult:
         """Replay the only layer; its graph is given up before the next is built."""
         graph = self.build()
         timeline = schedule(graph.built.graph)
@@ -440,7 +438,7 @@ class Replay:
         *,
         compare_barrier: bool = False,
         progress: Callable[[], object] | None = None,
-        observe: Callable[[Replayed], object] | None = None,
+        observe: Callable[[ReplayedSchedule], object] | None = None,
     ) -> ChainResult:
         """Replay layers one after the other on each GPU.
 

@@ -13,8 +13,8 @@ import numpy as np
 from replay.chains.chain import by_layer, mean_routing
 from replay.chains.kernel_streams import DENSE, KernelSpan
 from replay.chains.memory import largest
-from replay.measure.measured import Measured, measures, measures_by_layer
-from replay.measure.replayed import Replayed
+from replay.measure.measured import PiecewiseMeasures, measures, measures_by_layer
+from replay.measure.replayed import ReplayedSchedule
 from replay.measure.result import ChainedLayer, ChainResult, LayerResult, Pairs
 from replay.measure.sampled import of_gpus
 from replay.measure.token_latency import token_latency, travelled, us
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from replay.measure.by_layer import OfLayer
     from replay.measure.parts import Memory, Routing
     from replay.measure.result import Measures
-    from replay.model.machine.machine import Ints
+    from replay.model.arrays import Ints, Picoseconds
     from replay.schemes import Scheme
 
 
@@ -104,9 +104,7 @@ class Moments:
         ):
             moments |= {number: look_out(tasks) for number, tasks in found.items()}
         self.through = look_out(layer.through)
-        self.spans += [
-            KernelSpan(one.of, look_out(one.begun), look_out(one.ended)) for one in layer.spans
-        ]
+        self.spans += [KernelSpan(one.of, look_out(one.begun), look_out(one.ended)) for one in layer.spans]
         self._ends, self._times = layer.ends, look_out(layer.ends)
 
     def add(self, piece: Piece) -> None:
@@ -140,10 +138,10 @@ class ChainMeasures(NamedTuple):
         Device memory of the layer that takes most.
     """
 
-    reached_ps: list[Ints]
-    starts_ps: list[Ints]
-    finishes_ps: list[Ints]
-    through_ps: Ints
+    reached_ps: list[Picoseconds]
+    starts_ps: list[Picoseconds]
+    finishes_ps: list[Picoseconds]
+    through_ps: Picoseconds
     spans: list[KernelSpan]
     measures: Measures
     layers: list[OfLayer]
@@ -164,7 +162,7 @@ class ChainMeter:
 
     def __init__(self) -> None:
         self._moments = Moments()
-        self._measured: Measured | None = None
+        self._measured: PiecewiseMeasures | None = None
         self._summaries: list[dict[str, float]] = []
         self._memories: list[Memory] = []
 
@@ -172,7 +170,7 @@ class ChainMeter:
         """Note what is known of a layer before it runs."""
         self._moments.begin(layer, part)
         if self._measured is None:
-            self._measured = Measured(layer.machine, phases_separated=False)
+            self._measured = PiecewiseMeasures(layer.machine, phases_separated=False)
         past = part.first_task + part.graph.num_tasks
         of_layer = layer.ranges.layer_of_task(past, part.first_task)
         self._measured.begin(part, layer.machine.notes.taken(), of_layer)
@@ -205,7 +203,7 @@ class ChainMeter:
 # ---- results -------------------------------------------------------------------------------------
 
 
-def replayed_of(links: Sequence[ChainLink], graph: ChainGraph, timeline: Timeline) -> Replayed:
+def replayed_of(links: Sequence[ChainLink], graph: ChainGraph, timeline: Timeline) -> ReplayedSchedule:
     """Put together what an observer of a whole schedule is given."""
     passes, steps = {link.is_backward for link in links}, {link.step for link in links}
     names = [
@@ -216,12 +214,10 @@ def replayed_of(links: Sequence[ChainLink], graph: ChainGraph, timeline: Timelin
     ]
     layer = graph.ranges.layer_of_task(timeline.graph.num_tasks)
     travels = travelled(graph.last_work) if len(links) == 1 else None
-    return Replayed.of(timeline, graph.built.machine, tuple(names), layer, travels)
+    return ReplayedSchedule.of(timeline, graph.built.machine, tuple(names), layer, travels)
 
 
-def layer_result(
-    link: ChainLink, graph: ChainGraph, timeline: Timeline, scheme: Scheme
-) -> LayerResult:
+def layer_result(link: ChainLink, graph: ChainGraph, timeline: Timeline, scheme: Scheme) -> LayerResult:
     """Read the result of a layer off the schedule of a chain that is this layer alone."""
     tokens = token_latency(timeline, graph.built.machine, graph.last_work, link.trace_rows)
     in_turn = scheme.phases_separated and not link.micro_batches

@@ -163,20 +163,17 @@ class ChainSettings:
             f"--pass {self.direction}: the lists are those of engines that serve": (
                 self.direction != "forward" and not self.pairs_passes
             ),
-            f"--pass {self.direction}: a forward pass runs beside a backward pass; "
-            "--pass training": self.direction != "training" and self.pairs_passes,
-            "--barrier: passes go on side by side from layer to layer": (
-                self.barrier and self.pairs_passes
-            ),
+            f"--pass {self.direction}: a forward pass runs beside a backward pass; --pass training": self.direction
+            != "training"
+            and self.pairs_passes,
+            "--barrier: passes go on side by side from layer to layer": (self.barrier and self.pairs_passes),
             f"--shared-experts {self.shared_experts}: the lists say where these run": (
                 self.shared_experts != "between"
             ),
             f"--jitter {self.jitter}: a GPU that is held up holds up both micro-batches": (
                 self.jitter != OFF and not self.pairs_passes
             ),
-            "--communication-only: micro-batches take turns at communication and experts": (
-                self.communication_only
-            ),
+            "--communication-only: micro-batches take turns at communication and experts": (self.communication_only),
             f"--placement {self.placement}: a plan's slots hold replicas for one batch": (
                 self.placement.partition(":")[0] in PER_STEP
             ),
@@ -219,9 +216,7 @@ class ChainSettings:
                 "themselves"
             )
         elif self.interleave != "off":
-            message = (
-                f"{asked} and --interleave {self.interleave}: nodes are sampled of whole batches"
-            )
+            message = f"{asked} and --interleave {self.interleave}: nodes are sampled of whole batches"
         elif self.jitter != OFF:
             given = f"{asked} and --jitter {self.jitter}"
             message = f"{given}: nodes that are not replayed would never be late"

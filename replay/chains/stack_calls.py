@@ -100,9 +100,7 @@ def _machine_of(scheme: Scheme, work: LayerWork, system: System) -> Machine:
         If the scheme refuses the layer, or its code fails.
     """
     check_code_for(scheme, work, system)
-    machine = Machine(
-        system, GraphBuilder(KIND_NAMES), work.num_ranks, scheme.uplinks, sample=work.sample
-    )
+    machine = Machine(system, GraphBuilder(KIND_NAMES), work.num_ranks, scheme.uplinks, sample=work.sample)
     with faults_of(scheme):
         scheme.build(work, machine, machine.mark(machine.ranks))
     return machine
@@ -121,9 +119,11 @@ def _groups(stack: Stack, sizes: KernelSizes, direction: Pass) -> dict[Stages, L
     past = 1 + max((i for i, row in enumerate(last) if row.kind == "exchange"), default=-1)
     between = (*first[arrived:], *experts, *last[:leaves])
     return {
-        ARRIVING: first[:arrived], EXPERTS: between,
-        LEAVING: last[leaves:past], FINISH: last[past:],
-    }  # fmt: skip
+        ARRIVING: first[:arrived],
+        EXPERTS: between,
+        LEAVING: last[leaves:past],
+        FINISH: last[past:],
+    }
 
 
 def _spread(

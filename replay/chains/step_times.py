@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from replay.chains.replay import Replay
     from replay.engine.piece import Piece
     from replay.engine.taskgraph import GraphPart
-    from replay.model.machine.machine import Ints
+    from replay.model.arrays import Ints
 
 
 class StepTimes(NamedTuple):
@@ -123,7 +123,4 @@ def _at_once(ready: Replay) -> StepTimes:
 
 def _means(starts: Sequence[Ints], finishes: Sequence[Ints]) -> list[float]:
     """(layer,): mean over the GPUs of the time between two moments of each."""
-    return [
-        int((end - start).sum()) / np.size(start)
-        for start, end in zip(starts, finishes, strict=True)
-    ]
+    return [int((end - start).sum()) / np.size(start) for start, end in zip(starts, finishes, strict=True)]

@@ -56,10 +56,7 @@ COMMANDS = {
     ),
     "report": (
         "report",
-        (
-            "Show saved results: as one HTML file, as figures for papers, as tables for other "
-            "programs."
-        ),
+        ("Show saved results: as one HTML file, as figures for papers, as tables for other programs."),
     ),
     "schemes": (
         "schemes",
@@ -197,9 +194,7 @@ def _version(is_asked: bool) -> None:
 def _before(
     version: Annotated[
         bool,
-        typer.Option(
-            "--version", help="Print the version and stop.", is_eager=True, callback=_version
-        ),
+        typer.Option("--version", help="Print the version and stop.", is_eager=True, callback=_version),
     ] = False,
 ) -> None:
     """Take the options that go before a command."""
@@ -241,9 +236,7 @@ def _parser() -> Any:
 def _carry_out(argv: Sequence[str] | None) -> int:
     streams = sys.stdout, sys.stderr
     try:
-        code = _parser()(
-            args=None if argv is None else list(argv), prog_name="moereplay", standalone_mode=False
-        )
+        code = _parser()(args=None if argv is None else list(argv), prog_name="moereplay", standalone_mode=False)
     except UserError as error:
         _complain(str(error), *getattr(error, "__notes__", ()))
         return 2

@@ -27,12 +27,8 @@ def choose(
         Path | None,
         folder_option("-o", "--out", help="Folder of the costs; what is there is used again."),
     ] = None,
-    list_: Annotated[
-        bool, typer.Option("--list", help="List the spaces that come with the package.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Count and bound the candidates, simulate none.")
-    ] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the spaces that come with the package.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count and bound the candidates, simulate none.")] = False,
     jobs: JobsOption = None,
     scheduler: SchedulerOption = None,
     cluster: ClusterOption = None,

@@ -24,13 +24,9 @@ def diff(
     after: Annotated[str, typer.Argument(help="Another one, of any version.", show_default=False)],
     compared: Annotated[
         Path | None,
-        typer.Argument(
-            help="With rows: the JSON of a comparison that has both.", show_default=False
-        ),
+        typer.Argument(help="With rows: the JSON of a comparison that has both.", show_default=False),
     ] = None,
-    json_: Annotated[
-        Path | None, file_option("--json", help="Write the whole difference to this file.")
-    ] = None,
+    json_: Annotated[Path | None, file_option("--json", help="Write the whole difference to this file.")] = None,
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="End with exit code 1 if anything is different.")
     ] = False,

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from replay.cli.options import options_of, settings_of
-from replay.cli.results import COMMON, Call, ResultCall, asks, beside, command_with, hidden
+from replay.cli.results import COMMON, ExperimentCommand, ResultCall, asks, beside, command_with, hidden
 from replay.cli.screen import progress, show, tell
 from replay.errors import RefusedError
-from replay.experiments.base.experiment import EXPERIMENTS, Given, execute
+from replay.experiments.base.experiment import EXPERIMENTS, SpecInputs, execute
 from replay.experiments.base.result import allowed_by
 from replay.experiments.base.schemed import AnySchemeExperiment, SchemeExperiment, with_schemes
 
@@ -24,7 +24,7 @@ SOME_REFUSED = 3
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ComparisonRequest:
     """Arguments of a comparison.
 
     Attributes
@@ -48,12 +48,12 @@ class Wanted:
     run_ids: Mapping[str, str] = field(default_factory=dict)
 
 
-class ComparisonCall(Call):
+class ComparisonCall(ExperimentCommand):
     """A command line that asks for a comparison."""
 
     experiment: AnySchemeExperiment
 
-    def again(self) -> Wanted:
+    def again(self) -> ComparisonRequest:
         """Give what the file of ``--spec`` asked for, schemes with their options apart.
 
         Raises
@@ -62,7 +62,7 @@ class ComparisonCall(Call):
             If the file cannot be read, is of another experiment, or names code that may not run.
         """
         if self.before is None:
-            return Wanted(self.experiment.spec())
+            return ComparisonRequest(self.experiment.spec())
         experiment, (specs, results, baseline) = self.experiment, self.before
         named = [one for one in specs if results or "scheme" in one.settings()]
         schemes = list(dict.fromkeys(experiment.reference(one) for one in named))
@@ -72,9 +72,9 @@ class ComparisonCall(Call):
             options |= {name: own for name, own in experiment.options_in(one).items() if own}
         shared = specs[0].changed(**{name: {} for name in experiment.spec.OPTIONS_OF.values()})
         ids = {one.name: one.run_id for one in results}
-        return Wanted(shared, schemes or None, options, baseline, ids)
+        return ComparisonRequest(shared, schemes or None, options, baseline, ids)
 
-    def wanted(self) -> Wanted:
+    def wanted(self) -> ComparisonRequest:
         """Put the file of ``--spec`` and what is given beside it together.
 
         Raises
@@ -90,7 +90,7 @@ class ComparisonCall(Call):
         options = dict(before.options)
         for name, own in options_of(asked or (), self._names(spec, named)).items():
             options[name] = {**options.get(name, {}), **own}
-        return Wanted(
+        return ComparisonRequest(
             spec,
             named,
             options,
@@ -109,7 +109,7 @@ class ComparisonCall(Call):
 
     def carry_out(
         self,
-        wanted: Wanted | None = None,
+        wanted: ComparisonRequest | None = None,
         *,
         compare: Callable[..., Any] | None = None,
         then: Callable[[Any], Any] = lambda compared: compared,
@@ -170,7 +170,7 @@ class ComparisonCall(Call):
             raise typer.Exit(SOME_REFUSED)
         return compared
 
-    def _tell_differences(self, wanted: Wanted, compared: Any) -> None:
+    def _tell_differences(self, wanted: ComparisonRequest, compared: Any) -> None:
         """Say where the file that this was run again from has other results."""
         now = {one.name: one.run_id for one in compared.results}
         names = [name for name, run_id in wanted.run_ids.items() if now.get(name, run_id) != run_id]
@@ -181,9 +181,7 @@ class ComparisonCall(Call):
             )
 
 
-def estimates_table(
-    experiment: AnySchemeExperiment, wanted: Wanted, objects: Mapping[str, Any]
-) -> Any:
+def estimates_table(experiment: AnySchemeExperiment, wanted: ComparisonRequest, objects: Mapping[str, Any]) -> Any:
     """Table of what each replay takes, found out without carrying it out.
 
     Parameters
@@ -203,7 +201,7 @@ def estimates_table(
     rows, like, unit = [], None, ""
     for one in experiment.asked_of(wanted.spec, schemes, wanted.options):
         try:
-            like = experiment.setup(one.spec, Given(objects, like))
+            like = experiment.setup(one.spec, SpecInputs(objects, like))
             need = experiment.estimate(like)
         except RefusedError:
             if wanted.schemes:
@@ -235,9 +233,12 @@ def compares(
     experiment = with_schemes(EXPERIMENTS[name])
     schemes = (*experiment.spec.OPTIONS_OF, *experiment.spec.OPTIONS_OF.values())
     return command_with(
-        experiment, ComparisonCall, _options(experiment),
-        leave_out=(*schemes, *leave_out), defaults=defaults or {},
-    )  # fmt: skip
+        experiment,
+        ComparisonCall,
+        _options(experiment),
+        leave_out=(*schemes, *leave_out),
+        defaults=defaults or {},
+    )
 
 
 def _options(experiment: AnySchemeExperiment) -> dict[str, tuple[Any, Any]]:
@@ -251,8 +252,7 @@ def _options(experiment: AnySchemeExperiment) -> dict[str, tuple[Any, Any]]:
         "jobs": (int | None, f"Processes that share the schemes [{experiment.usual_jobs}]."),
     }
     made: dict[str, tuple[Any, Any]] = {
-        name: (Annotated[kind, typer.Option(f"--{name}", help=text)], None)
-        for name, (kind, text) in texts.items()
+        name: (Annotated[kind, typer.Option(f"--{name}", help=text)], None) for name, (kind, text) in texts.items()
     }
     details = typer.Option("--details", help=f"{experiment.details}.")
     common = {

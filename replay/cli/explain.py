@@ -80,9 +80,7 @@ def _results(
         message = f"{one} {other}: give two files, or two schemes and a trace or a comparison"
         raise UserError(message)
     if trace is None:
-        message = (
-            f"which trace? Such as `moereplay explain {one} {other} gpt-oss-20b-decode --layer 12`"
-        )
+        message = f"which trace? Such as `moereplay explain {one} {other} gpt-oss-20b-decode --layer 12`"
         raise UserError(message)
     return picked(trace, one, other)
 
@@ -91,9 +89,7 @@ def _is_file(name: str) -> bool:
     return Path(name).suffix == ".json"
 
 
-def _replayed(
-    one: str, other: str, trace: str, settings: dict[str, Any], option: list[str]
-) -> tuple[Result, Result]:
+def _replayed(one: str, other: str, trace: str, settings: dict[str, Any], option: list[str]) -> tuple[Result, Result]:
     import replay
     from replay.cli.replays import num_layers
     from replay.errors import UserError
@@ -111,7 +107,5 @@ def _replayed(
     options = options_of(option, names)
     loaded, spec = load_trace(None, RunSpec(**settings, trace=trace))
     with progress(2 * num_layers(spec, loaded), "layer") as bar:
-        compared = replay.compare(
-            loaded, [one, other], spec, options=options, progress=bar.update, report=tell
-        )
+        compared = replay.compare(loaded, [one, other], spec, options=options, progress=bar.update, report=tell)
     return pick(compared, names[0]), pick(compared, names[1])

@@ -60,11 +60,11 @@ class Exports:
             If a file cannot be written, or its format cannot hold what was asked for.
         """
         from replay.engine.export import export
-        from replay.measure.replayed import Replayed
+        from replay.measure.replayed import ReplayedSchedule
         from replay.measure.scene import scene
 
         is_drawn = any(name == "chrome" for name, _ in self.targets)
-        if shown is None and is_drawn and isinstance(timeline, Replayed):
+        if shown is None and is_drawn and isinstance(timeline, ReplayedSchedule):
             shown = scene(timeline, self.token)
         for format_name, path in self.targets:
             written = export(
@@ -76,9 +76,7 @@ class Exports:
                 scene=shown,
             )
             files = f" and {len(written.paths) - 1} more" if len(written.paths) > 1 else ""
-            self.report.append(
-                f"{format_name}: {written.num_events} events in {written.paths[0]}{files}"
-            )
+            self.report.append(f"{format_name}: {written.num_events} events in {written.paths[0]}{files}")
             self.report.extend(f"{format_name}: {note}" for note in written.notes)
 
 

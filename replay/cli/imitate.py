@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hwmodel import System
     from tracegen import RoutingTrace
     from tracegen.imitate.floors import Measure
-    from tracegen.imitate.resemblance import Row
+    from tracegen.imitate.resemblance import StatisticRow
 
 UNFIT = 5
 """Exit code where a statistic or a time of the imitation is outside what is allowed."""
@@ -27,15 +27,9 @@ UNFIT = 5
 def imitate(
     trace: Annotated[str, typer.Argument(help="A file, or a name of `moereplay trace list`.")],
     out: Annotated[Path, file_option("--out", help="Synthetic trace to write.")],
-    parameters: Annotated[
-        Path, file_option("--parameters", help="Parameter file (TOML) to write.")
-    ],
-    report: Annotated[
-        Path | None, file_option("--report", help="Also write the report to this JSON file.")
-    ] = None,
-    system: Annotated[
-        str, typer.Option("--system", help="Replay on this system; 'none' leaves it out.")
-    ] = "dgx-h100",
+    parameters: Annotated[Path, file_option("--parameters", help="Parameter file (TOML) to write.")],
+    report: Annotated[Path | None, file_option("--report", help="Also write the report to this JSON file.")] = None,
+    system: Annotated[str, typer.Option("--system", help="Replay on this system; 'none' leaves it out.")] = "dgx-h100",
     seed: Annotated[int, typer.Option(help="The same seed gives the same files.")] = 0,
     splits: Annotated[
         int,
@@ -105,7 +99,7 @@ def _rows(
     independent: RoutingTrace,
     machine: System | None,
     splits: int,
-) -> list[Row]:
+) -> list[StatisticRow]:
     """Statistics, and times on a machine if one is given, of three traces."""
     from replay.studies.validate.imitation import compare_times, mean_times_us
     from tracegen.imitate.floors import floors
@@ -132,7 +126,7 @@ def _rows(
     return rows + compare_times(first, second, third, floor)
 
 
-def _show(rows: list[Row]) -> None:
+def _show(rows: list[StatisticRow]) -> None:
     """Print the report as a table."""
     from tracegen.shared.display.content import Column, Table
 

@@ -27,9 +27,7 @@ class Later(TyperCommand):
         Called with the command when it is made; gives it as it is used.
     """
 
-    def __init__(
-        self, name: str, summary: str, find: Callable[[], Any], prepare: Callable[[Any], Any]
-    ) -> None:
+    def __init__(self, name: str, summary: str, find: Callable[[], Any], prepare: Callable[[Any], Any]) -> None:
         super().__init__(name=name, help=summary, rich_markup_mode=None)
         self._find, self._prepare = find, prepare
 

@@ -14,7 +14,7 @@ from replay.cli.screen import progress, show
 from tracegen.cli.outputs import file_option
 
 if TYPE_CHECKING:
-    from replay.studies.machines.fit import Fitted
+    from replay.studies.machines.fit import MachineFit
     from replay.studies.machines.log import Log
     from replay.studies.validate.table import Outcome
 
@@ -23,9 +23,9 @@ FAR_PERCENT = 12.0
 
 
 def measure(
-    output: Annotated[
-        Path, file_option("--output", "-o", help="Write the log to this file, as JSON.")
-    ] = Path("measured.json"),
+    output: Annotated[Path, file_option("--output", "-o", help="Write the log to this file, as JSON.")] = Path(
+        "measured.json"
+    ),
 ) -> None:
     """Measure the machine at hand: a log for `fit`. One GPU, or several under torchrun."""
     from replay.files import write_text
@@ -40,15 +40,9 @@ def measure(
 
 
 def fit(
-    logs: Annotated[
-        list[Path], typer.Argument(metavar="LOG", help="Output of benchmarks, text or JSON.")
-    ],
-    output: Annotated[
-        Path, file_option("--output", "-o", help="Write the machine to this file, as TOML.")
-    ],
-    base: Annotated[
-        str, typer.Option(metavar="NAME", help="Preset that gives all other values.")
-    ] = "dgx-h100",
+    logs: Annotated[list[Path], typer.Argument(metavar="LOG", help="Output of benchmarks, text or JSON.")],
+    output: Annotated[Path, file_option("--output", "-o", help="Write the machine to this file, as TOML.")],
+    base: Annotated[str, typer.Option(metavar="NAME", help="Preset that gives all other values.")] = "dgx-h100",
     hold_out: Annotated[
         float,
         typer.Option(min=0, max=0.9, help="Share of the lines to test with, and not to fit."),
@@ -100,34 +94,42 @@ def outcomes_of(paths: list[Path], system: str, hold_out: float) -> list[Outcome
     return found
 
 
-def _show(machine: Fitted) -> None:
+def _show(machine: MachineFit) -> None:
     """Print what was found, what was not, and how far lines are off."""
     from tracegen.shared.display.content import Column, Table
 
     constants = [
-        (one.key, one.before, one.value, f"{one.low:.4g} to {one.high:.4g}", one.table)
-        for one in machine.constants
+        (one.key, one.before, one.value, f"{one.low:.4g} to {one.high:.4g}", one.table) for one in machine.constants
     ]
     columns = [
-        Column("constant"), Column("base", form=".4g"), Column("fitted", form=".4g"),
-        Column("nine of ten", rank=1), Column("by lines of", rank=1),
-    ]  # fmt: skip
+        Column("constant"),
+        Column("base", form=".4g"),
+        Column("fitted", form=".4g"),
+        Column("nine of ten", rank=1),
+        Column("by lines of", rank=1),
+    ]
     found = [Table("fitted", "Constants that the logs determine", columns, constants)]
     rows = [
         (
-            part.name, len(part.used.rows), part.mean_percent,
-            part.spread_percent, len(part.held_out.rows),
+            part.name,
+            len(part.used.rows),
+            part.mean_percent,
+            part.spread_percent,
+            len(part.held_out.rows),
             part.held_out.statistics(~part.held_out.left_out).get("mean"),
             part.inside() if len(part.held_out.rows) else None,
         )
         for part in machine.parts
-    ]  # fmt: skip
+    ]
     columns = [
-        Column("table"), Column("lines", form="d"), Column("mean", "%", ".1f"),
+        Column("table"),
+        Column("lines", form="d"),
+        Column("mean", "%", ".1f"),
         Column("nine of ten", "%", ".1f", says="further lines are off by no more, it is estimated"),
-        Column("held out", form="d"), Column("their mean", "%", ".1f"),
+        Column("held out", form="d"),
+        Column("their mean", "%", ".1f"),
         Column("within", form="d", says="lines held out that are off by no more than nine of ten"),
-    ]  # fmt: skip
+    ]
     found.append(Table("lines", "Lines by table, and how far predictions are off", columns, rows))
     show(*found, "", *(line for table in found for line in table.explanations()))
     reasons: dict[str, list[str]] = {}

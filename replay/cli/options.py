@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 MOST_DIGITS = 18  # of the number of a layer, which Python reads
-JsonOption = Annotated[
-    Path | None, file_option("--json", help="Write the whole result to this file.")
-]
+JsonOption = Annotated[Path | None, file_option("--json", help="Write the whole result to this file.")]
 
 MaxMemoryOption = Annotated[
     str | None,
@@ -114,9 +112,7 @@ def _parameter(name: str, field: FieldInfo, default: Any) -> inspect.Parameter:
     elif name in PLACES and not flags:
         info = typer.Argument(help=text, show_default=False)
     annotation = Annotated[kind | None, info]
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
-    )
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def settings_of(given: Mapping[str, Any], *, scheme: str | None = None) -> dict[str, Any]:

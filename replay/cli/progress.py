@@ -13,7 +13,7 @@ LINE_S = 60.0
 """Seconds between two lines."""
 
 
-class Progress:
+class ProgressBar:
     """Shows how far work is, to be used as a context.
 
     Parameters
@@ -28,9 +28,7 @@ class Progress:
         from tqdm import tqdm
 
         file = screen.terminal(sys.stderr)
-        self._bar: Any = tqdm(
-            total=total, unit=unit, delay=1, leave=False, disable=not file.isatty(), file=file
-        )
+        self._bar: Any = tqdm(total=total, unit=unit, delay=1, leave=False, disable=not file.isatty(), file=file)
         self._unit, self._total, self._done = unit, total, 0
         self._said = 0, time.time()  # what was done when the last line was written
 

@@ -22,7 +22,7 @@ from replay.cli.exports import (
     parse_exports,
 )
 from replay.cli.options import MOST_DIGITS
-from replay.cli.results import Call, ResultCall, asks
+from replay.cli.results import ExperimentCommand, ResultCall, asks
 from replay.cli.screen import progress, show
 from replay.errors import UserError
 from replay.experiments.layer.experiment import EXPERIMENT as LAYER
@@ -44,9 +44,7 @@ PLACEMENT_HELP = str(RunSpec.model_fields["placement"].description)
 ONE_BY_ONE = "steps one by one, as --steps all asks for them"
 OutOption = Annotated[
     Path | None,
-    folder_option(
-        "-o", "--out", help="Of --steps all and the like: folder of the steps, used again."
-    ),
+    folder_option("-o", "--out", help="Of --steps all and the like: folder of the steps, used again."),
 ]
 
 
@@ -77,23 +75,22 @@ def run(
     is_whole, call = _parted(call, out, jobs)
     if is_whole:
         given = {
-            "trace-events": trace_events, "export": export, "window": window,
-            "max-events": max_events, "trace-token": trace_token,
-        }  # fmt: skip
+            "trace-events": trace_events,
+            "export": export,
+            "window": window,
+            "max-events": max_events,
+            "trace-token": trace_token,
+        }
         _refuse_with_steps(given)
         setup = call.setup()
         if not call.is_dry(setup):
             with _kept_in(out):
-                result = call.carry_out(
-                    setup, unit="step", folder=out, jobs=num_processors() if jobs is None else jobs
-                )
+                result = call.carry_out(setup, unit="step", folder=out, jobs=num_processors() if jobs is None else jobs)
             show(call.experiment.shown(result, details=True))
             call.tell_difference(result)
         return
     one_graph = call.spec.makes_one_graph
-    exports = parse_exports(
-        trace_events, export or [], window, max_events, is_one_graph=one_graph, token=trace_token
-    )
+    exports = parse_exports(trace_events, export or [], window, max_events, is_one_graph=one_graph, token=trace_token)
     setup = call.setup()
     if trace_token is not None:
         check_token(trace_token, setup.first.source_rank.size)
@@ -110,9 +107,7 @@ def compare(
     call: ComparisonCall,
     placement: Annotated[
         list[str] | None,
-        typer.Option(
-            "--placement", help=f"{PLACEMENT_HELP} Repeatable: a row for each [contiguous]."
-        ),
+        typer.Option("--placement", help=f"{PLACEMENT_HELP} Repeatable: a row for each [contiguous]."),
     ] = None,
     uncertainty: Annotated[
         int | None,
@@ -155,8 +150,7 @@ def compare(
             compare=partial(compared, trace, placements=placement or None),
             then=lambda one: one if drawn is None else _assessed(one, trace, drawn),
             objects={"trace": trace},
-            steps=len(set(placement or [""]))
-            * (_num_steps(spec, trace) if is_whole else num_layers(spec, trace)),
+            steps=len(set(placement or [""])) * (_num_steps(spec, trace) if is_whole else num_layers(spec, trace)),
             unit="step" if is_whole else "layer",
             jobs=num_processors() if is_whole else _worth_two(spec, trace),
             **more,
@@ -165,7 +159,7 @@ def compare(
         _show_tuned(found.results, name_all=bool(spec.tune))
 
 
-AnyCall = TypeVar("AnyCall", bound=Call)
+AnyCall = TypeVar("AnyCall", bound=ExperimentCommand)
 
 
 def _parted(call: AnyCall, out: Path | None, jobs: int | None = None) -> tuple[bool, AnyCall]:
@@ -179,10 +173,7 @@ def _parted(call: AnyCall, out: Path | None, jobs: int | None = None) -> tuple[b
     steps = call.given.get("steps")
     is_number = steps is not None and steps.isdecimal() and len(steps) <= MOST_DIGITS
     if (steps is not None and not is_number) or (
-        steps is None
-        and call.runs_again(
-            "moereplay-trace", lambda settings: isinstance(settings.get("steps"), str)
-        )
+        steps is None and call.runs_again("moereplay-trace", lambda settings: isinstance(settings.get("steps"), str))
     ):
         defaults = {name: one for name, one in call.defaults.items() if name not in ONE_GRAPH}
         return True, dataclasses.replace(call, experiment=TRACE, defaults=defaults)
@@ -261,10 +252,8 @@ def _assessed(compared: Any, trace: RoutingTrace, drawn: dict[str, Any]) -> Any:
 
 def num_layers(spec: RunSpec, trace: RoutingTrace) -> int:
     """Layers that one scheme replays, over all steps and passes."""
-    if spec.layer == "all":
-        layers = trace.num_layers
-    else:
-        layers = 1 if isinstance(spec.layer, int) else len(spec.layer)
+    one_or_several = 1 if isinstance(spec.layer, int) else len(spec.layer)
+    layers = trace.num_layers if spec.layer == "all" else one_or_several
     number = layers * len(PASSES[spec.direction]) * spec.steps
     return number if spec.sample_layers is None else min(number, spec.sample_layers)
 
@@ -279,9 +268,7 @@ def _show_tuned(results: Sequence[Result], *, name_all: bool) -> None:
     for result in results:
         scheme = result.scheme
         if scheme.tuned:
-            chosen = ", ".join(
-                f"{option}={scheme.options[option]}" for option in scheme.tuned[0].options
-            )
+            chosen = ", ".join(f"{option}={scheme.options[option]}" for option in scheme.tuned[0].options)
             print(f"{scheme.name}: chose {chosen} out of {len(scheme.tuned)} tried.")
         elif name_all:
             print(f"{scheme.name}: has nothing to choose.")

@@ -15,8 +15,7 @@ def report(
     results: Annotated[
         list[Path],
         typer.Argument(
-            help="JSON of any command of ours that has a result, of any version, or the "
-            "folder of a study.",
+            help="JSON of any command of ours that has a result, of any version, or the folder of a study.",
             show_default=False,
         ),
     ],

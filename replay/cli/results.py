@@ -24,7 +24,7 @@ from replay.cli.options import (
 )
 from replay.cli.screen import progress, tell
 from replay.errors import UserError
-from replay.experiments.base.experiment import EXPERIMENTS, Experiment, Given
+from replay.experiments.base.experiment import EXPERIMENTS, Experiment, SpecInputs
 from replay.experiments.base.host_memory import parse_size
 from replay.experiments.base.result import allowed_by
 from tracegen.cli.delivery import Delivery, delivers, with_parameters
@@ -82,7 +82,7 @@ class Before(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Call:
+class ExperimentCommand:
     """A command line that asks an experiment.
 
     Attributes
@@ -170,7 +170,7 @@ class Call:
         self.deliver(lambda: page(result))
 
 
-class ResultCall(Call):
+class ResultCall(ExperimentCommand):
     """A command line that asks for one result."""
 
     @cached_property
@@ -208,7 +208,7 @@ class ResultCall(Call):
             allowed = allowed or "scheme" in self.given  # the command line names it
         elif "allow_code" in self.words:
             allowed = allowed_by(self.before.results, allow_code=allowed)
-        return self.experiment.setup(self.spec, Given(allow_code=allowed))
+        return self.experiment.setup(self.spec, SpecInputs(allow_code=allowed))
 
     def is_dry(self, setup: Any) -> bool:
         """Tell whether nothing is replayed; says what it would take then."""
@@ -217,9 +217,7 @@ class ResultCall(Call):
             return True
         return False
 
-    def carry_out(
-        self, setup: Any, *, observe: Observer | None = None, unit: str = "row", **more: Any
-    ) -> Any:
+    def carry_out(self, setup: Any, *, observe: Observer | None = None, unit: str = "row", **more: Any) -> Any:
         """Carry out what was set up, save it and deliver it.
 
         Parameters
@@ -259,11 +257,7 @@ class ResultCall(Call):
 
 def _what_differs(before: Any, after: Any) -> str:
     """The parts in which two runs of one spec differ."""
-    parts = [
-        part
-        for part in ENTERING
-        if getattr(before, part, None) != getattr(after, part, None)
-    ]  # fmt: skip
+    parts = [part for part in ENTERING if getattr(before, part, None) != getattr(after, part, None)]
     if not parts:
         return "the same values by other code; this is what the present code gives"
     return f"another {', another '.join(parts)} than its references lead to now"
@@ -308,7 +302,7 @@ def asks(
 
 def command_with(
     experiment: AnyExperiment,
-    kind: type[Call],
+    kind: type[ExperimentCommand],
     common: Mapping[str, tuple[Any, Any]],
     *,
     leave_out: Sequence[str] = (),

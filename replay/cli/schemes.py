@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from replay.schemes import Scheme
     from replay.schemes.base import AnyScheme, SchemeKind
-    from replay.schemes.options import About
+    from replay.schemes.options import OptionFacts
     from replay.schemes.tp.base import TensorScheme
     from tracegen.shared.display.content import Table
 
@@ -30,9 +30,7 @@ SchemeArgument = Annotated[
         help="A name, or FILE.py:NAME, which executes the file; or a word: list, show, check.",
     ),
 ]
-NamedArgument = Annotated[
-    str | None, typer.Argument(metavar="[SCHEME]", help="After show or check: the scheme.")
-]
+NamedArgument = Annotated[str | None, typer.Argument(metavar="[SCHEME]", help="After show or check: the scheme.")]
 
 
 def schemes(
@@ -140,10 +138,7 @@ def _tables(found: Sequence[Scheme]) -> tuple[Table, Table, Table]:
                 Column("kernels", form="s", rank=1),
                 Column("graph", rank=1),
             ],
-            [
-                (one.name, one.traffic, one.overlap, each.sms, each.kernels, each.graph)
-                for one, each in facts
-            ],
+            [(one.name, one.traffic, one.overlap, each.sms, each.kernels, each.graph) for one, each in facts],
         ),
         Table(
             "limits",
@@ -219,8 +214,7 @@ def _of_experts(scheme: Scheme) -> dict[str, Any]:
     from replay.report.scheme_tables import SYSTEM, communicating_sms
 
     listed = {
-        name: host_program.typical_program(scheme, is_backward=name == "backward")
-        for name in ("forward", "backward")
+        name: host_program.typical_program(scheme, is_backward=name == "backward") for name in ("forward", "backward")
     }
     forward = listed["forward"]
     return {
@@ -235,9 +229,7 @@ def _of_experts(scheme: Scheme) -> dict[str, Any]:
         "communication_sms": {SYSTEM: communicating_sms(scheme)},
         "kernels": None if forward is None else host_program.num_kernels(forward),
         "captured": host_program.can_be_captured(forward),
-        "operations": {
-            name: [one._asdict() for one in operations or ()] for name, operations in listed.items()
-        },
+        "operations": {name: [one._asdict() for one in operations or ()] for name, operations in listed.items()},
     }
 
 
@@ -329,7 +321,7 @@ def _operations(scheme: Scheme) -> None:
     print(indented(every if host_program.can_be_captured(listed) else ends, "  ", "  "))
 
 
-def shown(one: About) -> str:
+def shown(one: OptionFacts) -> str:
     """Give the default of an option with its unit."""
     default = str(one.default).lower() if isinstance(one.default, bool) else str(one.default)
     return f"{default} {one.unit}".rstrip()
@@ -340,9 +332,13 @@ def indented(text: str, first: str, others: str) -> str:
     import textwrap
 
     return textwrap.fill(
-        text, WIDTH, initial_indent=first, subsequent_indent=others,
-        break_on_hyphens=False, break_long_words=False,
-    )  # fmt: skip
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=others,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
 
 
 # ---- the contract --------------------------------------------------------------------------------

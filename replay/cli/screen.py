@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from replay.cli.progress import Progress
+from replay.cli.progress import ProgressBar
 from tracegen.shared import screen
 
 
@@ -19,13 +19,13 @@ def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def progress(total: int, unit: str) -> Progress:
-    """Make a bar over replays that take longer than a second; parameters as of `Progress`.
+def progress(total: int, unit: str) -> ProgressBar:
+    """Make a bar over replays that take longer than a second; parameters as of `ProgressBar`.
 
     It also says when the engine has to be compiled first, which no bar would show.
     """
     announce_compiling()
-    return Progress(total, unit)
+    return ProgressBar(total, unit)
 
 
 def announce_compiling() -> None:
@@ -47,8 +47,6 @@ def _compile() -> None:
         return
     tell(compilation.NOTICE)
     engine.compile_ahead(
-        lambda number, total: print(
-            f"\r{number} of {total} parts", end="", file=sys.stderr, flush=True
-        )
+        lambda number, total: print(f"\r{number} of {total} parts", end="", file=sys.stderr, flush=True)
     )
     print(file=sys.stderr)

@@ -24,9 +24,7 @@ MODELS, SYSTEM, RANKS, TOKENS = ("qwen3-30b-a3b", "deepseek-v3"), "dgx-h100", 8,
 def stacks(
     stack: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[STACK]", help="A stack, and options of it, as megatron-plain:graphs=router."
-        ),
+        typer.Argument(metavar="[STACK]", help="A stack, and options of it, as megatron-plain:graphs=router."),
     ] = None,
     model: Annotated[
         str | None,
@@ -83,10 +81,7 @@ def stacks(
         if row.direction == part.direction
     ]
     each = "each" if tp == 1 else f"for {tp} of them together"
-    title = (
-        f"{found.kernels.title}: a layer of {shape.name}, experts on {ranks:,} GPUs, "
-        f"{tokens:,} tokens {each}"
-    )
+    title = f"{found.kernels.title}: a layer of {shape.name}, experts on {ranks:,} GPUs, {tokens:,} tokens {each}"
     lines = [f"Host: {machine.host.processor.value}. Exchanges of rows are the scheme's."]
     if not shape.num_heads:
         lines.append(f"Without attention, of whose heads nothing is known in {shape.name}.")
@@ -107,9 +102,7 @@ def _is_there(part: str, sizes: KernelSizes) -> bool:
         return False
     if "attention" in part and not sizes.heads:
         return False
-    return (part != "latent attention" or sizes.kv_rank > 0) and (
-        part != "attention" or not sizes.kv_rank
-    )
+    return (part != "latent attention" or sizes.kv_rank > 0) and (part != "attention" or not sizes.kv_rank)
 
 
 def _check_sizes(shape: ModelShape, **sizes: int) -> None:
@@ -141,13 +134,14 @@ def _counted(stack: Stack, listed: Sequence[ListedOperation]) -> Table:
     for row in listed:
         groups.setdefault((row.part, row.direction), []).append(row)
     columns = [
-        Column("part"), Column("pass"),
+        Column("part"),
+        Column("pass"),
         Column("kernels", form=",d", says="launches; a graph's are launched at once"),
         Column("tensors", form=",d", says="allocations of device memory"),
         Column("waits", form=",d", says="times that the host waits for its GPU"),
         Column("MB", form=",.1f", says="of device memory, by kernels that do not multiply or send"),
         Column("host", "us", form=",.0f", says="what launches take the host, but those of graphs"),
-    ]  # fmt: skip
+    ]
     rows = [(*key, *_sums(stack, part)) for key, part in groups.items()]
     rows.append(("all", "", *_sums(stack, listed)))
     return Table("stack", "Launched in each pass", columns, rows)
@@ -173,19 +167,28 @@ def _every(stack: Stack, listed: Sequence[ListedOperation]) -> Table:
     from tracegen.shared.display.content import Column, Table
 
     columns = [
-        Column("part"), Column("pass"), Column("operation"),
+        Column("part"),
+        Column("pass"),
+        Column("operation"),
         Column("call", rank=1, says="what launches it, on which its host time depends"),
         Column("bound by", rank=2, says="map: rows to places; rows: bring them; tiny: nothing"),
         Column("kernels", form=",d", says="0 where the host copies or waits"),
         Column("MB", form=",.2f", rank=1, says="of device memory"),
         Column("host", "us", form=",.1f", says="without waiting, and as if in no graph"),
         Column("source", rank=3),
-    ]  # fmt: skip
+    ]
     rows = [
         (
-            row.part, row.direction, row.name, row.call, row.kind, row.kernels,
-            row.moves / 1e6, stack.costs.ps(row) / 1e6, row.source,
+            row.part,
+            row.direction,
+            row.name,
+            row.call,
+            row.kind,
+            row.kernels,
+            row.moves / 1e6,
+            stack.costs.ps(row) / 1e6,
+            row.source,
         )
         for row in listed
-    ]  # fmt: skip
+    ]
     return Table("operations", "Operations, in order", columns, rows)

@@ -17,7 +17,7 @@ from tracegen.cli.delivery import Delivery, delivers
 from tracegen.cli.outputs import file_option, folder_option
 
 if TYPE_CHECKING:
-    from replay.cli.progress import Progress
+    from replay.cli.progress import ProgressBar
     from replay.studies.sweeps.plan import Plan
     from replay.studies.sweeps.result import SweepResult
 
@@ -26,22 +26,14 @@ SOME_FAILED = 4
 
 @delivers
 def sweep(
-    study: Annotated[
-        str | None, typer.Argument(help="A TOML file, or a name of `--list`.", show_default=False)
-    ] = None,
+    study: Annotated[str | None, typer.Argument(help="A TOML file, or a name of `--list`.", show_default=False)] = None,
     out: Annotated[
         Path | None,
         folder_option("-o", "--out", help="Folder of the results; what is there is used again."),
     ] = None,
-    json_: Annotated[
-        Path | None, file_option("--json", help="Also write sweep.json to this file.")
-    ] = None,
-    list_: Annotated[
-        bool, typer.Option("--list", help="List the studies that come with the package.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the points, and replay nothing.")
-    ] = False,
+    json_: Annotated[Path | None, file_option("--json", help="Also write sweep.json to this file.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List the studies that come with the package.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the points, and replay nothing.")] = False,
     free: Annotated[
         bool,
         typer.Option("--free", help="Only the claims over free inputs, and their one table."),
@@ -137,7 +129,7 @@ def _read_page(path: Path, plan: Plan) -> str:
 class _Counted:
     """Tells a bar how many replays are done, of which the first were in the folder."""
 
-    def __init__(self, bar: Progress) -> None:
+    def __init__(self, bar: ProgressBar) -> None:
         self._bar = bar
         self._done: int | None = None
 
@@ -155,8 +147,7 @@ def _conclude(result: SweepResult, out: Path) -> None:
     print(said + (f", {result.num_failed} failed" if result.num_failed else ""), file=sys.stderr)
     if result.num_missing:
         print(
-            f"{result.num_missing} replays of other shards are not there yet; the last shard "
-            "writes the tables",
+            f"{result.num_missing} replays of other shards are not there yet; the last shard writes the tables",
             file=sys.stderr,
         )
     if result.num_failed:
@@ -208,7 +199,4 @@ def _show_plan(plan: Plan, out: Path | None) -> None:
     show()
     num_traces = len({task.source.key for task, _ in plan.tasks if isinstance(task, TracedTask)})
     of_traces = f" of {num_traces} traces" if num_traces else ""
-    print(
-        f"{len(plan.points)} points, {len(plan.tasks)} different replays{of_traces}; "
-        f"{len(present)} there already"
-    )
+    print(f"{len(plan.points)} points, {len(plan.tasks)} different replays{of_traces}; {len(present)} there already")

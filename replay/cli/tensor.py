@@ -44,7 +44,7 @@ def run(
 ) -> None:
     """Replay a layer under one scheme."""
     from replay.experiments.dense.tables import tables
-    from replay.measure.replayed import Replayed
+    from replay.measure.replayed import ReplayedSchedule
 
     exports = parse_exports(trace_events, export or [], window, max_events, is_one_graph=True)
     setup = call.setup()
@@ -53,7 +53,7 @@ def run(
 
     def export_all(timeline: Timeline, machine: Machine) -> None:
         assert exports is not None
-        exports(Replayed.of(timeline, machine))
+        exports(ReplayedSchedule.of(timeline, machine))
 
     observe = None if exports is None else export_all
     result = call.carry_out(setup, observe=observe, unit="scheme")
@@ -75,9 +75,7 @@ def compare(call: ComparisonCall) -> None:
 
 @app.command()
 def schemes(
-    scheme: Annotated[
-        str | None, typer.Argument(metavar="[SCHEME]", help="A name, or FILE.py:NAME.")
-    ] = None,
+    scheme: Annotated[str | None, typer.Argument(metavar="[SCHEME]", help="A name, or FILE.py:NAME.")] = None,
     as_json: AsJsonOption = False,
 ) -> None:
     """List the schemes of tensor parallelism; explain SCHEME."""
@@ -129,11 +127,16 @@ def _list_models(title: str, names: Sequence[str]) -> None:
     columns = [Column("model"), *(Column(word, form="d", rank=1) for word in words)]
     rows = [
         (
-            shape.name, shape.num_layers, shape.hidden, shape.intermediate, shape.num_heads,
-            shape.num_kv_heads, shape.sequence_length or None,
+            shape.name,
+            shape.num_layers,
+            shape.hidden,
+            shape.intermediate,
+            shape.num_heads,
+            shape.num_kv_heads,
+            shape.sequence_length or None,
         )
         for shape in map(load, names)
-    ]  # fmt: skip
+    ]
     show(Table("models", title, columns, rows))
 
 

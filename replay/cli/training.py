@@ -28,9 +28,7 @@ def train(
             help="Write the step of the one scheme for Perfetto to this file (.gz too).",
         ),
     ] = None,
-    of_trace: Annotated[
-        str | None, typer.Option("--trace", hidden=True, help="TRACE, as it was once given.")
-    ] = None,
+    of_trace: Annotated[str | None, typer.Option("--trace", hidden=True, help="TRACE, as it was once given.")] = None,
 ) -> None:
     """Replay a step of training a whole model under several schemes, the fastest first."""
     from replay.experiments.train.scene import scene

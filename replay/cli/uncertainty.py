@@ -25,9 +25,7 @@ def uncertainty(
     ],
     draws: Annotated[
         int,
-        typer.Option(
-            "--draws", help="Draws, each of which replays all that the file has once more."
-        ),
+        typer.Option("--draws", help="Draws, each of which replays all that the file has once more."),
     ] = DRAWS,
     of: Annotated[
         str | None,
@@ -37,9 +35,7 @@ def uncertainty(
         ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="What the draws come from.")] = 0,
-    jobs: Annotated[
-        int, typer.Option("--jobs", help="Processes that share the schemes of a draw.")
-    ] = 1,
+    jobs: Annotated[int, typer.Option("--jobs", help="Processes that share the schemes of a draw.")] = 1,
     max_memory: MaxMemoryOption = None,
     allow_code: AllowCodeOption = False,
     json_: JsonOption = None,

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 @delivers
 def validate(
-    tables: Annotated[
-        list[str] | None, typer.Argument(metavar="[TABLE ...]", help="Names [all tables].")
-    ] = None,
+    tables: Annotated[list[str] | None, typer.Argument(metavar="[TABLE ...]", help="Names [all tables].")] = None,
     system: Annotated[
         str | None,
         typer.Option(
@@ -51,16 +49,13 @@ def validate(
         typer.Option(
             "--at",
             metavar="COLUMN=V[,V...]",
-            help="Print predictions of a table's rows with other values of a column, measured or "
-            "not; repeatable.",
+            help="Print predictions of a table's rows with other values of a column, measured or not; repeatable.",
         ),
     ] = None,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the errors as a Markdown table, no more.")
     ] = False,
-    json_: Annotated[
-        Path | None, file_option("--json", help="Write every row to this file.")
-    ] = None,
+    json_: Annotated[Path | None, file_option("--json", help="Write every row to this file.")] = None,
     *,
     deliver: Delivery,
 ) -> None:
@@ -75,9 +70,7 @@ def validate(
             raise unknown("table", name, TABLES)
     if log:
         if tables or list_ or at or set_:
-            raise UserError(
-                "--log takes --system and its own lines: no tables, --at, --set or --list"
-            )
+            raise UserError("--log takes --system and its own lines: no tables, --at, --set or --list")
         if system is None:
             raise UserError("--log needs --system: the machine of the logs, a name or a file")
         outcomes = outcomes_of(log, system, hold_out)
@@ -86,9 +79,7 @@ def validate(
     if hold_out:
         raise UserError("--hold-out is of lines of logs: give --log as well")
     if system is not None and system.endswith(".toml"):
-        raise UserError(
-            f"{system} has no published tables; give the logs of its benchmarks: --log LOG"
-        )
+        raise UserError(f"{system} has no published tables; give the logs of its benchmarks: --log LOG")
     names = of_system(tables or list(TABLES), system)
     if list_:
         for name in names:
@@ -105,9 +96,7 @@ def validate(
     _deliver(outcomes, json_, deliver, markdown=markdown)
 
 
-def _deliver(
-    outcomes: list[Outcome], json_: Path | None, deliver: Delivery, *, markdown: bool
-) -> None:
+def _deliver(outcomes: list[Outcome], json_: Path | None, deliver: Delivery, *, markdown: bool) -> None:
     """Write and print the errors, and exit with 1 if a bound is missed."""
     from replay.files import write_text
     from replay.studies.validate import report
@@ -125,9 +114,7 @@ def _deliver(
         raise typer.Exit(1)
 
 
-def _print_at(
-    names: list[str], at: list[str], overrides: dict[str, str], *, markdown: bool
-) -> None:
+def _print_at(names: list[str], at: list[str], overrides: dict[str, str], *, markdown: bool) -> None:
     """Print predictions of settings that are asked for."""
     from replay.errors import UserError
     from replay.studies.sweeps.table import markdown as as_markdown

@@ -8,9 +8,7 @@ import typer
 
 
 def words(
-    word: Annotated[
-        list[str] | None, typer.Argument(help="Headings to explain; all without any.")
-    ] = None,
+    word: Annotated[list[str] | None, typer.Argument(help="Headings to explain; all without any.")] = None,
 ) -> None:
     """Explain the words over the columns of tables, a line each."""
     from replay.errors import unknown

@@ -8,7 +8,7 @@ from replay.engine.critical_path import CriticalPath, critical_path
 from replay.engine.engine import schedule
 from replay.engine.errors import EngineError, GraphError, UserError
 from replay.engine.taskgraph import NULL_RESOURCE, TaskGraph
-from replay.engine.timeline import Timeline, Touched
+from replay.engine.timeline import Timeline, TouchOutcome
 
 __all__ = [
     "NULL_RESOURCE",
@@ -18,7 +18,7 @@ __all__ = [
     "GraphError",
     "TaskGraph",
     "Timeline",
-    "Touched",
+    "TouchOutcome",
     "UserError",
     "critical_path",
     "least_work_ps",

@@ -54,9 +54,7 @@ class RowBlocks:
     def __len__(self) -> int:
         return self._count
 
-    def append(
-        self, count: int, given: Given, limits: Mapping[str, Span], first: int | None = None
-    ) -> None:
+    def append(self, count: int, given: Given, limits: Mapping[str, Span], first: int | None = None) -> None:
         """Check a block and add it, or nothing of it.
 
         Parameters
@@ -90,9 +88,7 @@ class RowBlocks:
             column.repeat_to(size)
             column.append(value, count, span)
 
-    def join(
-        self, room: int = 0, first: int = 0, tasks: Collection[str] = ()
-    ) -> dict[str, npt.NDArray[Any]]:
+    def join(self, room: int = 0, first: int = 0, tasks: Collection[str] = ()) -> dict[str, npt.NDArray[Any]]:
         """All rows, in the order given, by field; they are given up here.
 
         Parameters
@@ -133,9 +129,7 @@ class TakeBlocks:
         takers = as_ints("tasks", task)
         self._append(num_pools, takers, pool, units, takers if by is None else by, -1, least=1)
 
-    def append_shared(
-        self, num_pools: int, task: Ints, pool: Ints, units: Ints, of: IntArray, by: Ints
-    ) -> None:
+    def append_shared(self, num_pools: int, task: Ints, pool: Ints, units: Ints, of: IntArray, by: Ints) -> None:
         """Add takes (take,) that the last of several tasks ``by`` (releasing task,) gives back."""
         given: Given = {
             "tasks": as_ints("tasks", task),
@@ -156,9 +150,16 @@ class TakeBlocks:
         self._append(num_pools, takers[of], pools[of], row_units, by, share, least=0)
 
     def _append(
-        self, num_pools: int, takers: Ints, pool: Ints, units: Ints, by: Ints, share: Ints,
-        *, least: int,
-    ) -> None:  # fmt: skip
+        self,
+        num_pools: int,
+        takers: Ints,
+        pool: Ints,
+        units: Ints,
+        by: Ints,
+        share: Ints,
+        *,
+        least: int,
+    ) -> None:
         given: Given = {
             "task": as_ints("tasks", takers),
             "pool": as_ints("pool", pool),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from replay.engine.columns import order_of
-from replay.engine.piece import Recent
+from replay.engine.piece import RecentValues
 from replay.engine.taskgraph import GraphPart, Int64s, TaskGraph
 from replay.engine.timeline import sum_by
 
@@ -73,7 +73,7 @@ class LongestChain:
 
     def __init__(self) -> None:
         self.length_ps = 0
-        self._visible_ps = Recent()
+        self._visible_ps = RecentValues()
 
     def add(self, part: GraphPart) -> None:
         """Go on with a part."""

@@ -232,9 +232,7 @@ class GraphBuilder(Supplies):
             self.edges(sources, joined)
         return joined
 
-    def take(
-        self, tasks: Ints, pool: Ints, units: Ints = 1, released_by: Ints | None = None
-    ) -> None:
+    def take(self, tasks: Ints, pool: Ints, units: Ints = 1, released_by: Ints | None = None) -> None:
         """Make tasks hold credits: they start only when their units are free in the pool.
 
         Parameters
@@ -257,9 +255,7 @@ class GraphBuilder(Supplies):
         self._check_open()
         self._takes.append(len(self._pools), tasks, pool, units, released_by)
 
-    def take_until_last(
-        self, tasks: Ints, pool: Ints, units: Ints, of: IntArray, released_by: Ints
-    ) -> None:
+    def take_until_last(self, tasks: Ints, pool: Ints, units: Ints, of: IntArray, released_by: Ints) -> None:
         """Make tasks hold credits until the last of several other tasks has left its server.
 
         Parameters
@@ -345,9 +341,7 @@ class GraphBuilder(Supplies):
         forgets = np.asarray(drops, np.bool_).astype(np.int8)
         self._touches.append(len(self._tables), tasks, table, key, units, costs, charged, forgets)
 
-    def gate(
-        self, members: Ints, waiters: Ints, tile_slots: Ints, tile_first: Ints, tile_last: Ints
-    ) -> int:
+    def gate(self, members: Ints, waiters: Ints, tile_slots: Ints, tile_first: Ints, tile_last: Ints) -> int:
         """Add a gate: members take the slots of its tiles in the order they become visible.
 
         A tile's first task has one dependency, met when all slots of the tile are taken. A

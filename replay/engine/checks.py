@@ -48,19 +48,14 @@ def _raise_cycle(graph: TaskGraph) -> None:
     gate_of_member = np.repeat(np.arange(len(gates)), np.diff(gates.member_indptr))
     gate_of_tile = np.repeat(np.arange(len(gates)), np.diff(gates.tile_indptr))
     arrived, finished = base + 2 * gate_of_member, base + 2 * gate_of_tile + 1
-    src = np.concatenate(
-        (src, gates.member_task, base + 2 * gate_of_tile, gates.tile_last, arrived + 1)
-    )
+    src = np.concatenate((src, gates.member_task, base + 2 * gate_of_tile, gates.tile_last, arrived + 1))
     dst = np.concatenate((dst, arrived, gates.tile_first, finished, gates.member_waiter))
     inside = (dst >= 0) & unreached[src] & unreached[dst]
     # Edges are added, not given to DiGraph: that would look for scipy first, and warn without it.
     waiting = nx.DiGraph()
     waiting.add_edges_from(zip(src[inside], dst[inside], strict=True))
     cycle = [int(edge[0]) for edge in nx.find_cycle(waiting)]
-    names = [
-        graph.describe(node) if node < base else f"gate {(node - base) // 2}"
-        for node in cycle[:_SHOWN]
-    ]
+    names = [graph.describe(node) if node < base else f"gate {(node - base) // 2}" for node in cycle[:_SHOWN]]
     more = f" -> ... {len(cycle) - _SHOWN} more" if len(cycle) > _SHOWN else ""
     message = f"the graph has a cycle: {' -> '.join(names)}{more} -> {names[0]}"
     raise GraphError(message)
@@ -95,9 +90,7 @@ def check_takes(takes: CreditTakes, pools: CreditPools, num_tasks: int) -> None:
     # A task may take twice from one pool; it needs the sum before it starts.
     task, pool, units = (column[rows] for column in (takes.task, takes.pool, takes.units))
     order = np.lexsort((pool, task))
-    starts = np.flatnonzero(
-        (np.diff(task[order], prepend=-1) != 0) | (np.diff(pool[order], prepend=-1) != 0)
-    )
+    starts = np.flatnonzero((np.diff(task[order], prepend=-1) != 0) | (np.diff(pool[order], prepend=-1) != 0))
     totals = np.add.reduceat(units[order].astype(np.int64), starts)
     capacity = pools.capacity[pool[order][starts]]
     if np.any(totals > capacity):
@@ -212,9 +205,7 @@ def describe_deadlock(graph: TaskGraph, is_started: Bools, is_ready: Bools) -> s
         f"{graph.describe(int(task))} waits for {_lacking(graph, int(task), free, is_held)}"
         for task in waiting[first][:_SHOWN_WAITING]
     ]
-    more = (
-        f"; and {where.size - _SHOWN_WAITING} more resources" if where.size > _SHOWN_WAITING else ""
-    )
+    more = f"; and {where.size - _SHOWN_WAITING} more resources" if where.size > _SHOWN_WAITING else ""
     return (
         f"deadlock: {waiting.size} ready tasks on {where.size} resources wait for credits that "
         f"nobody will give back: {'; '.join(parts)}{more}"

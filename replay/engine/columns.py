@@ -23,8 +23,7 @@ _FEWEST_ROWS = 256
 
 #: Smallest and largest number of each type of a column, and the next wider type.
 _LIMITS: dict[np.dtype[Any], Span] = {np.dtype(np.bool_): (0, 1)} | {
-    np.dtype(f"i{width}"): (-(1 << 8 * width - 1), (1 << 8 * width - 1) - 1)
-    for width in (1, 2, 4, 8)
+    np.dtype(f"i{width}"): (-(1 << 8 * width - 1), (1 << 8 * width - 1) - 1) for width in (1, 2, 4, 8)
 }
 _WIDER = {np.dtype(f"i{width}"): np.dtype(f"i{2 * width}") for width in (1, 2, 4)}
 

@@ -234,9 +234,7 @@ def _walk_back(last: int, cause: Int64s) -> Int64s:
     return np.array(chain[::-1], np.int64)
 
 
-def path_of(
-    graph: TaskGraph, links: Links, queueing_ps: Int64s, behind: list[dict[str, int]]
-) -> CriticalPath:
+def path_of(graph: TaskGraph, links: Links, queueing_ps: Int64s, behind: list[dict[str, int]]) -> CriticalPath:
     """Put links and their waits together.
 
     Parameters
@@ -304,9 +302,7 @@ class ServedTasks:
         (service,): of real resources; services of no length are not told.
     """
 
-    def __init__(
-        self, resource: IntArray, kind: IntArray, start_ps: Int64s, end_ps: Int64s
-    ) -> None:
+    def __init__(self, resource: IntArray, kind: IntArray, start_ps: Int64s, end_ps: Int64s) -> None:
         order = order_of(resource, start_ps)
         resource, self._kind = resource[order], kind[order]
         self._start_ps, self._end_ps = start_ps[order], end_ps[order]
@@ -401,9 +397,7 @@ def _full_length(begin: Int64s, end: Int64s, servers: int) -> int:
     return int((np.diff(times[order]) * (busy[:-1] == servers)).sum())
 
 
-def _share(
-    behind: dict[str, int], graph: TaskGraph, kind: IntArray, overlap: Int64s, total: int
-) -> None:
+def _share(behind: dict[str, int], graph: TaskGraph, kind: IntArray, overlap: Int64s, total: int) -> None:
     """Split a wait over the kinds in service meanwhile, in proportion; what is left goes last."""
     if total == 0:
         return

@@ -138,8 +138,7 @@ def raise_if_failed(graph: TaskGraph, plan: RunPlan) -> None:
 
 def _too_long(limit_ps: int, num_resources: int) -> str:
     return (
-        f"the schedule is longer than {limit_ps / 1e12:.0f} s, the most the clock counts "
-        f"with {num_resources} resources"
+        f"the schedule is longer than {limit_ps / 1e12:.0f} s, the most the clock counts with {num_resources} resources"
     )
 
 

@@ -35,9 +35,7 @@ def as_ints(name: str, value: Ints) -> int | IntArray:
         If the value is not made of whole numbers or has more than one dimension.
     """
     # Nearly all fields of nearly all blocks are one of these.
-    if type(value) is int or (
-        type(value) is np.ndarray and value.dtype is _INT64 and value.ndim == 1
-    ):
+    if type(value) is int or (type(value) is np.ndarray and value.dtype is _INT64 and value.ndim == 1):
         return value
     if isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_)):
         return int(value)
@@ -55,9 +53,7 @@ def as_ints(name: str, value: Ints) -> int | IntArray:
     return array
 
 
-def check_range(
-    name: str, value: int | IntArray, low: int, high: int, first_id: int, what: str = "task"
-) -> Span:
+def check_range(name: str, value: int | IntArray, low: int, high: int, first_id: int, what: str = "task") -> Span:
     """Refuse values outside ``low..high``, naming the first one.
 
     Parameters
@@ -103,9 +99,7 @@ def check_range(
     raise GraphError(message)
 
 
-def block_length(
-    count: int | None, given: dict[str, int | IntArray], before: int | IntArray | None
-) -> int:
+def block_length(count: int | None, given: dict[str, int | IntArray], before: int | IntArray | None) -> int:
     """Length of a block: the given count, or what the arrays agree on."""
     sizes = {name: value.size for name, value in given.items() if not isinstance(value, int)}
     if before is not None and not isinstance(before, int) and (before.size != 1 or not sizes):

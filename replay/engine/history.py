@@ -68,9 +68,7 @@ class PastPart:
         ):
             done.put(column, values)
         self.num_left -= done.num_tasks
-        ready, start, end = (
-            of[done.places] for of in (links.ready_ps, links.start_ps, links.end_ps)
-        )
+        ready, start, end = (of[done.places] for of in (links.ready_ps, links.start_ps, links.end_ps))
         at_server = links.resource[done.places] >= 0
         if done.is_done is not None:
             at_server &= done.is_done
@@ -154,9 +152,7 @@ class History:
         columns = (column[kept].astype(np.int64) for column in part.links[1:])
         links = Links(part.first + kept, *columns)
         near = [*self._told, *self._parts]
-        schedules = [
-            (of.resource, of.kind, of.start_ps, of.end_ps) for of in (part.links for part in near)
-        ]
+        schedules = [(of.resource, of.kind, of.start_ps, of.end_ps) for of in (part.links for part in near)]
         served = ServedTasks.meanwhile(links, len(self._graph.resources), schedules)
         queueing, behind = served.waits(self._graph, links)
         first = len(self._row)

@@ -31,9 +31,7 @@ _Rows = TypeVar("_Rows", CreditTakes, Touches)
 _NOBODY = {"resource": NULL_RESOURCE, "rank": -1, "tag": -1}
 
 
-def with_part(
-    window: GraphWindow, part: GraphPart, over_ids: Int64s, over_visible_ps: Int64s
-) -> GraphWindow:
+def with_part(window: GraphWindow, part: GraphPart, over_ids: Int64s, over_visible_ps: Int64s) -> GraphWindow:
     """Add a part to a window, which is given up with it.
 
     Parameters
@@ -87,9 +85,7 @@ def _reported(window: GraphWindow, over_ids: Int64s, over_visible_ps: Int64s) ->
             gates=renumbered(graph.gates, moved),
             **each(COLUMNS, column),
             indptr=np.concatenate([np.zeros(count, np.int32), graph.indptr]),
-            successors=np.where(is_task, graph.successors + count, graph.successors).astype(
-                np.int32
-            ),
+            successors=np.where(is_task, graph.successors + count, graph.successors).astype(np.int32),
             num_predecessors=np.concatenate([before["missing"], graph.num_predecessors]),
             ids=np.concatenate([over_ids, window.ids]),
         ),
@@ -133,16 +129,12 @@ def _joined(window: GraphWindow, part: GraphPart) -> GraphWindow:
         successors=np.concatenate(
             [
                 _renumbered(successors, gates, 0, joined_gates, 0, 0),
-                _renumbered(
-                    added.successors, more, count, joined_gates, gates.num_members, gates.num_tiles
-                ),
+                _renumbered(added.successors, more, count, joined_gates, gates.num_members, gates.num_tiles),
             ]
         ),
         num_predecessors=np.concatenate([state.missing, missing]),
         num_edges=num_edges + added.num_edges,
-        ids=np.concatenate(
-            [window.ids, part.first_task + np.arange(added.num_tasks, dtype=np.int64)]
-        ),
+        ids=np.concatenate([window.ids, part.first_task + np.arange(added.num_tasks, dtype=np.int64)]),
     )
     return GraphWindow(
         both,
@@ -174,9 +166,7 @@ def _met_of(one: LastMet, other: LastMet) -> LastMet:
     return LastMet(np.append(one.ready_ps, other.ready_ps), np.append(one.cause, other.cause))
 
 
-def _renumbered(
-    successors: Int32s, own: Gates, count: int, whole: Gates, members: int, tiles: int
-) -> Int32s:
+def _renumbered(successors: Int32s, own: Gates, count: int, whole: Gates, members: int, tiles: int) -> Int32s:
     """Targets of edges in the whole: tasks moved by ``count``, events by the gates before."""
     moved = successors + np.int32(count)
     events = np.flatnonzero(successors < 0)

@@ -260,9 +260,12 @@ def _cut(blocks: list[Block], closed_ps: int) -> tuple[list[Block], list[Block]]
         before.append(
             Block(
                 np.where(is_later, -1, block.owner).astype(np.int32),
-                block.time, block.change, block.sign, block.task,
+                block.time,
+                block.change,
+                block.sign,
+                block.task,
             )
-        )  # fmt: skip
+        )
         rows = np.flatnonzero(is_later)
         if rows.size:
             change: Int64s = np.broadcast_to(np.asarray(block.change), block.owner.shape)[rows]

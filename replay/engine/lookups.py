@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.engine.kernels import layout
-from replay.engine.kernels.interning import KeyNaming, Triples, number_keys, rehash
+from replay.engine.kernels.interning import KeyReferences, Triples, number_keys, rehash
 from replay.engine.kernels.packing import pack_touches
 from replay.engine.state import Keys
 from replay.engine.taskgraph import TURNS, Int32s, Int64s, TaskGraph, Touches
@@ -22,9 +22,7 @@ GROWTH = 4
 Records = npt.NDArray[Any]
 
 
-def table_parts(
-    graph: TaskGraph, lane_of: Int64s, order: Int32s, known: Keys | None = None
-) -> dict[str, Any]:
+def table_parts(graph: TaskGraph, lane_of: Int64s, order: Int32s, known: Keys | None = None) -> dict[str, Any]:
     """Tables and touches as the kernels read them.
 
     Parameters
@@ -135,7 +133,7 @@ def _number_keys(touches: Touches, order: Int32s, known: Keys) -> tuple[Int32s, 
         row = 0
         while row < number.size:
             names, table = grown(names, room, int(sizes[0]))
-            naming = KeyNaming(
+            naming = KeyReferences(
                 rows,
                 first_row=row,
                 num_rows=number.size,
@@ -151,9 +149,7 @@ def _number_keys(touches: Touches, order: Int32s, known: Keys) -> tuple[Int32s, 
     return of_touch, of_known, int(sizes[0])
 
 
-def turn_takers(
-    graph: TaskGraph, lanes: Records, nodes: Records, station_of: Int64s
-) -> tuple[Int32s, Int32s]:
+def turn_takers(graph: TaskGraph, lanes: Records, nodes: Records, station_of: Int64s) -> tuple[Int32s, Int32s]:
     """Stations that serve in turns, by the pools that their tasks take from, as compressed rows.
 
     Parameters

@@ -104,7 +104,7 @@ class Piece:
 _UNKNOWN = -1
 
 
-class Recent:
+class RecentValues:
     """A number for each task of the last two parts, and for older ones that the last waits for."""
 
     def __init__(self) -> None:

@@ -15,10 +15,10 @@ from replay.engine.columns import is_constant, stored
 from replay.engine.errors import EngineError
 from replay.engine.kernels import layout as k
 from replay.engine.kernels.edges import group_rows
-from replay.engine.kernels.packing import Surveyed, Unpacking, pack, survey, unpack
+from replay.engine.kernels.packing import RunRecords, SurveyColumns, pack, survey, unpack
 from replay.engine.lookups import GROWTH, aligned, grown, table_parts, turn_takers
 from replay.engine.resuming import add_channel_of_returns, restore
-from replay.engine.state import Laid, State
+from replay.engine.state import LaidGraph, State
 from replay.engine.taskgraph import Int64s, TaskGraph
 
 Bools = npt.NDArray[np.bool_]
@@ -28,7 +28,7 @@ Parts = dict[str, Any]
 _ROOM = 511
 
 
-def make_plan(graph: TaskGraph, state: State | None = None) -> tuple[k.RunPlan, Laid]:
+def make_plan(graph: TaskGraph, state: State | None = None) -> tuple[k.RunPlan, LaidGraph]:
     """Lay out lanes, channels and stations, and fill the records.
 
     A resource is a *stream* if it has one server, all its tasks have one priority, and none of
@@ -112,9 +112,7 @@ def make_plan(graph: TaskGraph, state: State | None = None) -> tuple[k.RunPlan, 
         tasks=packed.tasks,
         num_streams=int(is_stream.sum()),
         num_stations=stations.size,
-        lanes=_lanes(
-            packed.lane_tasks, lane_priority, station_of[lane_resource], is_line[lane_resource]
-        ),
+        lanes=_lanes(packed.lane_tasks, lane_priority, station_of[lane_resource], is_line[lane_resource]),
         stations=stations,
         nodes=packed.nodes,
         ways=packed.ways,
@@ -129,22 +127,20 @@ def make_plan(graph: TaskGraph, state: State | None = None) -> tuple[k.RunPlan, 
         **_gate_parts(graph),
         **tables,
     )
-    laid = Laid(station_of, packed.single_lane, of_single.size, packed.lanes, known_keys, parts)
+    laid = LaidGraph(station_of, packed.single_lane, of_single.size, packed.lanes, known_keys, parts)
     if state is not None:
         restore(laid, graph, state)
     return k.RunPlan(graph, graph.takes, by_task, **parts), laid
 
 
-def read_times(
-    graph: TaskGraph, records: npt.NDArray[Any], extra_latency: Int64s
-) -> tuple[Int64s, Int64s]:
+def read_times(graph: TaskGraph, records: npt.NDArray[Any], extra_latency: Int64s) -> tuple[Int64s, Int64s]:
     """Start and end of every task (task,) after a run.
 
     The latency that touches added is given for every task, or empty where there are no touches.
     """
     start, end = np.empty(graph.num_tasks, np.int64), np.empty(graph.num_tasks, np.int64)
     unpack(
-        Unpacking(
+        RunRecords(
             graph,
             has_touches=extra_latency.size > 0,
             tasks=records,
@@ -191,7 +187,7 @@ def _survey(graph: TaskGraph, by_task: SimpleNamespace) -> npt.NDArray[Any]:
             task = graph.describe(int(np.argmax(column > k.LONGEST)))
             message = f"{task} takes longer than the clock can count"
             raise EngineError(message)
-    surveyed = Surveyed(
+    surveyed = SurveyColumns(
         graph,
         by_task,
         graph.touches,
@@ -320,9 +316,7 @@ def _add_late_channels(packed: SimpleNamespace, late: Int64s) -> Int64s:
     return channel
 
 
-def _lanes(
-    lane_tasks: Int64s, priority: Int64s, station: Int64s, is_line: Bools
-) -> npt.NDArray[Any]:
+def _lanes(lane_tasks: Int64s, priority: Int64s, station: Int64s, is_line: Bools) -> npt.NDArray[Any]:
     """Lanes that are empty, with room for their tasks one after the other in ``slots``."""
     lanes = np.full(lane_tasks.size, -1, k.LANE.dtype)
     for name in ("head", "tail", "run"):

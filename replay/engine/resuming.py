@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.engine.kernels import layout as k
-from replay.engine.state import FIXED, FLYING, FRESH, PAST, QUEUED, SERVING, Keys, Laid, State
+from replay.engine.state import FIXED, FLYING, FRESH, PAST, QUEUED, SERVING, Keys, LaidGraph, State
 from replay.engine.taskgraph import LINE, Bools, Int8s, Int64s, TaskGraph
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def add_channel_of_returns(packed: SimpleNamespace, state: State, is_stream: Boo
     packed.num_flights += 1
 
 
-def restore(laid: Laid, graph: TaskGraph, state: State) -> None:
+def restore(laid: LaidGraph, graph: TaskGraph, state: State) -> None:
     """Put a state into the parts of a plan that is not made yet."""
     parts, status = laid.parts, state.status
     count = status.size
@@ -40,9 +40,7 @@ def restore(laid: Laid, graph: TaskGraph, state: State) -> None:
 
     tasks["duration"] += state.extra_service_ps
     tasks["missing"] = np.select([status == FRESH, waits], [state.missing, 1], default=k.STARTED)
-    tasks["visible"] = np.select(
-        [status == FRESH, waits], [-1, state.ready_ps], default=state.visible_ps
-    )
+    tasks["visible"] = np.select([status == FRESH, waits], [-1, state.ready_ps], default=state.visible_ps)
     if parts["extra_latency"].size:
         parts["extra_latency"][:count] = state.extra_latency_ps
     end = state.visible_ps - graph.latency_ps[:count] - state.extra_latency_ps
@@ -99,9 +97,7 @@ def _grow_tree(parts: dict[str, Any]) -> None:
     while first > 1:
         first >>= 1
         level = slice(first, 2 * first)
-        tree[level] = np.minimum(
-            tree[2 * first : 4 * first : 2], tree[2 * first + 1 : 4 * first : 2]
-        )
+        tree[level] = np.minimum(tree[2 * first : 4 * first : 2], tree[2 * first + 1 : 4 * first : 2])
 
 
 def _restore_shares(parts: dict[str, Any], graph: TaskGraph, status: Int8s) -> None:
@@ -159,7 +155,7 @@ def _restore_tables(parts: dict[str, Any], state: State, numbers: Int64s) -> Non
 # ---- off a plan that ran -------------------------------------------------------------------------
 
 
-def state_of(laid: Laid, graph: TaskGraph, before: State) -> State:
+def state_of(laid: LaidGraph, graph: TaskGraph, before: State) -> State:
     """Read where a run stands that was paused.
 
     Parameters
@@ -224,14 +220,12 @@ def state_of(laid: Laid, graph: TaskGraph, before: State) -> State:
     )
 
 
-def _left(
-    arrays: dict[str, Any], tasks: npt.NDArray[Any], now_ps: int
-) -> tuple[Int64s, npt.NDArray[np.int32]]:
+def _left(arrays: dict[str, Any], tasks: npt.NDArray[Any], now_ps: int) -> tuple[Int64s, npt.NDArray[np.int32]]:
     """Visibility time of each task (task,), and the tasks that are not over (left task,)."""
-    from replay.engine.kernels.reading import Paused, find_left
+    from replay.engine.kernels.reading import PausedRecords, find_left
 
     visible, left = np.empty(tasks.size, np.int64), np.empty(tasks.size, np.int32)
-    paused = Paused(
+    paused = PausedRecords(
         num_tasks=tasks.size,
         num_streams=arrays["num_streams"],
         now=now_ps,
@@ -256,7 +250,7 @@ def _gates_of(arrays: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _line_free(laid: Laid, graph: TaskGraph, before: State) -> Int64s:
+def _line_free(laid: LaidGraph, graph: TaskGraph, before: State) -> Int64s:
     """(resource,): until when lines serve what they have been asked for."""
     free = np.zeros(len(graph.resources), np.int64)
     free[: before.line_free_ps.size] = before.line_free_ps
@@ -265,7 +259,7 @@ def _line_free(laid: Laid, graph: TaskGraph, before: State) -> Int64s:
     return free
 
 
-def _turns_of(laid: Laid, graph: TaskGraph, before: State) -> dict[str, Any]:
+def _turns_of(laid: LaidGraph, graph: TaskGraph, before: State) -> dict[str, Any]:
     arrays = laid.parts
     turns, served = dict(before.turns), dict(before.served)
     for lane, name, _ in laid.turning():
@@ -277,7 +271,7 @@ def _turns_of(laid: Laid, graph: TaskGraph, before: State) -> dict[str, Any]:
     return {"turns": turns, "served": served}
 
 
-def _keys_of(laid: Laid, graph: TaskGraph, before: State, status: Int8s) -> Keys:
+def _keys_of(laid: LaidGraph, graph: TaskGraph, before: State, status: Int8s) -> Keys:
     """Keys that tables hold, those of a table from its oldest to its newest, and others asked for.
 
     The others are those that somebody who is left will ask for, and that a table has held.

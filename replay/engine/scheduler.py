@@ -9,7 +9,7 @@ from replay.engine.critical_path import LastMet, last_met
 from replay.engine.engine import raise_if_failed, timeline_of
 from replay.engine.errors import EngineError
 from replay.engine.joining import with_part
-from replay.engine.piece import Piece, Recent
+from replay.engine.piece import Piece, RecentValues
 from replay.engine.resuming import state_of
 from replay.engine.state import FIXED, FRESH, PAST, QUEUED, SERVING, State
 from replay.engine.taskgraph import NEVER, GraphPart, Int64s
@@ -36,7 +36,7 @@ class Scheduler:
 
     def __init__(self) -> None:
         self._window: GraphWindow | None = None
-        self._visible_ps = Recent()
+        self._visible_ps = RecentValues()
         self._busy_until = np.zeros(0, np.int64)  # (resource,)
 
     def add(self, part: GraphPart) -> None:

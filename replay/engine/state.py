@@ -146,7 +146,7 @@ class State:
         )
 
 
-class Laid(NamedTuple):
+class LaidGraph(NamedTuple):
     """A graph laid out.
 
     Attributes

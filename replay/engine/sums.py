@@ -70,21 +70,19 @@ class TaskSums:
         is_counted
             Which of these (task,); all if left out.
         """
-        from replay.engine.kernels.sums import NUM_SUMS, Tallied, tally
+        from replay.engine.kernels.sums import NUM_SUMS, TaskTallies, tally
 
         count = len(graph.resources)
         resource = graph.resource[tasks]
         start = end = visible = np.zeros(0, np.int64)
         if timeline is not None:
-            start, end, visible = (
-                of[tasks] for of in (timeline.start_ps, timeline.end_ps, timeline.visible_ps)
-            )
+            start, end, visible = (of[tasks] for of in (timeline.start_ps, timeline.end_ps, timeline.visible_ps))
         sums = np.zeros((len(graph.kind_names), num_places + 1, NUM_SUMS), np.int64)
         work, busy = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
         first = np.full(len(graph.kind_names), NEVER)
         last = np.full(len(graph.kind_names), -1, np.int64)
         tally(
-            Tallied(
+            TaskTallies(
                 num_tasks=resource.size,
                 is_counted=every(resource.size) if is_counted is None else is_counted,
                 num_places=num_places + 1,

@@ -16,15 +16,15 @@ from replay.engine.taskgraph import (
     CreditPools,
     GraphResources,
     Int64s,
-    Named,
+    NameColumns,
     Tables,
 )
 
 
 class _Rows:
-    """Columns of names; see `Named`."""
+    """Columns of names; see `NameColumns`."""
 
-    def __init__(self, of: type[Named]) -> None:
+    def __init__(self, of: type[NameColumns]) -> None:
         self.columns: list[list[Any]] = [[] for _ in of.TYPES]
 
     def __len__(self) -> int:
@@ -136,19 +136,13 @@ class Supplies:
         """
         return int(self.credit_pools([name], [capacity], group)[0])
 
-    def credit_pools(
-        self, names: Sequence[str], capacities: Sequence[int], group: str = ""
-    ) -> Int64s:
+    def credit_pools(self, names: Sequence[str], capacities: Sequence[int], group: str = "") -> Int64s:
         """Add several pools of one group: (pool,) indices; raises as :meth:`credit_pool` does."""
         if capacities and not 0 <= min(capacities) <= max(capacities) <= INT64_MAX:
             wrong = next(
-                (name, size)
-                for name, size in zip(names, capacities, strict=True)
-                if not 0 <= size <= INT64_MAX
+                (name, size) for name, size in zip(names, capacities, strict=True) if not 0 <= size <= INT64_MAX
             )
-            message = (
-                f"credit pool {wrong[0]!r} has capacity {wrong[1]}; possible: 0 to {INT64_MAX}"
-            )
+            message = f"credit pool {wrong[0]!r} has capacity {wrong[1]}; possible: 0 to {INT64_MAX}"
             raise GraphError(message)
         return self._pools.extend(names, group, [int(size) for size in capacities])
 
@@ -200,17 +194,13 @@ class Supplies:
             message = f"table {name!r} has {entries} entries; possible: 1 to {MOST_UNITS}"
             raise GraphError(message)
         if not 0 <= patience_ps <= MOST_EXTRA_PS:
-            message = (
-                f"table {name!r} has patience_ps {patience_ps}; possible: 0 to {MOST_EXTRA_PS}"
-            )
+            message = f"table {name!r} has patience_ps {patience_ps}; possible: 0 to {MOST_EXTRA_PS}"
             raise GraphError(message)
         if patience_ps and backing is not None:
             message = f"table {name!r} has patience and a backing; possible: one of them"
             raise GraphError(message)
         backed, passed = self._line(name, backing), self._line(name, port)
-        return self._tables.append(
-            name, group, int(entries), rule, int(patience_ps), backed, passed
-        )
+        return self._tables.append(name, group, int(entries), rule, int(patience_ps), backed, passed)
 
     def _line(self, table: str, line: int | None) -> int:
         """Check that a table may draw from a resource; -1 for none."""

@@ -32,7 +32,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
-class Named:
+class NameColumns:
     """Things with a name and a group, one row each; `TYPES` are those of the columns in order."""
 
     TYPES: ClassVar[tuple[type, ...]]
@@ -54,7 +54,7 @@ class Named:
 
 
 @dataclass(frozen=True, eq=False)
-class GraphResources(Named):
+class GraphResources(NameColumns):
     """Servers of tasks, one row per resource."""
 
     TYPES = (str, str, np.int32, np.int8, np.int32)
@@ -69,7 +69,7 @@ class GraphResources(Named):
 
 
 @dataclass(frozen=True, eq=False)
-class CreditPools(Named):
+class CreditPools(NameColumns):
     """Counting pools, one row per pool."""
 
     TYPES = (str, str, np.int64)
@@ -99,7 +99,7 @@ class CreditTakes:
 
 
 @dataclass(frozen=True, eq=False)
-class Tables(Named):
+class Tables(NameColumns):
     """Finite associative memories, one row per table; lines are resources, -1 for none."""
 
     TYPES = (str, str, np.int64, np.int8, np.int64, np.int32, np.int32)
@@ -167,9 +167,7 @@ class Gates:
         return int(self.tile_slots.size)
 
     @classmethod
-    def from_blocks(
-        cls, blocks: list[tuple[IntArray, IntArray, IntArray, IntArray, IntArray]]
-    ) -> Gates:
+    def from_blocks(cls, blocks: list[tuple[IntArray, IntArray, IntArray, IntArray, IntArray]]) -> Gates:
         """Concatenate (members, waiters, tile slots, first tasks, last tasks) of every gate."""
         orders = [np.argsort(block[0], kind="stable") for block in blocks]
 
@@ -264,9 +262,7 @@ class TaskGraph:
         return order_tasks(self)
 
     @classmethod
-    def from_edges(
-        cls, *, edges: EdgeBlocks, gates: Gates, resource: IntArray, **columns: Any
-    ) -> TaskGraph:
+    def from_edges(cls, *, edges: EdgeBlocks, gates: Gates, resource: IntArray, **columns: Any) -> TaskGraph:
         """Sort the edges by source (a counting sort, stable) and count predecessors.
 
         Raises
@@ -307,9 +303,7 @@ class TaskGraph:
         first = self.indptr[tasks].astype(np.int64)
         count = self.indptr[tasks + 1] - first
         past = np.cumsum(count)
-        rows = np.arange(int(past[-1]) if count.size else 0) + np.repeat(
-            first - past + count, count
-        )
+        rows = np.arange(int(past[-1]) if count.size else 0) + np.repeat(first - past + count, count)
         targets = self.successors[rows]
         is_task = targets >= 0
         return np.repeat(tasks, count)[is_task], targets[is_task]

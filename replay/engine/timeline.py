@@ -12,7 +12,7 @@ from replay.engine.columns import IntArray
 from replay.engine.taskgraph import Bools, Int8s, Int32s, Int64s, TaskGraph
 
 
-class Touched(IntFlag):
+class TouchOutcome(IntFlag):
     """Outcome of a touch: ``touched & OUTCOME`` is one of three, to which ``EVICTED`` is added."""
 
     #: The key was in the table.
@@ -93,7 +93,7 @@ class Timeline:
         :attr:`~replay.engine.taskgraph.Gates.member_task`.
     touched
         What each touch found (touch,), in the order of :meth:`GraphBuilder.touch`; see
-        :class:`Touched`.
+        :class:`TouchOutcome`.
     extra_latency_ps
         How much longer than its ``latency_ps`` each task was on its way, for what touches of
         tables cost (task,).
@@ -162,8 +162,8 @@ class Timeline:
 
 def sum_by(key: IntArray, values: IntArray | Bools, size: int) -> Int64s:
     """Exact sums of whole numbers by key; the key -1 is left out."""
-    from replay.engine.kernels.sums import Keyed, sum_keyed
+    from replay.engine.kernels.sums import KeyedValues, sum_keyed
 
     total = np.zeros(size + 1, np.int64)
-    sum_keyed(Keyed(num_rows=key.size, key=key, value=values, nobody=size, total=total))
+    sum_keyed(KeyedValues(num_rows=key.size, key=key, value=values, nobody=size, total=total))
     return total[:-1]

@@ -33,9 +33,16 @@ Place = Callable[[Int32s | Int64s], Int64s]
 """Where tasks of a window that are kept stand afterwards."""
 
 COLUMNS = (
-    "resource", "kind", "duration_ps", "latency_ps", "priority", "payload_bytes", "wire_bytes",
-    "rank", "tag",
-)  # fmt: skip
+    "resource",
+    "kind",
+    "duration_ps",
+    "latency_ps",
+    "priority",
+    "payload_bytes",
+    "wire_bytes",
+    "rank",
+    "tag",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,10 +110,14 @@ class GraphWindow:
         of_touch = ~is_over[touches.task]
         of_member, of_tile, is_open = _open_gates(gates, ~is_over)
         for tasks in (
-            takes.task[of_take], takes.released_by[of_take], touches.charged[of_touch],
-            gates.member_task[of_member], gates.tile_first[of_tile], gates.tile_last[of_tile],
+            takes.task[of_take],
+            takes.released_by[of_take],
+            touches.charged[of_touch],
+            gates.member_task[of_member],
+            gates.tile_first[of_tile],
+            gates.tile_last[of_tile],
             gates.member_waiter[of_member & (gates.member_waiter >= 0)],
-        ):  # fmt: skip
+        ):
             keep[tasks] = True
         rows = np.flatnonzero(keep)
 
@@ -152,8 +163,13 @@ class GraphWindow:
 
 
 _OF_TASKS = (
-    "status", "missing", "ready_ps", "visible_ps", "extra_service_ps", "extra_latency_ps",
-)  # fmt: skip
+    "status",
+    "missing",
+    "ready_ps",
+    "visible_ps",
+    "extra_service_ps",
+    "extra_latency_ps",
+)
 _OF_TOUCHES = ("found", "port_served", "backing_served")
 
 
@@ -189,9 +205,7 @@ def _open_gates(gates: Gates, is_live: Bools) -> tuple[Bools, Bools, Bools]:
     return is_open[of_member], is_open[of_tile], is_open
 
 
-def _left_gates(
-    gates: Gates, is_open: Bools, of_member: Bools, of_tile: Bools, place: Place
-) -> Gates:
+def _left_gates(gates: Gates, is_open: Bools, of_member: Bools, of_tile: Bools, place: Place) -> Gates:
     def indptr(bounds: Int64s) -> Int64s:
         return np.concatenate([[0], np.cumsum(np.diff(bounds)[is_open])]).astype(np.int64)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from replay.errors import UserError, check_kind, shown
-from replay.experiments.base.experiment import EXPERIMENTS, AnyExperiment, Given
+from replay.experiments.base.experiment import EXPERIMENTS, AnyExperiment, SpecInputs
 from replay.experiments.base.names import short_placement
-from replay.experiments.base.outcomes import Asked
+from replay.experiments.base.outcomes import ResultRequest
 from replay.experiments.base.schemed import (
     HOW,
     check_known,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from replay.experiments.trace.result import TraceComparison, TraceResult
     from replay.experiments.train.result import TrainComparison, TrainResult
     from replay.experiments.train.spec import TrainSpec
-    from replay.measure.replayed import Replayed
+    from replay.measure.replayed import ReplayedSchedule
     from replay.schemes.outside import AllowCode
     from tracegen import RoutingTrace
 
@@ -54,23 +54,17 @@ MORE_SCHEMES = f"{SCHEME_KINDS}, or a list of them; a system is given as system=
 
 
 @overload
-def run(
-    trace: RoutingTrace | str | Path | None = None, *, steps: str, **settings: Any
-) -> TraceResult: ...
+def run(trace: RoutingTrace | str | Path | None = None, *, steps: str, **settings: Any) -> TraceResult: ...
 @overload
-def run(
-    trace: RoutingTrace | str | Path | None, spec: TraceSpec, **settings: Any
-) -> TraceResult: ...
+def run(trace: RoutingTrace | str | Path | None, spec: TraceSpec, **settings: Any) -> TraceResult: ...
 @overload
-def run(
-    trace: RoutingTrace | str | Path | None = None, spec: RunSpec | None = None, **settings: Any
-) -> Result: ...
+def run(trace: RoutingTrace | str | Path | None = None, spec: RunSpec | None = None, **settings: Any) -> Result: ...
 def run(
     trace: RoutingTrace | str | Path | None = None,
     spec: RunSpec | None = None,
     *,
     progress: Callable[[], object] | None = None,
-    observe: Callable[[Replayed], object] | None = None,
+    observe: Callable[[ReplayedSchedule], object] | None = None,
     max_memory: float | None = None,
     report: Callable[[str], object] | None = None,
     allow_code: AllowCode = False,
@@ -123,10 +117,8 @@ def run(
     given = {"trace": trace, "system": system, "scheme": scheme}
     allow_code = allow_code or "scheme" in settings
     if isinstance(made, TraceSpec):
-        setup = TRACE.setup(made, Given(given, allow_code=allow_code))
-        return TRACE.carry_out(
-            setup, progress=progress, observe=observe, max_memory=max_memory, report=report, **more
-        )
+        setup = TRACE.setup(made, SpecInputs(given, allow_code=allow_code))
+        return TRACE.carry_out(setup, progress=progress, observe=observe, max_memory=max_memory, report=report, **more)
     _check_one_step(more)
     return LAYER.run(
         made,
@@ -261,9 +253,7 @@ def compare(trace: TrainSpec, schemes: Several = None, **settings: Any) -> Train
 def compare(trace: ArrivalSpec, schemes: Several = None, **settings: Any) -> ArrivalComparison: ...
 @overload
 def compare(trace: InferSpec, schemes: Several = None, **settings: Any) -> InferComparison: ...
-def compare(
-    trace: Any = None, schemes: Several = None, spec: Spec | None = None, **settings: Any
-) -> Any:
+def compare(trace: Any = None, schemes: Several = None, spec: Spec | None = None, **settings: Any) -> Any:
     """Ask a question of several schemes.
 
     Parameters
@@ -366,9 +356,7 @@ def compare_layers(
     given = {} if given_system is None else {"system": given_system}
     rows = [
         _row(shared, one, dict(table), placement, is_one=len(placed) == 1)
-        for one, table in _each_with_options(
-            named or LAYER.usual_schemes(shared, given), options or {}
-        )
+        for one, table in _each_with_options(named or LAYER.usual_schemes(shared, given), options or {})
         for placement in placed
     ]
     objects = {**given, "trace": trace}
@@ -380,21 +368,19 @@ def compare_layers(
 
 def _row(
     shared: RunSpec, scheme: str | Scheme, options: dict[str, Any], placement: str, *, is_one: bool
-) -> Asked:
+) -> ResultRequest:
     """One result: a scheme with a placement, which is named where there are several."""
     made, _, given = spec_of(shared, {"scheme": scheme, "options": options, "placement": placement})
     own = find(scheme, allow_code=True).name if isinstance(scheme, str) else scheme.name
     name = own if is_one else f"{own}, {short_placement(placement)}"
-    return Asked(name, made, {} if given is None else {"scheme": given}, of=own)
+    return ResultRequest(name, made, {} if given is None else {"scheme": given}, of=own)
 
 
 def _each_with_options(
     schemes: Sequence[str | Scheme], options: Mapping[str, Mapping[str, Any]]
 ) -> list[tuple[str | Scheme, Mapping[str, Any]]]:
     """Give each scheme and its options."""
-    names = [
-        one.name if isinstance(one, Scheme) else find(one, allow_code=True).name for one in schemes
-    ]
+    names = [one.name if isinstance(one, Scheme) else find(one, allow_code=True).name for one in schemes]
     check_once(names)
     check_options(options)
     check_known(options, names)

@@ -22,8 +22,8 @@ from replay.model.machine.resources import ResourceClass
 
 if TYPE_CHECKING:
     from replay.engine import Timeline
+    from replay.model.arrays import Ints, Picoseconds, Ranks
     from replay.model.machine.machine import Machine
-    from replay.model.machine.resources import Ints
 
 COMMUNICATES = MOVING | {Kind.DISPATCH_SYNC, Kind.COMBINE_SYNC, Kind.PLAN_SYNC}
 """Rows that travel, and waits for other GPUs."""
@@ -77,12 +77,10 @@ class Activity:
             times * self.streaming,
         )
 
-    def of(self, ranks: Ints) -> Activity:
+    def of(self, ranks: Ranks) -> Activity:
         """Activity of some GPUs, each as often as it is named: (entry,) ranks."""
         streaming = self.streaming if isinstance(self.streaming, int) else self.streaming[ranks]
-        return Activity(
-            self.computing[ranks], self.communicating[ranks], self.both[ranks], streaming
-        )
+        return Activity(self.computing[ranks], self.communicating[ranks], self.both[ranks], streaming)
 
 
 NOTHING = Activity(*np.zeros((3, 1), np.int64))
@@ -94,7 +92,7 @@ def waiting(ps: Ints) -> Activity:
     return Activity(np.zeros_like(ps), ps, np.zeros_like(ps))
 
 
-def activity_of(machine: Machine, ends_ps: Ints, timeline: Timeline) -> Activity:
+def activity_of(machine: Machine, ends_ps: Picoseconds, timeline: Timeline) -> Activity:
     """Intervals in which kernels run, up to each GPU's own end.
 
     Parameters

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replay.measure.exposure import Exposing
+from replay.measure.exposure import ExposureCollector
 from replay.measure.noted import Times, Waits
 from replay.measure.pools import Pools
-from replay.measure.progress import Progress
+from replay.measure.progress import TaskProgress
 
 if TYPE_CHECKING:
     from replay.engine import Timeline
+    from replay.model.arrays import Ints, Picoseconds
     from replay.model.machine.machine import Machine
-    from replay.model.machine.resources import Ints
 
 
-def exposed_ps(machine: Machine, ends: Ints, timeline: Timeline) -> Ints:
+def exposed_ps(machine: Machine, ends: Ints, timeline: Timeline) -> Picoseconds:
     """Time in which nothing of a GPU computes, up to its own end: (rank,).
 
     Parameters
@@ -35,6 +35,6 @@ def exposed_ps(machine: Machine, ends: Ints, timeline: Timeline) -> Ints:
     pools, classes = Pools.of(graph, machine), machine.resources.classes(graph)
     held_up = Waits(of_starts=False)
     held_up.begin(machine.notes.held_up)
-    exposing = Exposing(machine.num_ranks)
-    exposing.add(Progress(timeline), pools, classes, held_up.over(Times(timeline)))
+    exposing = ExposureCollector(machine.num_ranks)
+    exposing.add(TaskProgress(timeline), pools, classes, held_up.over(Times(timeline)))
     return exposing.result(pools, timeline.visible_ps[ends]).ps

@@ -16,10 +16,10 @@ from replay.model.machine.kinds import PHASE_OF_KIND, PHASES
 if TYPE_CHECKING:
     from replay.engine import TaskGraph
     from replay.measure.parts import PortBytes
-    from replay.measure.ports import Known
-    from replay.measure.progress import Progress
+    from replay.measure.ports import ResourceFacts
+    from replay.measure.progress import TaskProgress
+    from replay.model.arrays import Bytes, Ints
     from replay.model.machine.machine import Machine
-    from replay.model.machine.resources import Ints
 
 Int32s = npt.NDArray[np.int32]
 
@@ -54,7 +54,7 @@ class ByLayer:
         self._first = np.zeros((0, len(PHASES)), np.int64)
         self._last = np.zeros((0, len(PHASES)), np.int64)
 
-    def begin(self, graph: TaskGraph, first_task: int, layer: Ints | Int32s, known: Known) -> None:
+    def begin(self, graph: TaskGraph, first_task: int, layer: Ints | Int32s, known: ResourceFacts) -> None:
         """Add up the bytes of a part.
 
         Parameters
@@ -76,7 +76,7 @@ class ByLayer:
             before = self._sums[one]
             self._sums[one] = sums if before is None else before + sums
 
-    def read(self, progress: Progress, charged: Ints, nbytes: Ints, known: Known) -> None:
+    def read(self, progress: TaskProgress, charged: Ints, nbytes: Bytes, known: ResourceFacts) -> None:
         """Go on with a piece, in which evictions put so many bytes on the ports of some tasks."""
         timeline, graph = progress.timeline, progress.timeline.graph
         layer = self._layer_of_task(progress)
@@ -90,7 +90,7 @@ class ByLayer:
             of = of_charged == one
             self._evicted[one] += evicted_by_place(graph, *known.places, charged[of], nbytes[of])
 
-    def _layer_of_task(self, progress: Progress) -> Int32s:
+    def _layer_of_task(self, progress: TaskProgress) -> Int32s:
         if progress.ids is None:
             return self._parts[0][1]
         found = np.full(len(progress.ids), -1, np.int32)

@@ -14,22 +14,21 @@ from replay.engine.levels import Block, Intervals, Levels
 from replay.engine.scheduler import OutOfOrderError
 from replay.engine.taskgraph import NEVER
 from replay.engine.timeline import sum_by
-from replay.measure.parts import Exposure, SmTime, Waiting
+from replay.measure.parts import Exposure, SmTime, WaitTimes
+from replay.model.arrays import Ints, Picoseconds
 from replay.model.machine.kinds import ACKS, COMPUTE, KINDS, Kind, among
-from replay.model.machine.resources import Ints, ResourceClass
+from replay.model.machine.resources import ResourceClass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from replay.engine import Timeline
     from replay.measure.pools import Pools
-    from replay.measure.progress import Progress
+    from replay.measure.progress import TaskProgress
 
 Bools = npt.NDArray[np.bool_]
 
-MOVING = frozenset(
-    kind for kind in Kind if KINDS[kind].role in ("serialisation", "copying") and kind not in ACKS
-)
+MOVING = frozenset(kind for kind in Kind if KINDS[kind].role in ("serialisation", "copying") and kind not in ACKS)
 """Messages, and work of SMs and memory for rows that travel; nobody waits for acknowledgements."""
 
 
@@ -46,16 +45,13 @@ def _flags_of_kinds() -> npt.NDArray[np.int8]:
 
 
 _FLAG_OF_KIND = _flags_of_kinds()
-_OF_ROLE = {
-    role: among(kind for kind in Kind if KINDS[kind].role == role)
-    for role in ("compute", "copying")
-}
+_OF_ROLE = {role: among(kind for kind in Kind if KINDS[kind].role == role) for role in ("compute", "copying")}
 
 NUM_SUMS = 7
 """Numbers that a GPU's time is divided into, see `_divided`."""
 
 
-class Exposed(NamedTuple):
+class ExposedTimes(NamedTuple):
     """Exposed communication in picoseconds.
 
     Attributes
@@ -70,7 +66,7 @@ class Exposed(NamedTuple):
     parts: Exposure
 
 
-class Exposing:
+class ExposureCollector:
     """Activities of GPUs, of a schedule that may come in pieces.
 
     Parameters
@@ -92,7 +88,7 @@ class Exposing:
 
     def add(
         self,
-        progress: Progress,
+        progress: TaskProgress,
         pools: Pools,
         classes: Ints,
         held_up: Intervals | None = None,
@@ -133,7 +129,7 @@ class Exposing:
         self._busy = joined([self._busy, busy])
         self._closed_ps = closed_ps
 
-    def result(self, pools: Pools, rank_end: Ints) -> Exposed:
+    def result(self, pools: Pools, rank_end: Ints) -> ExposedTimes:
         """Divide the time in which a GPU does not compute, or not on all SMs, by what it waits for.
 
         Parameters
@@ -144,7 +140,7 @@ class Exposing:
         self._divide(pools, rank_end)
         by_time, by_sms, unfilled = np.split(self._divided, [3, 6], axis=1)
         of_gpu = (self._whole * pools.capacity[: self._num_ranks])[:, None]
-        return Exposed(
+        return ExposedTimes(
             by_time.sum(axis=1),
             Exposure(
                 by_time=_waiting(by_time),
@@ -168,24 +164,28 @@ class Exposing:
             left = self._busy.end > closed_ps
             self._busy = Intervals(*(column[left] for column in self._busy))
 
-    def _divide(self, pools: Pools, until_ps: Ints) -> None:
+    def _divide(self, pools: Pools, until_ps: Picoseconds) -> None:
         """Divide each GPU's time until some moment (rank,)."""
         num_ranks = self._num_ranks
         # Resources that come later may divide SMs in more parts; the old number divides the new.
         self._divided[:, 3:] *= pools.whole // self._whole
         self._whole = pools.whole
         self._divided += _divided(
-            self._until_ps, until_ps, self._tiles, self._whole // self._divisor, self._busy,
+            self._until_ps,
+            until_ps,
+            self._tiles,
+            self._whole // self._divisor,
+            self._busy,
             self._whole * pools.capacity[:num_ranks],
-        )  # fmt: skip
+        )
 
 
-def _waiting(ps: Ints) -> Waiting:
+def _waiting(ps: Ints) -> WaitTimes:
     wires, imbalance, latency = (ps / 1e6).T.tolist()
-    return Waiting(wires_us=wires, imbalance_us=imbalance, latency_us=latency)
+    return WaitTimes(wires_us=wires, imbalance_us=imbalance, latency_us=latency)
 
 
-def _flags(progress: Progress, classes: Ints) -> npt.NDArray[np.int8]:
+def _flags(progress: TaskProgress, classes: Ints) -> npt.NDArray[np.int8]:
     """Activity of a GPU in each task (task,), -1 for nothing and where it is nobody's."""
     graph = progress.timeline.graph
     on_sm = np.append(classes == ResourceClass.SM, False).astype(np.int8)
@@ -247,9 +247,7 @@ def union(intervals: Intervals) -> Intervals:
     return Intervals(owner, start - owner * span, end - owner * span)
 
 
-def _divided(
-    low: int, until: Ints, tiles: Intervals, parts: Ints, busy: Intervals, of_gpu: Ints
-) -> Ints:
+def _divided(low: int, until: Ints, tiles: Intervals, parts: Ints, busy: Intervals, of_gpu: Ints) -> Ints:
     """Divide the time of GPUs between two moments: (rank, number), see `NUM_SUMS`.
 
     Parameters
@@ -294,9 +292,8 @@ def _divided(
     )
     what = np.repeat(
         [WITHIN, PARTLY, WHOLLY, TRAVELS, ANYBODY],
-        [num_ranks, tiles.owner.size, *np.bincount(flag[some], minlength=3)[WHOLE:],
-         num_ranks * anybody.owner.size],
-    )  # fmt: skip
+        [num_ranks, tiles.owner.size, *np.bincount(flag[some], minlength=3)[WHOLE:], num_ranks * anybody.owner.size],
+    )
     amount = np.ones(what.size, np.int64)
     amount[num_ranks : num_ranks + parts.size] = parts
     # Each GPU's time lies past that of the GPU before, so that one sort serves all.
@@ -328,8 +325,8 @@ class SmTimes:
         self._longer = {what: np.zeros(num_gpus, np.int64) for what in ("compute", "copying")}
         self._waits = {by_cache: np.zeros(num_gpus, np.int64) for by_cache in (True, False)}
 
-    def add(self, progress: Progress, pools: Pools, classes: Ints) -> None:
-        """Go on with a piece; parameters as those of `Exposing.add`."""
+    def add(self, progress: TaskProgress, pools: Pools, classes: Ints) -> None:
+        """Go on with a piece; parameters as those of `ExposureCollector.add`."""
         timeline, graph = progress.timeline, progress.timeline.graph
         task, by_cache = _last_draws(progress, classes)
         gpu, parts = pools.pool[graph.resource[task]], pools.parts[graph.resource[task]]
@@ -344,16 +341,13 @@ class SmTimes:
             of = _OF_ROLE[role][graph.kind[task]]
             total += sum_by(gpu[of], longer[of], self._num_gpus)
 
-    def result(self, share_ps: Ints) -> SmTime:
+    def result(self, share_ps: Picoseconds) -> SmTime:
         """Times, given what SMs were in service (kind, gpu), without their queues' parts of it."""
 
         def us(times: Ints) -> list[float]:
             return [int(time) / 1e6 for time in times]
 
-        own = {
-            role: us(longer + share_ps[_OF_ROLE[role]].sum(axis=0))
-            for role, longer in self._longer.items()
-        }
+        own = {role: us(longer + share_ps[_OF_ROLE[role]].sum(axis=0)) for role, longer in self._longer.items()}
         return SmTime(
             computing_us=own["compute"],
             waiting_for_l2_us=us(self._waits[True]),
@@ -362,7 +356,7 @@ class SmTimes:
         )
 
 
-def _last_draws(progress: Progress, classes: Ints) -> tuple[Ints, Bools]:
+def _last_draws(progress: TaskProgress, classes: Ints) -> tuple[Ints, Bools]:
     """Tasks on SMs that draw from lines, and whether the L2 cache serves their last draw.
 
     Of two at a time that one counts.

@@ -14,26 +14,27 @@ from replay.engine.levels import Block, Intervals, Levels
 from replay.engine.sums import TaskSums
 from replay.engine.timeline import sum_by
 from replay.measure.by_layer import ByLayer, OfLayer
-from replay.measure.exposure import Exposing, SmTimes, joined
-from replay.measure.mechanisms import Explaining
+from replay.measure.exposure import ExposureCollector, SmTimes, joined
+from replay.measure.mechanisms import MechanismCollector
 from replay.measure.network import carried_between_domains
 from replay.measure.noted import PartTimes, Times, Waits
 from replay.measure.over_time import OverTime
 from replay.measure.parts import (
     Bounds,
     BusiestResource,
-    CriticalPath,
+    CriticalPathTimes,
     Mechanisms,
     PhaseTimes,
     Utilisation,
 )
 from replay.measure.pools import SMS
-from replay.measure.ports import COMMUNICATION, Known, PortSums, evicted_by_place, sms_of
-from replay.measure.progress import Progress
+from replay.measure.ports import COMMUNICATION, PortSums, ResourceFacts, evicted_by_place, sms_of
+from replay.measure.progress import TaskProgress
 from replay.measure.result import Measures
 from replay.measure.token_latency import us
+from replay.model.arrays import Ints, Picoseconds
 from replay.model.machine.kinds import KIND_NAMES, KINDS, PHASE_OF_KIND, PHASES, Kind
-from replay.model.machine.resources import PORTS, Ints, ResourceClass
+from replay.model.machine.resources import PORTS, ResourceClass
 
 if TYPE_CHECKING:
     from replay.engine import CriticalPath as GraphPath
@@ -49,9 +50,7 @@ Int32s = npt.NDArray[np.int32]
 CAUSES = ("compute", "serialisation", "copying", "overhead", "queueing", "latency", "credits")
 
 
-def measures(
-    graph: TaskGraph, ends: Ints, machine: Machine, timeline: Timeline, *, phases_separated: bool
-) -> Measures:
+def measures(graph: TaskGraph, ends: Ints, machine: Machine, timeline: Timeline, *, phases_separated: bool) -> Measures:
     """Derive what is measured on a schedule, of one layer or of many.
 
     Parameters
@@ -80,9 +79,9 @@ def measures_by_layer(
     layer: Ints | Int32s | None = None,
 ) -> tuple[Measures, list[OfLayer]]:
     """As `measures`, and what is told of each layer if it is known (task,); -1 for none."""
-    measured = Measured(machine, phases_separated=phases_separated)
+    measured = PiecewiseMeasures(machine, phases_separated=phases_separated)
     measured.count(graph, 0, 0, machine.notes, layer)
-    measured.read(Progress(timeline), Times(timeline))
+    measured.read(TaskProgress(timeline), Times(timeline))
     chain_ps = longest_chain_ps(graph)
     told = measured.tell(timeline.visible_ps[ends], critical_path(timeline), chain_ps)
     return told, measured.layers.result()
@@ -90,13 +89,13 @@ def measures_by_layer(
 
 def mechanisms(timeline: Timeline, machine: Machine) -> Mechanisms:
     """The report of all mechanisms that the scheme spoke of."""
-    measured = Measured(machine, phases_separated=False)
+    measured = PiecewiseMeasures(machine, phases_separated=False)
     measured.count(timeline.graph, 0, 0, machine.notes)
-    measured.read(Progress(timeline), Times(timeline))
+    measured.read(TaskProgress(timeline), Times(timeline))
     return measured.explained()
 
 
-class Measured:
+class PiecewiseMeasures:
     """Measures of a schedule that comes in pieces; they are the same however it is cut.
 
     Parameters
@@ -116,7 +115,7 @@ class Measured:
         self._machine, self._phases_separated = machine, phases_separated
         self._history, self._chain, self._times = History(), LongestChain(), PartTimes()
         self._graph: TaskGraph | None = None  # of the last part: its resources are all there are
-        self._resources: Known | None = None  # of that graph
+        self._resources: ResourceFacts | None = None  # of that graph
         self._num_tasks = self._num_edges = 0
         self._drawn_at_least = np.zeros(0, np.int64)
         self._sums: TaskSums | None = None
@@ -126,9 +125,9 @@ class Measured:
         self._phases: list[Intervals] = []
         self._held_up = Waits(of_starts=False)
         self._over_time = OverTime()
-        self._exposing = Exposing(machine.num_ranks)
+        self._exposing = ExposureCollector(machine.num_ranks)
         self._sm_times = SmTimes(machine.num_ranks)
-        self._explaining = Explaining(machine.num_ranks)
+        self._explaining = MechanismCollector(machine.num_ranks)
         self.layers = ByLayer(machine)
 
     def begin(self, part: GraphPart, notes: Notes, layer: Ints | Int32s | None = None) -> None:
@@ -149,9 +148,9 @@ class Measured:
     def add(self, piece: Piece) -> None:
         """Go on with a piece."""
         self._history.add(piece)
-        self.read(Progress.of(piece), self._times)
+        self.read(TaskProgress.of(piece), self._times)
 
-    def result(self, rank_end_ps: Ints) -> Measures:
+    def result(self, rank_end_ps: Picoseconds) -> Measures:
         """All measures, once everything is over.
 
         Parameters
@@ -182,14 +181,12 @@ class Measured:
         if layer is not None:
             self.layers.begin(graph, first_task, layer, known)
 
-    def read(self, progress: Progress, times: Times | PartTimes) -> None:
+    def read(self, progress: TaskProgress, times: Times | PartTimes) -> None:
         """Add up what has become of tasks."""
         timeline, graph = progress.timeline, progress.timeline.graph
         known = self._known(graph)
         classes, pools, places = known
-        sums = TaskSums.of(
-            graph, *places, timeline=timeline, parts=pools.parts, is_counted=progress.is_done
-        )
+        sums = TaskSums.of(graph, *places, timeline=timeline, parts=pools.parts, is_counted=progress.is_done)
         self._sums = sums if self._sums is None else self._sums + sums
         self._drawn_ps = _padded(self._drawn_ps, _drawn_ps(progress))
         phase = progress.owned(PHASE_OF_KIND[graph.kind].astype(np.int32))
@@ -207,8 +204,8 @@ class Measured:
             self.layers.read(progress, charged, nbytes, known)
         self._explaining.add(progress, touching, times)
 
-    def _known(self, graph: TaskGraph) -> Known:
-        self._resources = Known.of(graph, self._machine, self._resources)
+    def _known(self, graph: TaskGraph) -> ResourceFacts:
+        self._resources = ResourceFacts.of(graph, self._machine, self._resources)
         return self._resources
 
     def _ports(self) -> PortSums:
@@ -220,7 +217,7 @@ class Measured:
         assert self._graph is not None
         return self._explaining.result(self._graph, self._ports())
 
-    def tell(self, rank_end_ps: Ints, path: GraphPath, chain_ps: int) -> Measures:
+    def tell(self, rank_end_ps: Picoseconds, path: GraphPath, chain_ps: int) -> Measures:
         """All measures, with the critical path and the longest chain."""
         graph, machine, sums = self._graph, self._machine, self._sums
         assert graph is not None
@@ -250,9 +247,7 @@ class Measured:
             bounds_us=_bounds(pools, classes, least, ports, chain_ps, separated),
             critical_path=critical_path_of(path),
             mechanisms=self._explaining.result(graph, ports),
-            network=carried_between_domains(
-                graph, classes, ports, share[pools.pool], machine.network.leaf
-            ),
+            network=carried_between_domains(graph, classes, ports, share[pools.pool], machine.network.leaf),
             num_tasks=self._num_tasks,
             num_edges=self._num_edges,
         )
@@ -266,7 +261,7 @@ def _padded(one: Ints, other: Ints) -> Ints:
     return total
 
 
-def _drawn_ps(progress: Progress) -> Ints:
+def _drawn_ps(progress: TaskProgress) -> Picoseconds:
     """Time in service that touches have drawn from each resource: (resource,)."""
     drawn, graph = progress.timeline.drawn, progress.timeline.graph
     resource = drawn.resource
@@ -293,23 +288,17 @@ def _phases(covered: list[Intervals], sums: TaskSums) -> dict[str, PhaseTimes]:
 def _utilisation(pools: Pools, share: npt.NDArray[np.float64]) -> dict[str, Utilisation]:
     groups = np.array(pools.groups)
     return {
-        str(group): Utilisation(
-            mean=float(share[groups == group].mean()), max=float(share[groups == group].max())
-        )
+        str(group): Utilisation(mean=float(share[groups == group].mean()), max=float(share[groups == group].max()))
         for group in np.unique(groups)
     }
 
 
 def _busiest_resource(pools: Pools, share: npt.NDArray[np.float64]) -> BusiestResource:
     index = int(share.argmax())
-    return BusiestResource(
-        name=pools.names[index], group=pools.groups[index], utilisation=float(share[index])
-    )
+    return BusiestResource(name=pools.names[index], group=pools.groups[index], utilisation=float(share[index]))
 
 
-def _bounds(
-    pools: Pools, classes: Ints, least: Ints, ports: PortSums, chain: int, phases_separated: bool
-) -> Bounds:
+def _bounds(pools: Pools, classes: Ints, least: Ints, ports: PortSums, chain: int, phases_separated: bool) -> Bounds:
     """Bounds from the time that each pool needs at least, and the longest chain."""
     of_sms = np.array(pools.groups) == SMS
 
@@ -330,7 +319,7 @@ def _bounds(
     )
 
 
-def critical_path_of(path: GraphPath) -> CriticalPath:
+def critical_path_of(path: GraphPath) -> CriticalPathTimes:
     """Time of the critical path of a schedule, in microseconds, by what it was spent on."""
     by_kind = path.by_kind()
     causes = dict.fromkeys(CAUSES, 0)
@@ -338,16 +327,12 @@ def critical_path_of(path: GraphPath) -> CriticalPath:
         causes[KINDS[Kind(KIND_NAMES.index(name))].role] += times["service"]
         for cause in ("queueing", "latency", "credits"):
             causes[cause] += times[cause]
-    return CriticalPath(
+    return CriticalPathTimes(
         num_tasks=len(path.task),
         by_cause_us={cause: us(time) for cause, time in causes.items()},
-        by_kind_us={
-            name: {cause: us(time) for cause, time in times.items()}
-            for name, times in by_kind.items()
-        },
+        by_kind_us={name: {cause: us(time) for cause, time in times.items()} for name, times in by_kind.items()},
         by_resource_us={
-            group: {cause: us(time) for cause, time in times.items()}
-            for group, times in path.by_group().items()
+            group: {cause: us(time) for cause, time in times.items()} for group, times in path.by_group().items()
         },
         queueing_behind_us={name: us(time) for name, time in path.behind_ps.items()},
     )

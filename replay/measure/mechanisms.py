@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from replay.engine import Touched
+from replay.engine import TouchOutcome
 from replay.engine.levels import Block, HighWater
 from replay.engine.timeline import sum_by
 from replay.measure.noted import NotedTouches, Waits
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from replay.engine import TaskGraph, Timeline
-    from replay.measure.noted import PartTimes, Times, Touching
+    from replay.measure.noted import EndedTouches, PartTimes, Times
     from replay.measure.ports import PortSums
-    from replay.measure.progress import Progress
+    from replay.measure.progress import TaskProgress
+    from replay.model.arrays import Ints
     from replay.model.machine.notes import Notes
-    from replay.model.machine.resources import Ints
 
 
-class Explaining:
+class MechanismCollector:
     """The report of a scheme's mechanisms, of a schedule that may come in pieces."""
 
     def __init__(self, num_ranks: int) -> None:
@@ -66,7 +66,7 @@ class Explaining:
         self._has_polls |= bool(notes.polls)
         self._polls.begin(notes.polls)
 
-    def add(self, progress: Progress, touching: Touching, times: Times | PartTimes) -> None:
+    def add(self, progress: TaskProgress, touching: EndedTouches, times: Times | PartTimes) -> None:
         """Go on with a piece, of which these touches are over."""
         timeline = progress.timeline
         waits = self._polls.over(times)
@@ -79,14 +79,13 @@ class Explaining:
         blocks = [*_takes(progress), *self._shared.over(progress)]
         self._buffers.add(blocks, pools.groups, pools.capacity, progress.closed_ps)
 
-    def _count_touches(self, timeline: Timeline, of: Touching) -> None:
+    def _count_touches(self, timeline: Timeline, of: EndedTouches) -> None:
         """Add up lookups by what they found, and bytes read."""
         outcome = timeline.touched[of.touch]
-        found, is_evicted = outcome & Touched.OUTCOME, (outcome & Touched.EVICTED) > 0
+        found, is_evicted = outcome & TouchOutcome.OUTCOME, (outcome & TouchOutcome.EVICTED) > 0
         lookups, count = of.noted["lookups"], len(self.touches.groups)
         asks = lookups > 0
-        columns = (lookups, asks & (found == Touched.NEW), asks & (found == Touched.MISSED),
-                   is_evicted)  # fmt: skip
+        columns = (lookups, asks & (found == TouchOutcome.NEW), asks & (found == TouchOutcome.MISSED), is_evicted)
         sums = [sum_by(of.noted["group"], column, count) for column in columns]
         for place, name in enumerate(self.touches.groups):
             one = np.array([int(column[place]) for column in sums], np.int64)
@@ -94,7 +93,7 @@ class Explaining:
         units, count = timeline.graph.touches.units[of.touch], len(self.touches.reads)
         sums = [
             sum_by(of.noted["read"], np.where(is_counted, units, 0), count)
-            for is_counted in (True, found == Touched.NEW, found == Touched.MISSED)
+            for is_counted in (True, found == TouchOutcome.NEW, found == TouchOutcome.MISSED)
         ]
         for place, name in enumerate(self.touches.reads):
             one = np.array([int(column[place]) for column in sums], np.int64)
@@ -167,32 +166,25 @@ class Explaining:
 def _by_role(ports: PortSums) -> dict[str, PortBytes]:
     """Bytes on the ports by what they are for."""
     nvlink = slice(len(NVLINK))
-    payload, wire, evicted = (
-        sums[:, nvlink] for sums in (ports.payload, ports.wire, ports.evicted)
-    )
-    of_role = {
-        name: wire[place == WIRE_ROLE_OF_KIND].sum(axis=0) for place, name in enumerate(WIRE_ROLES)
-    }
+    payload, wire, evicted = (sums[:, nvlink] for sums in (ports.payload, ports.wire, ports.evicted))
+    of_role = {name: wire[place == WIRE_ROLE_OF_KIND].sum(axis=0) for place, name in enumerate(WIRE_ROLES)}
     rows = payload[IS_ROW].sum(axis=0)
     of_role["headers"] += of_role["payload"] - rows
     of_role["payload"] = rows
     if not of_role["weights"].any():  # which most replays never copy
         del of_role["weights"]
     of_role["evictions"] = evicted[WIRE_ROLE_OF_KIND >= 0].sum(axis=0)
-    return {
-        name: PortBytes(uplink=up.tolist(), downlink=down.tolist())
-        for name, (up, down) in of_role.items()
-    }
+    return {name: PortBytes(uplink=up.tolist(), downlink=down.tolist()) for name, (up, down) in of_role.items()}
 
 
-def _in_tables(timeline: Timeline, of: Touching) -> Block:
+def _in_tables(timeline: Timeline, of: EndedTouches) -> Block:
     """Changes of how many entries of tables are in use, of those that something is noted of."""
     touches = timeline.graph.touches
     noted = np.flatnonzero(of.noted["group"] >= 0)
     touch = of.touch[noted]
     outcome = timeline.touched[touch]
-    is_hit = (outcome & Touched.OUTCOME) == Touched.HIT
-    is_evicted = (outcome & Touched.EVICTED) > 0
+    is_hit = (outcome & TouchOutcome.OUTCOME) == TouchOutcome.HIT
+    is_evicted = (outcome & TouchOutcome.EVICTED) > 0
     change = (
         np.where(
             touches.drops[touch],
@@ -205,20 +197,21 @@ def _in_tables(timeline: Timeline, of: Touching) -> Block:
     return Block(table, timeline.start_ps, change, task=touches.task[touch])
 
 
-def _takes(progress: Progress) -> list[Block]:
+def _takes(progress: TaskProgress) -> list[Block]:
     """Units taken and given back, but for what several tasks give back together."""
     timeline, takes = progress.timeline, progress.timeline.graph.takes
     owner = _named(timeline.graph)[takes.pool]
     back = np.where(takes.share < 0, owner, -1).astype(np.int32)
     return [
+        Block(progress.owned(owner, takes.task), timeline.start_ps, takes.units, task=takes.task),
         Block(
-            progress.owned(owner, takes.task), timeline.start_ps, takes.units, task=takes.task
-        ),
-        Block(
-            progress.owned(back, takes.released_by), timeline.end_ps, takes.units, -1,
+            progress.owned(back, takes.released_by),
+            timeline.end_ps,
+            takes.units,
+            -1,
             takes.released_by,
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _named(graph: TaskGraph) -> npt.NDArray[np.int32]:
@@ -235,7 +228,7 @@ class _SharedTakes:
         # left.
         self._open: dict[tuple[int, int], list[int]] = {}
 
-    def over(self, progress: Progress) -> list[Block]:
+    def over(self, progress: TaskProgress) -> list[Block]:
         """Blocks that tasks which are over give back."""
         timeline, takes = progress.timeline, progress.timeline.graph.takes
         is_shared = (takes.share >= 0) & (_named(timeline.graph)[takes.pool] >= 0)

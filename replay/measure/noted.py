@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from replay.engine import Touched
+from replay.engine import TouchOutcome
 from replay.engine.history import UNKNOWN
 from replay.engine.levels import Intervals
 from replay.engine.taskgraph import NEVER
@@ -18,15 +18,12 @@ if TYPE_CHECKING:
 
     from replay.engine import Timeline
     from replay.engine.history import PastPart
-    from replay.measure.progress import Progress
+    from replay.measure.progress import TaskProgress
+    from replay.model.arrays import Ints, Picoseconds
     from replay.model.machine.notes import Notes
-    from replay.model.machine.resources import Ints
 
 
-NOTED = np.dtype(
-    [("group", "i2"), ("read", "i2"), ("lookups", "i4"), ("evicted_bytes", "i4"),
-     ("missed_bytes", "i4")]
-)  # fmt: skip
+NOTED = np.dtype([("group", "i2"), ("read", "i2"), ("lookups", "i4"), ("evicted_bytes", "i4"), ("missed_bytes", "i4")])
 """What is noted of a touch, as in `TouchNotes`; group and read are places among
 `NotedTouches.groups` and `.reads`, -1 for none."""
 
@@ -49,7 +46,7 @@ class _Part:
 
 
 @dataclass(frozen=True)
-class Touching:
+class EndedTouches:
     """Touches that are over.
 
     Attributes
@@ -70,8 +67,8 @@ class Touching:
         """
         outcome = timeline.touched[self.touch]
         evicted, missed = self.noted["evicted_bytes"], self.noted["missed_bytes"]
-        has = np.flatnonzero((evicted > 0) & ((outcome & Touched.EVICTED) > 0))
-        again = np.flatnonzero((missed > 0) & ((outcome & Touched.OUTCOME) == Touched.MISSED))
+        has = np.flatnonzero((evicted > 0) & ((outcome & TouchOutcome.EVICTED) > 0))
+        again = np.flatnonzero((missed > 0) & ((outcome & TouchOutcome.OUTCOME) == TouchOutcome.MISSED))
         touches = timeline.graph.touches
         tasks = touches.charged[self.touch[has]], touches.task[self.touch[again]]
         nbytes = evicted[has], missed[again]
@@ -110,11 +107,11 @@ class NotedTouches:
                 noted["read"][touch - first] = place
         self._parts.append(_Part(first, noted, count))
 
-    def over(self, progress: Progress) -> Touching:
+    def over(self, progress: TaskProgress) -> EndedTouches:
         """Notes on the touches that are over."""
         touch = progress.touches()
         if progress.touch_ids is None:
-            return Touching(touch, self._parts[0].noted)
+            return EndedTouches(touch, self._parts[0].noted)
         ids = progress.touch_ids[touch]
         owns, noted = [touch[:0]], np.empty(ids.size, NOTED)
         for part in self._parts:
@@ -125,7 +122,7 @@ class NotedTouches:
             noted[own] = part.noted[ids[own] - part.first]
         self._parts = [part for part in self._parts if part.num_left]
         order = np.concatenate(owns)
-        return Touching(touch[order], noted[order])
+        return EndedTouches(touch[order], noted[order])
 
 
 def _place(names: list[str], name: str) -> int:
@@ -140,11 +137,11 @@ class Times:
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
 
-    def start_ps(self, ids: Ints) -> Ints:
+    def start_ps(self, ids: Ints) -> Picoseconds:
         """(task,): when they start, `UNKNOWN` as long as it is not known."""
         return self._timeline.start_ps[ids]
 
-    def visible_ps(self, ids: Ints) -> Ints:
+    def visible_ps(self, ids: Ints) -> Picoseconds:
         """(task,): when they are visible, `UNKNOWN` as long as it is not known."""
         return self._timeline.visible_ps[ids]
 
@@ -160,11 +157,11 @@ class PartTimes:
         left = [one for one in self._parts[:-1] if one.num_left]
         self._parts = [*left, *self._parts[-1:], part]
 
-    def start_ps(self, ids: Ints) -> Ints:
+    def start_ps(self, ids: Ints) -> Picoseconds:
         """As `Times.start_ps`."""
         return self._of("start_ps", ids)
 
-    def visible_ps(self, ids: Ints) -> Ints:
+    def visible_ps(self, ids: Ints) -> Picoseconds:
         """As `Times.visible_ps`."""
         return self._of("visible_ps", ids)
 
@@ -203,9 +200,7 @@ class Waits:
 
     def begin(self, blocks: Sequence[tuple[Ints, Ints, Ints]]) -> None:
         """Remember first and second tasks, and owners of waits."""
-        first, second, owner = (
-            np.concatenate(column) for column in zip(self._open, *blocks, strict=True)
-        )
+        first, second, owner = (np.concatenate(column) for column in zip(self._open, *blocks, strict=True))
         self._open = first, second, owner
 
     def over(self, times: Times | PartTimes) -> Intervals:

@@ -11,8 +11,8 @@ from replay.measure.parts import UtilisationOverTime
 
 if TYPE_CHECKING:
     from replay.measure.pools import Pools
-    from replay.measure.progress import Progress
-    from replay.model.machine.resources import Ints
+    from replay.measure.progress import TaskProgress
+    from replay.model.arrays import Ints
 
 NUM_WINDOWS = 64  # at most
 SHORTEST_PS = 1000
@@ -28,7 +28,7 @@ class OverTime:
         self._rows: dict[tuple[str, int], int] = {}
         self._busy = np.zeros((0, NUM_WINDOWS), np.int64)
 
-    def add(self, progress: Progress, pools: Pools) -> None:
+    def add(self, progress: TaskProgress, pools: Pools) -> None:
         """Go on with a piece."""
         timeline, is_done = progress.timeline, progress.is_done
         over = True if is_done is None else is_done
@@ -64,9 +64,7 @@ class OverTime:
         return UtilisationOverTime(
             window_us=self._window_ps / 1e6,
             groups={
-                name: np.round(
-                    busy[name] / (servers[name] * self._window_ps * pools.whole), 6
-                ).tolist()
+                name: np.round(busy[name] / (servers[name] * self._window_ps * pools.whole), 6).tolist()
                 for name in names
             },
         )
@@ -77,8 +75,5 @@ class OverTime:
         number = {name: index for index, name in enumerate(names)}
         group = np.array([number[name] for name in pools.groups], np.int64)[pools.pool]
         key, inverse = np.unique(group * (1 << 32) + pools.parts, return_inverse=True)
-        rows = [
-            self._rows.setdefault((names[one >> 32], one % (1 << 32)), len(self._rows))
-            for one in key.tolist()
-        ]
+        rows = [self._rows.setdefault((names[one >> 32], one % (1 << 32)), len(self._rows)) for one in key.tolist()]
         return np.array(rows, np.int64)[inverse]

@@ -149,7 +149,7 @@ class Rail(Strict):
     utilisation: float
 
 
-class Network(Strict):
+class NetworkLoad(Strict):
     """Traffic of the network between NVLink domains.
 
     Attributes
@@ -220,7 +220,7 @@ class TokenLatency(Strict):
     max_us: float
 
 
-class Waiting(Strict):
+class WaitTimes(Strict):
     """Time of each GPU in which it does not compute, by what it waits for; the first that holds.
 
     Attributes
@@ -260,8 +260,8 @@ class Exposure(Strict):
         under way. Too few tiles are ready: the last ones of a kernel, or those of rows that came.
     """
 
-    by_time: Waiting
-    by_sms: Waiting
+    by_time: WaitTimes
+    by_sms: WaitTimes
     unfilled_us: list[float]
 
 
@@ -341,7 +341,7 @@ class Bounds(Strict):
     largest_us: float
 
 
-class CriticalPath(Strict):
+class CriticalPathTimes(Strict):
     """One chain of tasks and waits that adds up to the layer's time.
 
     Attributes

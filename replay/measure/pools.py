@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from replay.engine import TaskGraph
+    from replay.model.arrays import Ints, Picoseconds
     from replay.model.machine.machine import Machine
-    from replay.model.machine.resources import Ints
 
 SMS = "sm"  # name of the group; other resources keep theirs
 
@@ -74,7 +74,7 @@ class Pools:
         np.add.at(total, self.pool, of_resource // self.parts)
         return total
 
-    def busiest_ps(self, graph: TaskGraph, work: Ints) -> Ints:
+    def busiest_ps(self, graph: TaskGraph, work: Ints) -> Picoseconds:
         """Time that each pool needs at least for a graph's tasks: (pool,).
 
         All its work over its servers, or the time of the resource that is busiest with those that
@@ -89,7 +89,7 @@ class Pools:
         np.maximum.at(least, self.pool, -(-work // graph.resources.servers))
         return least
 
-    def shares(self, busy_ps: Ints, makespan_ps: int) -> npt.NDArray[np.float64]:
+    def shares(self, busy_ps: Picoseconds, makespan_ps: int) -> npt.NDArray[np.float64]:
         """(pool,): time in service, of each resource (resource,), over what its servers offered."""
         offered = self.capacity * max(makespan_ps, 1)
         shares: npt.NDArray[np.float64] = self.total(busy_ps) / offered

@@ -14,8 +14,8 @@ from replay.model.machine.resources import PORTS, ResourceClass
 
 if TYPE_CHECKING:
     from replay.engine import TaskGraph
+    from replay.model.arrays import Bytes, Ints
     from replay.model.machine.machine import Machine
-    from replay.model.machine.resources import Ints
 
 PORT_NAMES = tuple(port.name.lower().replace("_", "-") for port in PORTS)
 NVLINK = ("uplink", "downlink")
@@ -46,7 +46,7 @@ def places_of(graph: TaskGraph, classes: Ints, num_ranks: int) -> tuple[Ints, in
     return place, num_places
 
 
-class Known(NamedTuple):
+class ResourceFacts(NamedTuple):
     """Facts of a machine's resources for measures, once for all that are read of it.
 
     Attributes
@@ -64,7 +64,7 @@ class Known(NamedTuple):
     places: tuple[Ints, int]
 
     @classmethod
-    def of(cls, graph: TaskGraph, machine: Machine, before: Known | None = None) -> Known:
+    def of(cls, graph: TaskGraph, machine: Machine, before: ResourceFacts | None = None) -> ResourceFacts:
         """Look at the resources of a graph, unless no more have come since before."""
         if before is not None and len(before.classes) == len(graph.resources):
             return before
@@ -77,9 +77,7 @@ def sms_of(by_place: Ints, num_ranks: int) -> Ints:
     return by_place[:, len(PORTS) * num_ranks : (len(PORTS) + 1) * num_ranks]
 
 
-def evicted_by_place(
-    graph: TaskGraph, place: Ints, num_places: int, charged: Ints, nbytes: Ints
-) -> Ints:
+def evicted_by_place(graph: TaskGraph, place: Ints, num_places: int, charged: Ints, nbytes: Bytes) -> Ints:
     """Bytes that evictions put on ports: (kind, place), see `places_of`.
 
     Parameters

@@ -14,14 +14,14 @@ from replay.engine.taskgraph import NEVER
 if TYPE_CHECKING:
     from replay.engine import Timeline
     from replay.engine.piece import Piece
-    from replay.model.machine.resources import Ints
+    from replay.model.arrays import Ints
 
 Bools = npt.NDArray[np.bool_]
 Int32s = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
-class Progress:
+class TaskProgress:
     """Tasks that are over, in a graph that may hold others as well.
 
     Attributes
@@ -43,7 +43,7 @@ class Progress:
     closed_ps: int = NEVER
 
     @classmethod
-    def of(cls, piece: Piece) -> Progress:
+    def of(cls, piece: Piece) -> TaskProgress:
         """Progress that a piece of a schedule tells."""
         closed = min(piece.now_ps, piece.begun_since_ps)
         return cls(piece.timeline, piece.is_done, piece.ids, piece.touch_ids, closed)
@@ -52,9 +52,7 @@ class Progress:
         """(row,): the owner where a row's task is over, else -1; rows are tasks if not given."""
         if self.is_done is None:
             return owner
-        return np.where(self.is_done if task is None else self.is_done[task], owner, -1).astype(
-            np.int32
-        )
+        return np.where(self.is_done if task is None else self.is_done[task], owner, -1).astype(np.int32)
 
     def touches(self) -> Ints:
         """Touches whose tasks are over."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Replayed(Timeline):
+class ReplayedSchedule(Timeline):
     """The schedule of a replay.
 
     Attributes
@@ -45,7 +45,7 @@ class Replayed(Timeline):
         layers: tuple[str, ...] = (),
         layer: npt.NDArray[np.int32] | None = None,
         travels: npt.NDArray[np.bool_] | None = None,
-    ) -> Replayed:
+    ) -> ReplayedSchedule:
         """Add to a schedule what made it; tasks of no layer if nothing is said of them."""
         values = {one.name: getattr(timeline, one.name) for one in dataclasses.fields(Timeline)}
         none = np.full(timeline.graph.num_tasks, -1, np.int32)

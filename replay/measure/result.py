@@ -14,11 +14,11 @@ from replay.measure.parts import (
     Bounds,
     BusiestPort,
     BusiestResource,
-    CriticalPath,
+    CriticalPathTimes,
     Exposure,
     Mechanisms,
     Memory,
-    Network,
+    NetworkLoad,
     PhaseTimes,
     PortBytes,
     Routing,
@@ -71,9 +71,9 @@ class Measures(Strict):
     exposure: Exposure | None = None
     sm_time_us: SmTime | None = None
     bounds_us: Bounds
-    critical_path: CriticalPath
+    critical_path: CriticalPathTimes
     mechanisms: Mechanisms
-    network: Network | None = None
+    network: NetworkLoad | None = None
     num_tasks: int
     num_edges: int
 

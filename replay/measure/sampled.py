@@ -67,7 +67,5 @@ def _entries(value: Any, gpus: Sequence[int]) -> Any:
         return {name: _entries(one, gpus) for name, one in value.items()}
     if isinstance(value, BaseModel):
         fields = type(value).model_fields
-        return value.model_copy(
-            update={name: _entries(getattr(value, name), gpus) for name in fields}
-        )
+        return value.model_copy(update={name: _entries(getattr(value, name), gpus) for name in fields})
     return value

@@ -15,17 +15,33 @@ from replay.model.machine.resources import ResourceClass
 
 if TYPE_CHECKING:
     from replay.engine import TaskGraph
-    from replay.measure.replayed import Replayed
+    from replay.measure.replayed import ReplayedSchedule
+    from replay.model.arrays import Ints, Picoseconds
     from replay.model.machine.machine import Machine
     from replay.model.machine.notes import Way
-    from replay.model.machine.resources import Ints
 
 _OF = ResourceClass
 ORDER = (
-    _OF.SM, _OF.VECTOR, _OF.ARBITER, _OF.HBM, _OF.L2, _OF.HUB, _OF.UPLINK, _OF.DOWNLINK, _OF.LINK,
-    _OF.HOST, _OF.PROXY, _OF.PCIE_OUT, _OF.NIC_OUT, _OF.LEAF_UP, _OF.SWITCH, _OF.LEAF_DOWN,
-    _OF.NIC_IN, _OF.PCIE_IN, _OF.OTHER,
-)  # fmt: skip
+    _OF.SM,
+    _OF.VECTOR,
+    _OF.ARBITER,
+    _OF.HBM,
+    _OF.L2,
+    _OF.HUB,
+    _OF.UPLINK,
+    _OF.DOWNLINK,
+    _OF.LINK,
+    _OF.HOST,
+    _OF.PROXY,
+    _OF.PCIE_OUT,
+    _OF.NIC_OUT,
+    _OF.LEAF_UP,
+    _OF.SWITCH,
+    _OF.LEAF_DOWN,
+    _OF.NIC_IN,
+    _OF.PCIE_IN,
+    _OF.OTHER,
+)
 """Classes of resources in the order in which a GPU's rows are shown: what computes, memory, ports,
 the host, and the network in the order of a message's way."""
 
@@ -41,7 +57,7 @@ SHARES = {
 """Classes of which utilisation is drawn over time, by the name that it gets."""
 
 
-def scene(replayed: Replayed, token: int | None = None) -> Scene:
+def scene(replayed: ReplayedSchedule, token: int | None = None) -> Scene:
     """Say what is known of a replay's graph.
 
     Parameters
@@ -62,9 +78,7 @@ def scene(replayed: Replayed, token: int | None = None) -> Scene:
     place = np.array([ORDER.index(_OF(one)) for one in classes.tolist()], np.int64)
     ways = _ways_of_tokens(replayed)
     gauges = [_sms(graph, machine)]
-    gauges += [
-        Gauge.share(name, graph, classes == of) for of, name in SHARES.items() if of in classes
-    ]
+    gauges += [Gauge.share(name, graph, classes == of) for of, name in SHARES.items() if of in classes]
     if ways.token.size:
         gpus = np.arange(machine.num_ranks)
         spans = Intervals(ways.gpu, ways.begin_ps, ways.finish_ps)
@@ -119,14 +133,14 @@ class _Ways(NamedTuple):
     layer: Ints
     token: Ints
     gpu: Ints
-    begin_ps: Ints
-    finish_ps: Ints
+    begin_ps: Picoseconds
+    finish_ps: Picoseconds
     key: Ints
     sent: _Ends
     combined: _Ends
 
 
-def _ways_of_tokens(replayed: Replayed) -> _Ways:
+def _ways_of_tokens(replayed: ReplayedSchedule) -> _Ways:
     """Send and combine times of each token in each layer, with its owner."""
     notes = replayed.machine.notes
     both = [(notes.layers_followed(what), *notes.followed(what)) for what in _BOTH]
@@ -161,7 +175,7 @@ def _gpu_of(graph: TaskGraph, task: Ints) -> Ints:
     return np.where(rank >= 0, rank, owner).astype(np.int64)
 
 
-def _journey(replayed: Replayed, ways: _Ways, token: int | None) -> Journey | None:
+def _journey(replayed: ReplayedSchedule, ways: _Ways, token: int | None) -> Journey | None:
     """The way of a token, or of the slowest, through all layers."""
     if token is None:
         if not ways.token.size:
@@ -184,7 +198,4 @@ def _unknown(ways: _Ways, token: int) -> str:
     if not ways.token.size:
         return f"token {token} cannot be followed: this replay follows none"
     known = np.unique(ways.token)
-    return (
-        f"token {token} takes no way through this replay; {known.size} tokens do, from {known[0]} "
-        f"to {known[-1]}"
-    )
+    return f"token {token} takes no way through this replay; {known.size} tokens do, from {known[0]} to {known[-1]}"

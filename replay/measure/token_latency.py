@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.measure.parts import SlowToken, TokenLatency
-from replay.model.machine.resources import Ints
+from replay.model.arrays import Ints
 
 if TYPE_CHECKING:
     from replay.engine import Timeline
@@ -39,9 +39,7 @@ class TokenTimes(NamedTuple):
     slowest: list[SlowToken]
 
 
-def token_latency(
-    timeline: Timeline, machine: Machine, work: LayerWork, trace_rows: Ints | None
-) -> TokenTimes:
+def token_latency(timeline: Timeline, machine: Machine, work: LayerWork, trace_rows: Ints | None) -> TokenTimes:
     """Time of the tokens from dispatch to combine, and the tokens that took longest.
 
     Where only some nodes are replayed in full, it is that of their tokens.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracegen.shared.display.content import Part, Span
+from tracegen.shared.display.content import BarPart, Span
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ def parts_of(
     names: Mapping[str, str] | None = None,
     per: float = 1,
     keeps_empty: bool = False,
-) -> list[Part]:
+) -> list[BarPart]:
     """Make the parts of some bars, in the order of the first bar that has them.
 
     Parameters
@@ -39,11 +39,10 @@ def parts_of(
     """
     there = dict.fromkeys(what for one in spent for what in one)
     return [
-        Part((names or {}).get(what, what), [one.get(what, 0.0) / per for one in spent],
-             is_hatched=what in hatched)
+        BarPart((names or {}).get(what, what), [one.get(what, 0.0) / per for one in spent], is_hatched=what in hatched)
         for what in there
         if keeps_empty or any(one.get(what) for one in spent)
-    ]  # fmt: skip
+    ]
 
 
 def steps_between(

@@ -63,9 +63,7 @@ def beside(result: TimedResult | AnyComparison, kind: type[Comparison]) -> Compa
     return kind(baseline=result.name, results=[result])
 
 
-def tables_group(
-    head: str, tables: Iterable[Table | None], lines: Iterable[str], *more: RenderableType
-) -> Group:
+def tables_group(head: str, tables: Iterable[Table | None], lines: Iterable[str], *more: RenderableType) -> Group:
     """A heading, those tables that there are, lines that explain them, and what comes behind."""
     shown = [table for table in tables if table is not None]
     text = "\n".join([*explained(shown), *lines])

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from replay.measure.result import Measures
 
 
-def mechanism_table(
-    title: str, measured: Sequence[Sequence[Measures]], labels: Sequence[str]
-) -> Table | None:
+def mechanism_table(title: str, measured: Sequence[Sequence[Measures]], labels: Sequence[str]) -> Table | None:
     """Use of every mechanism, one row each; None if no scheme reports any.
 
     Parameters

@@ -90,11 +90,7 @@ def changed_values(system: SystemDescription) -> dict[str, tuple[Any, Any]]:
     """
     named = preset(system.name)
     usual = {} if named is None else named.describe()
-    return {
-        key: (value, usual[key])
-        for key, value in system.values.items()
-        if key in usual and value != usual[key]
-    }
+    return {key: (value, usual[key]) for key, value in system.values.items() if key in usual and value != usual[key]}
 
 
 def changes_table(system: SystemDescription) -> Table | None:

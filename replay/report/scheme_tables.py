@@ -61,9 +61,7 @@ def facts_of(scheme: Scheme) -> Facts:
         graph="-" if listed is None else "yes" if host_program.can_be_captured(listed) else "no",
         types=_types(scheme),
         gradients="yes" if "backward" in scheme.passes else "no",
-        interleave=", ".join(sorted(scheme.interleaves))
-        if isinstance(scheme, StagedScheme)
-        else "-",
+        interleave=", ".join(sorted(scheme.interleaves)) if isinstance(scheme, StagedScheme) else "-",
         limits="; ".join([*ranks, *([scheme.validity] if scheme.validity else [])]) or "-",
     )
 
@@ -90,8 +88,7 @@ def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def scheme_table() -> str:
     """Table of the schemes: what each is, moves, overlaps, takes and proposes."""
     return _markdown(
-        ("scheme", "what it does", "what moves", "overlap", "SMs", "kernels", "graph",
-         "proposed hardware"),
+        ("scheme", "what it does", "what moves", "overlap", "SMs", "kernels", "graph", "proposed hardware"),
         [
             (
                 f"`{scheme.name}`",
@@ -103,7 +100,7 @@ def scheme_table() -> str:
             )
             for scheme in COMPARED.values()
         ],
-    )  # fmt: skip
+    )
 
 
 def limits_table() -> str:

@@ -70,8 +70,7 @@ WORDS: dict[str, str] = {
     # ---- network ----
     "out mean": "bytes on the wire of dispatch and combine that leave a network card (NIC)",
     "rail": "the leaf switch whose cards carry most, both ways together",
-    "uplinks": "use of a leaf's ways to the spine, which only messages between rails, or groups of "
-    "nodes, pass",
+    "uplinks": "use of a leaf's ways to the spine, which only messages between rails, or groups of nodes, pass",
     # ---- uncertainty ----
     "5 %": "a time below which 5 % of the draws are",
     "fastest in": "share of the draws in which no scheme of these is faster",
@@ -102,8 +101,7 @@ WORDS: dict[str, str] = {
     "jitter": "random delays",
     "peers from": "least time that a GPU of the stage waits for peers",
     "to": "most time that one does",
-    "MFU": "model FLOP utilisation: multiplications that the model needs, over what the GPUs could "
-    "do in the time",
+    "MFU": "model FLOP utilisation: multiplications that the model needs, over what the GPUs could do in the time",
     "MoE": "share of experts, exch and peers in the step",
     "bubble": "share of pipe in the step",
     "active of a GPU": "a kernel runs, or waits for other GPUs inside",
@@ -122,8 +120,7 @@ WORDS: dict[str, str] = {
     "of": "memory of the GPU",
     "positions": "tokens of its requests in the cache, at the end",
     "room for": "tokens for which the cache has room",
-    "speed-up of requests": "the baseline's mean time of a request, from arrival until the last "
-    "token, over this one",
+    "speed-up of requests": "the baseline's mean time of a request, from arrival until the last token, over this one",
     "speed-up of rates": "the largest rate of requests that keeps the limits, over the baseline's",
     "rate": "requests that come per second, or all at once",
     "tokens/s": "generated, per GPU, from the first arrival to the last token",
@@ -153,9 +150,7 @@ def schemes_text(count: int) -> str:
 
 def meanings(word: str) -> dict[str, str]:
     """Lines on a word, by the word and what it is of where it has several meanings."""
-    return {
-        name: line for name, line in WORDS.items() if name == word or name.startswith(f"{word} ")
-    }
+    return {name: line for name, line in WORDS.items() if name == word or name.startswith(f"{word} ")}
 
 
 def explained(tables: Iterable[Table]) -> list[str]:

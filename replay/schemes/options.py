@@ -59,9 +59,14 @@ def option(
     if least is None and type(default) is int:
         least = min(default, 1)
     about = {
-        "help": help, "source": source, "least": least, "most": most,
-        "multiple_of": multiple_of, "choices": choices, **({"unit": unit} if unit else {}),
-    }  # fmt: skip
+        "help": help,
+        "source": source,
+        "least": least,
+        "most": most,
+        "multiple_of": multiple_of,
+        "choices": choices,
+        **({"unit": unit} if unit else {}),
+    }
     return dataclasses.field(default=default, metadata=about)
 
 
@@ -80,7 +85,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class About:
+class OptionFacts:
     """All there is to know about one option; the attributes are those of `option`."""
 
     name: str
@@ -107,19 +112,13 @@ class About:
             kind = kind.replace("a whole", "an even")
         elif self.multiple_of != 1:
             kind += f", a multiple of {self.multiple_of}"
-        ends = [
-            f"{name} {end}"
-            for name, end in (("at least", self.least), ("at most", self.most))
-            if end is not None
-        ]
+        ends = [f"{name} {end}" for name, end in (("at least", self.least), ("at most", self.most)) if end is not None]
         return ", ".join([kind, " and ".join(ends)] if ends else [kind])
 
     def is_choice(self, value: str) -> bool:
         """Tell whether a text is one of the choices."""
         number = "[1-9][0-9]{0,5}"
-        return any(
-            re.fullmatch(re.escape(word).replace("N", number), value) for word in self.choices
-        )
+        return any(re.fullmatch(re.escape(word).replace("N", number), value) for word in self.choices)
 
     @property
     def examples(self) -> tuple[str, ...]:
@@ -148,19 +147,18 @@ class About:
 
 
 GONE = {
-    "weight_passes": "how often weights are read follows from the order of tiles and the L2 cache "
-    "(gpu.l2_bytes)",
+    "weight_passes": "how often weights are read follows from the order of tiles and the L2 cache (gpu.l2_bytes)",
 }
 """Options of former versions, and what has taken their place."""
 
 
-def about(options: Options) -> list[About]:
+def about(options: Options) -> list[OptionFacts]:
     """All options of a scheme; the values that it has at present count as its defaults."""
     found = []
     for field in dataclasses.fields(options):
         of, _, last = field.name.rpartition("_")
         known = {"unit": last if of and last in UNITS else "", **field.metadata}
-        found.append(About(field.name, getattr(options, field.name), **known))
+        found.append(OptionFacts(field.name, getattr(options, field.name), **known))
     return found
 
 
@@ -210,7 +208,7 @@ def converted(scheme: str, options: Options, given: Mapping[str, Any]) -> Option
     return dataclasses.replace(options, **values)
 
 
-def _convert(scheme: str, one: About, value: Any) -> Any:
+def _convert(scheme: str, one: OptionFacts, value: Any) -> Any:
     """Turn an option's text into the type of its default."""
     wanted = type(one.default)
     if not isinstance(value, str):

@@ -167,7 +167,7 @@ def where(error: BaseException, path: Path) -> str:
     return f"{path}:{line}" if line else str(path)
 
 
-class BuildFailed(UserError):
+class SchemeFailure(UserError):
     """A scheme from outside raised something that is no refusal.
 
     Attributes
@@ -184,7 +184,7 @@ class BuildFailed(UserError):
         return _as_it_was, (type(self), self.args, self.__dict__)
 
 
-def _as_it_was(kind: type[BuildFailed], args: tuple[str], state: dict[str, str]) -> BuildFailed:
+def _as_it_was(kind: type[SchemeFailure], args: tuple[str], state: dict[str, str]) -> SchemeFailure:
     made = kind.__new__(kind, *args)
     made.__dict__ |= state
     return made
@@ -192,7 +192,7 @@ def _as_it_was(kind: type[BuildFailed], args: tuple[str], state: dict[str, str])
 
 def failure(scheme: AnyScheme, error: Exception) -> str:
     """Sentence about an error that was raised while a scheme built a layer."""
-    if isinstance(error, BuildFailed):
+    if isinstance(error, SchemeFailure):
         return error.sentence
     if isinstance(error, UserError):
         return f"build refuses the layer: {error}"
@@ -210,10 +210,7 @@ def said(error: BaseException) -> str:
 def _is_scheme_of(module: ModuleType, value: Any) -> bool:
     if isinstance(value, AnyScheme):
         return True
-    return (
-        isinstance(value, type) and issubclass(value, AnyScheme)
-        and value.__module__ == module.__name__
-    )  # fmt: skip
+    return isinstance(value, type) and issubclass(value, AnyScheme) and value.__module__ == module.__name__
 
 
 def _made(found: Any, reference: str) -> AnyScheme:
@@ -225,9 +222,9 @@ def _made(found: Any, reference: str) -> AnyScheme:
         kind = f"the class {found.__name__}" if is_class else f"{type(found).__name__!r}"
         message = f"scheme {reference!r}: expected a Scheme or a subclass of Scheme, not {kind}"
         raise UserError(message)
-    missing = [
-        key for key in ("name", "summary", "source", "traffic") if not hasattr(found, key)
-    ] + sorted(found.__abstractmethods__)
+    missing = [key for key in ("name", "summary", "source", "traffic") if not hasattr(found, key)] + sorted(
+        found.__abstractmethods__
+    )
     if missing:
         message = f"scheme {reference!r}: {found.__name__} lacks {', '.join(missing)}"
         raise UserError(message)

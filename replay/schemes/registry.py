@@ -148,9 +148,7 @@ def find(reference: str, kind: Literal["ep"] = "ep", *, allow_code: AllowCode = 
 def find(reference: str, kind: Literal["tp"], *, allow_code: AllowCode = True) -> TensorScheme: ...
 @overload
 def find(reference: str, kind: None, *, allow_code: AllowCode = True) -> AnyScheme: ...
-def find(
-    reference: str, kind: SchemeKind | None = "ep", *, allow_code: AllowCode = True
-) -> AnyScheme:
+def find(reference: str, kind: SchemeKind | None = "ep", *, allow_code: AllowCode = True) -> AnyScheme:
     """Find a scheme, with its default options.
 
     Parameters
@@ -205,9 +203,7 @@ def _not_found(reference: str, kind: SchemeKind | None, plugins: list[str]) -> U
     """Error for a name that nothing has; a name of the other kind may be meant."""
     near = difflib.get_close_matches(reference, [*EVERY, *plugins], n=1)
     if near and near[0] in EVERY and kind not in (None, EVERY[near[0]].kind):
-        return UserError(
-            f"unknown scheme {reference!r}; {near[0]!r} {_belongs(EVERY[near[0]].kind)}"
-        )
+        return UserError(f"unknown scheme {reference!r}; {near[0]!r} {_belongs(EVERY[near[0]].kind)}")
     what = f"scheme of {KINDS[kind]}" if kind == "tp" else "scheme"
     return unknown(what, reference, [*names(kind), *plugins])
 

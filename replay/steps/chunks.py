@@ -42,10 +42,7 @@ def chunks_of(shape: ModelShape, plan: ParallelPlan) -> list[range]:
         raise UserError(message)
     if sum(counts) != layers:
         behind = f" and {plan.mtp} of multi-token prediction" if plan.mtp else ""
-        message = (
-            f"plan: layers gives {sum(counts)} to its chunks; "
-            f"{shape.name} has {shape.num_layers}{behind}"
-        )
+        message = f"plan: layers gives {sum(counts)} to its chunks; {shape.name} has {shape.num_layers}{behind}"
         raise UserError(message)
     if not all(counts[1:-1]):
         message = (

@@ -21,10 +21,11 @@ from replay.steps.stretches import replay_stretch
 
 if TYPE_CHECKING:
     from hwmodel import System
+    from replay.model.arrays import Ints
     from replay.model.collectives.algorithm import Collective
     from replay.steps.groups import GroupTimes
     from replay.steps.plan import ParallelPlan
-    from replay.steps.times import Cause, Ints
+    from replay.steps.times import Cause
     from tracegen import ModelShape
 
 GRADIENT_BYTES = 4  # FP32, as they are added up over micro-batches
@@ -42,9 +43,7 @@ class ChunkParameters(NamedTuple):
     experts: int
 
 
-def held(
-    shape: ModelShape, plan: ParallelPlan, layers: range, *, first: bool, last: bool
-) -> ChunkParameters:
+def held(shape: ModelShape, plan: ParallelPlan, layers: range, *, first: bool, last: bool) -> ChunkParameters:
     """Count the parameters of a chunk on a GPU.
 
     Parameters
@@ -68,9 +67,7 @@ def synchronise_ps(groups: GroupTimes, plan: ParallelPlan, of: ChunkParameters) 
     return _over_copies(groups, plan, "reduce_scatter", of, GRADIENT_BYTES)
 
 
-def update_ps(
-    groups: GroupTimes, plan: ParallelPlan, of: ChunkParameters, launched_ps: int = 0
-) -> int:
+def update_ps(groups: GroupTimes, plan: ParallelPlan, of: ChunkParameters, launched_ps: int = 0) -> int:
     """Time in which the optimiser updates weights, and copies get them.
 
     Parameters
@@ -87,9 +84,7 @@ def hand_out_ps(groups: GroupTimes, plan: ParallelPlan, of: ChunkParameters) -> 
     return _over_copies(groups, plan, "all_gather", of, WEIGHT_BYTES)
 
 
-def _over_copies(
-    groups: GroupTimes, plan: ParallelPlan, what: Collective, of: ChunkParameters, nbytes: int
-) -> int:
+def _over_copies(groups: GroupTimes, plan: ParallelPlan, what: Collective, of: ChunkParameters, nbytes: int) -> int:
     dense = groups.collective_ps(what, of.dense * nbytes, plan.dp * plan.cp, plan.tp)
     return dense + groups.collective_ps(what, of.experts * nbytes, plan.expert_dp, plan.ep)
 

@@ -20,9 +20,10 @@ from replay.model.compute.listed import ListedKernels
 from replay.model.work.stacks.bare import BareRows
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Counts, Ints
     from replay.model.compute.dense_kernels import Weights
     from replay.model.compute.slices import Slices
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.work.kernel_lists import KernelSizes
     from replay.model.work.kernel_lists.lists import Pass
     from replay.model.work.stacks import Stack
@@ -48,15 +49,13 @@ class EndKernels:
     shape: ModelShape
     precision: str
     slices: Slices
-    tokens: Ints
+    tokens: Counts
 
     def embedding(self, machine: Machine, after: Ints, *, is_backward: bool) -> Ints:
         """Look up the tokens, or add up the gradients of their rows: (rank,) tasks."""
         return self._added(machine, after, ["embedding"], is_backward=is_backward)
 
-    def head(
-        self, machine: Machine, after: Ints, *, is_backward: bool, weights: Weights = "with"
-    ) -> Ints:
+    def head(self, machine: Machine, after: Ints, *, is_backward: bool, weights: Weights = "with") -> Ints:
         """Last norm, scores and loss, or their gradients: (rank,) tasks.
 
         Parameters
@@ -80,9 +79,14 @@ class EndKernels:
             return after
         dtype = "fp32" if self.precision == "fp32" else "bf16"
         kernels = ListedKernels(
-            machine, dtype, after, is_backward=is_backward, weights=weights, known={},
+            machine,
+            dtype,
+            after,
+            is_backward=is_backward,
+            weights=weights,
+            known={},
             collective_ps=self.slices.collective_ps,
-        )  # fmt: skip
+        )
         direction: Pass = "backward" if is_backward else "forward"
         bare = BareRows(self.shape, self.slices.tp)
         for part in parts:
@@ -111,9 +115,7 @@ class ListedEnds(EndKernels):
             return super().embedding(machine, after, is_backward=is_backward)
         return self._run("embedding", machine, after, is_backward=is_backward)
 
-    def head(
-        self, machine: Machine, after: Ints, *, is_backward: bool, weights: Weights = "with"
-    ) -> Ints:
+    def head(self, machine: Machine, after: Ints, *, is_backward: bool, weights: Weights = "with") -> Ints:
         """Last norm, scores and loss, or their gradients; as of `EndKernels.head`."""
         if not self._has("head"):
             return super().head(machine, after, is_backward=is_backward, weights=weights)
@@ -132,9 +134,15 @@ class ListedEnds(EndKernels):
         weights: Weights = "with",
     ) -> Ints:
         kernels = ListedKernels(
-            machine, self.precision, after, is_backward=is_backward, weights=weights, known={},
-            stack=self.stack, collective_ps=self.slices.collective_ps,
-        )  # fmt: skip
+            machine,
+            self.precision,
+            after,
+            is_backward=is_backward,
+            weights=weights,
+            known={},
+            stack=self.stack,
+            collective_ps=self.slices.collective_ps,
+        )
         direction: Pass = "backward" if is_backward else "forward"
         kernels.run(self.stack.listed(self.sizes, [part], direction))
         return kernels.end

@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     from tracegen.models import ModelShape
 
 
-def check(
-    plan: ParallelPlan, shape: ModelShape, system: System, sequence: int | None = None
-) -> None:
+def check(plan: ParallelPlan, shape: ModelShape, system: System, sequence: int | None = None) -> None:
     """Refuse a plan that does not suit a model and a system.
 
     The vocabulary need not be divisible by tp: frameworks pad it.
@@ -39,17 +37,12 @@ def check(
         raise UserError(message)
     domain = min(system.fabric.gpus_per_domain, system.num_gpus)
     if domain % plan.tp:
-        message = (
-            f"plan: tp {plan.tp} is not within a domain of {domain} GPUs; "
-            f"possible are {_divisors(domain)}"
-        )
+        message = f"plan: tp {plan.tp} is not within a domain of {domain} GPUs; possible are {_divisors(domain)}"
         raise UserError(message)
     check_model(plan, shape)
     tokens, slices = plan.micro_batch * (sequence or 0), plan.tp * plan.cp
     if tokens % slices:
-        message = (
-            f"plan: tp {plan.tp} x cp {plan.cp} do not divide the {tokens} tokens of a micro-batch"
-        )
+        message = f"plan: tp {plan.tp} x cp {plan.cp} do not divide the {tokens} tokens of a micro-batch"
         raise UserError(message)
 
 
@@ -65,8 +58,7 @@ def check_model(plan: ParallelPlan, shape: ModelShape) -> None:
     kv_heads = shape.num_kv_heads or shape.num_heads or plan.tp
     if kv_heads % plan.tp and plan.tp % kv_heads:  # fewer are copied
         message = (
-            f"plan: tp {plan.tp} neither divides the {kv_heads} key-value heads of {shape.name} "
-            "nor is divided by them"
+            f"plan: tp {plan.tp} neither divides the {kv_heads} key-value heads of {shape.name} nor is divided by them"
         )
         raise UserError(message)
     if shape.dense_layers:
@@ -84,8 +76,7 @@ def _divides(plan: ParallelPlan, shape: ModelShape, name: str, what: str, count:
     size = getattr(plan, name)
     if count % size:
         message = (
-            f"plan: {name} {size} does not divide the {what} of {shape.name}, {count}; "
-            f"possible are {_divisors(count)}"
+            f"plan: {name} {size} does not divide the {what} of {shape.name}, {count}; possible are {_divisors(count)}"
         )
         raise UserError(message)
 

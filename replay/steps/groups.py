@@ -32,8 +32,8 @@ from replay.steps.times import StageHop
 
 if TYPE_CHECKING:
     from hwmodel.quantity import Quantity
+    from replay.model.arrays import Ints
     from replay.model.collectives.algorithm import Collective
-    from replay.model.machine.machine import Ints
 
 LARGEST = 1 << 30
 """Bytes of a collective that is replayed as it is. The time of four times as many, by replay too,
@@ -103,9 +103,7 @@ class GroupTimes:
             rules = rules_on(system, 2)
             split = machine.sms.split("hops between stages", {"nccl": rules.num_channels})
             channels = split.channels("nccl", rules.num_channels)
-            point_to_point.all_to_all(
-                machine, DISPATCH, channels, rules, sizes, begun, payload=False
-            )
+            point_to_point.all_to_all(machine, DISPATCH, channels, rules, sizes, begun, payload=False)
         else:
             dma.all_to_all(machine, DISPATCH, sizes, begun, payload=False)
         return schedule(machine.graph.build()).makespan_ps

@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 def sizes_of(shape: ModelShape, plan: ParallelPlan, sequence: int) -> KernelSizes:
     """Give the sizes of a GPU's work in a micro-batch, with even routing."""
     return even_sizes(
-        shape, tokens=plan.tokens_per_gpu(sequence), ranks=plan.ep, tp=plan.tp, cp=plan.cp,
+        shape,
+        tokens=plan.tokens_per_gpu(sequence),
+        ranks=plan.ep,
+        tp=plan.tp,
+        cp=plan.cp,
         chunks=plan.vpp,
-    )  # fmt: skip
+    )
 
 
-def facts_of_step(
-    shape: ModelShape, plan: ParallelPlan, beside: Pairing | None
-) -> Mapping[str, Value]:
+def facts_of_step(shape: ModelShape, plan: ParallelPlan, beside: Pairing | None) -> Mapping[str, Value]:
     """Options of stacks that model and plan decide, and how passes run beside each other."""
     overlap = {"overlap": "passes"} if beside == "megatron" else {}
     return {**facts_of(shape), "recompute": plan.recompute, **overlap}
 
 
-def tensors_of(
-    shape: ModelShape, plan: ParallelPlan, layers: range, *, first: bool, last: bool
-) -> int:
+def tensors_of(shape: ModelShape, plan: ParallelPlan, layers: range, *, first: bool, last: bool) -> int:
     """Count the tensors of parameters of a chunk on a GPU; queries, keys and values are one.
 
     Parameters

@@ -21,19 +21,20 @@ from replay.model.work.context import Context
 from replay.schemes.ep.base import LayerRefusedError
 from replay.schemes.ep.staged import StagedScheme
 from replay.steps.stretches import Add, MetPart, MoePart, Stretch, replay_moe, replay_stretch
-from replay.steps.times import PassTimes, Timed
+from replay.steps.times import PassTime, PassTimes
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.chains.chain import ChainLink
     from replay.chains.pass_pairs import PairTimes
+    from replay.model.arrays import Ints
     from replay.model.compute.dense import Between
     from replay.model.compute.dense_kernels import Weights
     from replay.model.machine.host import Calls, Launch
     from replay.model.machine.machine import Machine
     from replay.schemes import Scheme
     from replay.steps.plan import Recompute
-    from replay.steps.times import Cause, Ints
+    from replay.steps.times import Cause
 
 Pairing = Literal["dualpipe", "megatron"]
 """Order of launches of a forward pass beside a backward pass (`replay.chains.pass_pairs`)."""
@@ -83,12 +84,10 @@ class LayerPasses:
     beside: Pairing | None = None
     calls: Calls | None = None
     paired: Scheme | None = None
-    _pairs: dict[tuple[int, int], tuple[ChainLink, ChainLink, Timed | None]] = field(
+    _pairs: dict[tuple[int, int], tuple[ChainLink, ChainLink, PassTime | None]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    _met_parts: dict[tuple[int, bytes], MetPart] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    _met_parts: dict[tuple[int, bytes], MetPart] = field(default_factory=dict, init=False, repr=False, compare=False)
     _put_off: dict[int, tuple[ChainLink, ChainLink]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -130,7 +129,7 @@ class LayerPasses:
             If the scheme has no code for one of them.
         """
 
-        def made(link: ChainLink, weights: Weights, *, back: bool, hop: bool) -> Timed:
+        def made(link: ChainLink, weights: Weights, *, back: bool, hop: bool) -> PassTime:
             return self._moe_pass(link, weights, is_mtp=is_mtp, is_backward=back, behind_hop=hop)
 
         ahead = made(forward, "with", back=False, hop=hops.forward)
@@ -138,7 +137,7 @@ class LayerPasses:
         if self.recompute == "full" and hops.backward != hops.forward:
             again = made(forward, "with", back=False, hop=hops.backward)
 
-        def back(link: ChainLink, weights: Weights) -> Timed:
+        def back(link: ChainLink, weights: Weights) -> PassTime:
             if self.recompute != "full":
                 return made(link, weights, back=True, hop=hops.backward)
             return behind_forward(again, made(link, weights, back=True, hop=False))
@@ -163,7 +162,7 @@ class LayerPasses:
         is_mtp: bool,
         is_backward: bool,
         behind_hop: bool = False,
-    ) -> Timed:
+    ) -> PassTime:
         again = self._activated(link) if is_backward and self.recompute == "selective" else None
 
         def add(machine: Machine, after: Ints, *, hop: bool = False) -> dict[Cause, Ints]:
@@ -189,7 +188,7 @@ class LayerPasses:
         free = self._replayed(made, FREE_HOSTS) if self._pays(own) else own
         least = self._met(link, FREE_HOSTS) if self._pays(part) else part
         causes = with_hosts(causes, _added(free.causes, self._all_tiled(least.causes)))
-        return Timed(_sum(own.causes), self._tiled(part.met), causes, activity)
+        return PassTime(_sum(own.causes), self._tiled(part.met), causes, activity)
 
     def _pays(self, part: Stretch | MoePart) -> bool:
         """Tell whether a part may take less with hosts that cost nothing."""
@@ -198,9 +197,7 @@ class LayerPasses:
     def _met(self, link: ChainLink, lead: Time) -> MoePart:
         """The MoE part, with hosts ahead by `lead` (rank,)."""
         of_ranks = Time(np.broadcast_to(lead.ps, self.num_ranks)[: link.work().num_ranks])
-        return replay_moe(
-            link, self.system, self.scheme, self.launch, of_ranks, self.calls, self._met_parts
-        )
+        return replay_moe(link, self.system, self.scheme, self.launch, of_ranks, self.calls, self._met_parts)
 
     def _putting_off(self, backward: ChainLink) -> ChainLink:
         """The pass without its gradients of weights."""
@@ -231,7 +228,7 @@ class LayerPasses:
 
     def _own(
         self, machine: Machine, after: Ints, parts: Between, *, is_mtp: bool, again: Ints | None
-    ) -> dict[Cause, Ints]:  # fmt: skip
+    ) -> dict[Cause, Ints]:
         ends: dict[Cause, Ints] = {}
         if again is not None:
             ends["experts"], after = self._again(machine, after, again).values()
@@ -248,7 +245,7 @@ class LayerPasses:
         dense = self.parts.again(machine, self.context, done, is_dense=False)
         return {"experts": done, "attention": dense}
 
-    def _moe_weights(self, link: ChainLink, *, is_mtp: bool) -> Timed:
+    def _moe_weights(self, link: ChainLink, *, is_mtp: bool) -> PassTime:
         """Gradients of weights that were put off, of all parts."""
         scheme, work = self.scheme, link.work()
         assert isinstance(scheme, StagedScheme)
@@ -269,14 +266,14 @@ class LayerPasses:
         causes = _added(dense.causes, experts)
         return alone(causes, dense.activity + routed.activity.of(self._tiled(of)))
 
-    def _pair(self, forward: ChainLink, backward: ChainLink) -> Timed | None:
+    def _pair(self, forward: ChainLink, backward: ChainLink) -> PassTime | None:
         """As `_beside`, made once: where hosts send, and what else a layer has, change nothing."""
         key = id(forward), id(backward)
         if key not in self._pairs:
             self._pairs[key] = forward, backward, self._beside(forward, backward)
         return self._pairs[key][2]
 
-    def _beside(self, forward: ChainLink, backward: ChainLink) -> Timed | None:
+    def _beside(self, forward: ChainLink, backward: ChainLink) -> PassTime | None:
         """A forward pass beside a backward pass, from when all GPUs have come.
 
         None where the scheme has no such code, and where the backward pass makes all of its forward
@@ -287,10 +284,13 @@ class LayerPasses:
         ahead, back = self._link(forward, back=False), self._link(backward, back=True)
         try:
             pair = Replay(
-                [ahead, back], self.system, self.paired or self.scheme, self.launch,
+                [ahead, back],
+                self.system,
+                self.paired or self.scheme,
+                self.launch,
                 ORDERS[self.beside],
                 calls=self.calls,
-            )  # fmt: skip
+            )
             found = pair_times(pair)
             free = found
             if self.launch is not None:
@@ -311,7 +311,7 @@ class LayerPasses:
 
             before = self._stretch(add, NO_TIME)
             own, activity = before.causes, before.activity + activity
-        return Timed(_sum(own), self._tiled(found.ends_ps[of]), _added(own, causes), activity)
+        return PassTime(_sum(own), self._tiled(found.ends_ps[of]), _added(own, causes), activity)
 
     def _link(self, link: ChainLink, *, back: bool) -> ChainLink:
         """A layer's pass with what lies before it here, on the GPUs of one group of experts."""
@@ -326,7 +326,7 @@ class LayerPasses:
         """Replay a layer without routed experts, hosts being ahead of their GPUs by `lead`."""
         ahead = self._dense_pass("with", lead, is_backward=False, behind_hop=hops.forward)
 
-        def back(weights: Weights) -> Timed:
+        def back(weights: Weights) -> PassTime:
             hop = hops.backward and weights != "alone"
             if self.recompute != "full" or weights == "alone":
                 return self._dense_pass(weights, lead, is_backward=True, behind_hop=hop)
@@ -338,9 +338,7 @@ class LayerPasses:
             return PassTimes(ahead, back("with"))
         return PassTimes(ahead, back("with"), back("put off"), back("alone"))
 
-    def _dense_pass(
-        self, weights: Weights, lead: Time, *, is_backward: bool, behind_hop: bool
-    ) -> Timed:
+    def _dense_pass(self, weights: Weights, lead: Time, *, is_backward: bool, behind_hop: bool) -> PassTime:
         selective = self.recompute == "selective" and is_backward and weights != "alone"
 
         def add(machine: Machine, after: Ints) -> dict[Cause, Ints]:
@@ -376,10 +374,10 @@ def _met_lead(own: Stretch) -> Time:
     return own.lead + Time(took.max() - took)
 
 
-def alone(causes: Mapping[Cause, Ints], activity: Activity) -> Timed:
+def alone(causes: Mapping[Cause, Ints], activity: Activity) -> PassTime:
     """A pass in which GPUs do not meet."""
     own = _sum(causes)
-    return Timed(own, np.zeros_like(own), causes, activity)
+    return PassTime(own, np.zeros_like(own), causes, activity)
 
 
 def paid(replayed: Callable[[Time], Stretch], lead: Time, launch: Launch | None) -> Stretch:
@@ -402,7 +400,7 @@ def with_hosts(causes: Mapping[Cause, Ints], free: Mapping[Cause, Ints]) -> dict
     return _added(found, {"host": np.where(pays, longer, 0)})
 
 
-def behind_forward(ahead: Timed, back: Timed) -> Timed:
+def behind_forward(ahead: PassTime, back: PassTime) -> PassTime:
     """A backward pass with the forward pass made again before it.
 
     GPUs meet in both. When all have met in the first, each is through with it, and with what it
@@ -414,7 +412,7 @@ def behind_forward(ahead: Timed, back: Timed) -> Timed:
     ready = ahead.met + back.own
     waits = ready.max() - ready
     causes = _added(ahead.causes, back.causes, {"exchange": waits})
-    return Timed(ahead.own, ready.max() + back.met, causes, activity + waiting(waits))
+    return PassTime(ahead.own, ready.max() + back.met, causes, activity + waiting(waits))
 
 
 def _causes_of(pair: PairTimes) -> dict[Cause, Ints]:

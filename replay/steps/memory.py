@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 
 
-class Kept(NamedTuple):
+class StageRetention(NamedTuple):
     """Retention of a schedule on a stage.
 
     Attributes
@@ -86,7 +86,7 @@ def stages(
     plan: ParallelPlan,
     recipe: Recipe,
     sequence: int,
-    kept: Sequence[Kept],
+    kept: Sequence[StageRetention],
     *,
     copies: int = 1,
 ) -> list[StageMemory]:
@@ -121,9 +121,7 @@ def stages(
         others = sum(layer.without_experts for layer in mine) + ends
         activated, at_work = 0, 0
         for layer in layers:
-            each, again = activations.of_layer(
-                shape, layer, recipe, plan.recompute, tokens, rows, plan.tp
-            )
+            each, again = activations.of_layer(shape, layer, recipe, plan.recompute, tokens, rows, plan.tp)
             activated += each
             gradients = activations.gradients_of_layer(shape, layer, tokens, rows)
             at_work = max(at_work, again + gradients)
@@ -181,10 +179,7 @@ def require(
     worst = max(range(len(found)), key=lambda stage: found[stage].total)
     if found[worst].total <= room:
         return found
-    parts = ", ".join(
-        f"{name.replace('_', ' ')} {nbytes / GIB:.1f}"
-        for name, nbytes in found[worst].largest()[:3]
-    )
+    parts = ", ".join(f"{name.replace('_', ' ')} {nbytes / GIB:.1f}" for name, nbytes in found[worst].largest()[:3])
     message = (
         f"plan: stage {worst} needs {found[worst].total / GIB:.1f} GiB on each GPU, "
         f"{system.name} has {room / GIB:.1f}; most for {parts}\n"

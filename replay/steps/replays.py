@@ -24,14 +24,15 @@ from replay.steps.kernel_sizes import check_stack
 from replay.steps.layer_passes import NO_HOPS, Hops, LayerPasses
 from replay.steps.parameters import left_out
 from replay.steps.routing import DrawnRouting
-from replay.steps.shared import Shared
-from replay.steps.times import PassTimes, StepTimes
+from replay.steps.shared import SharedTimes
+from replay.steps.times import PassTimes, StepParts
 from tracegen.generate import generate
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.chains.chain import ChainLink
     from replay.chains.replay import Replay
+    from replay.model.arrays import Ints
     from replay.model.machine.host import Calls
     from replay.model.work.kernel_lists.lists import Pass
     from replay.model.work.layer import LayerWork
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from replay.schemes import Scheme
     from replay.steps.layer_passes import Pairing
     from replay.steps.plan import ParallelPlan
-    from replay.steps.times import Ints
     from tracegen import ModelShape, RoutingTrace
 
 Links = Mapping[tuple[int, bool, int], "ChainLink"]
@@ -133,11 +133,16 @@ class StepReplays:
         return self.sample_nodes or (SAMPLED_NODES if several else None)
 
     @functools.cached_property
-    def _shared(self) -> Shared:
-        return Shared(
-            self.shape, self.system, self.plan, self.sequence, self.precision,
-            self.splits_backward, self.stack,
-        )  # fmt: skip
+    def _shared(self) -> SharedTimes:
+        return SharedTimes(
+            self.shape,
+            self.system,
+            self.plan,
+            self.sequence,
+            self.precision,
+            self.splits_backward,
+            self.stack,
+        )
 
     @functools.cached_property
     def _routed(self) -> RoutingTrace:
@@ -172,9 +177,7 @@ class StepReplays:
 
     # ---- under a scheme --------------------------------------------------------------------------
 
-    def under(
-        self, scheme: str | Scheme, progress: Callable[[], object] = lambda: None
-    ) -> StepTimes:
+    def under(self, scheme: str | Scheme, progress: Callable[[], object] = lambda: None) -> StepParts:
         """Replay the parts under a scheme.
 
         Parameters
@@ -207,7 +210,7 @@ class StepReplays:
             self._calls(chosen, links),
             self._listed(chosen),
         )
-        return StepTimes(
+        return StepParts(
             num_ranks=self.plan.peers,
             layers=self._layers(passes, links, progress),
             embedding=shared.embedding,
@@ -230,8 +233,9 @@ class StepReplays:
         if self.stack is None:
             return None
         works: dict[Pass, LayerWork] = {
-            "forward": links[0, False, 0].work(), "backward": links[0, True, 0].work(),
-        }  # fmt: skip
+            "forward": links[0, False, 0].work(),
+            "backward": links[0, True, 0].work(),
+        }
         found = stage_calls(self.stack, scheme, self._shared.sizes, works, self.system)
         return dataclasses.replace(found, spread=self.host_spread, seed=self.seed)
 
@@ -282,15 +286,11 @@ class StepReplays:
         links = {(one.step, one.is_backward, one.layer_index): one for one in ready.links}
         return ready, links
 
-    def _layers(
-        self, passes: LayerPasses, links: Links, progress: Callable[[], object]
-    ) -> list[list[PassTimes]]:
+    def _layers(self, passes: LayerPasses, links: Links, progress: Callable[[], object]) -> list[list[PassTimes]]:
         if self._places is None:
             self._places = tuple(self._stand_ins(links, s) for s in range(self.samples))
         dense: dict[Hops, PassTimes] = {}
-        return [
-            self._sample(passes, links, sample, dense, progress) for sample in range(self.samples)
-        ]
+        return [self._sample(passes, links, sample, dense, progress) for sample in range(self.samples)]
 
     @functools.cached_property
     def _hops(self) -> Mapping[int, Hops]:

@@ -45,8 +45,6 @@ def parse(text: str) -> DrawnRouting:
         try:
             parameters[name] = float(value)
         except ValueError:
-            message = (
-                f"routing {text}: expected a kind with numbers, such as zipf:skew=0.6, or zipf:0.6"
-            )
+            message = f"routing {text}: expected a kind with numbers, such as zipf:skew=0.6, or zipf:0.6"
             raise UserError(message) from None
     return DrawnRouting(kind, parameters)

@@ -26,10 +26,11 @@ from replay.steps.kernel_sizes import sizes_of, tensors_of
 from replay.steps.layer_passes import alone, paid
 from replay.steps.recipes import BF16
 from replay.steps.stretches import replay_stretch
-from replay.steps.times import PassTimes, StageHop, Timed
+from replay.steps.times import PassTime, PassTimes, StageHop
 
 if TYPE_CHECKING:
     from hwmodel import System
+    from replay.model.arrays import Ints
     from replay.model.collectives.algorithm import Collective
     from replay.model.machine.host import Launch
     from replay.model.machine.machine import Machine
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from replay.steps.copies import ChunkParameters
     from replay.steps.plan import ParallelPlan
     from replay.steps.stretches import Stretch
-    from replay.steps.times import Cause, Ints
+    from replay.steps.times import Cause
     from tracegen import ModelShape
 
 Chunk = tuple[int, int]
@@ -48,7 +49,7 @@ Chunk = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedTimes:
     """Times that no scheme changes, each replayed when it is first asked for.
 
     Attributes
@@ -93,9 +94,7 @@ class Shared:
         """Dense parts of the layers, forward."""
         if self.stack is None:
             return Between(self.shape, self.precision, slices=self.slices)
-        return ListedParts(
-            self.shape, self.precision, slices=self.slices, stack=self.stack, sizes=self.sizes
-        )
+        return ListedParts(self.shape, self.precision, slices=self.slices, stack=self.stack, sizes=self.sizes)
 
     @cached_property
     def sizes(self) -> KernelSizes:
@@ -154,7 +153,7 @@ class Shared:
         """Without a stack, what is no layer was launched long ago."""
         return None if self.stack is None else "eager"
 
-    def _end(self, run: Callable[..., Ints], **how: Any) -> Timed:
+    def _end(self, run: Callable[..., Ints], **how: Any) -> PassTime:
         """Replay kernels of an end, once for every prediction of a token."""
 
         def add(machine: Machine, after: Ints) -> dict[Cause, Ints]:
@@ -187,16 +186,13 @@ class Shared:
     @cached_property
     def synchronise(self) -> dict[Chunk, int]:
         """Picoseconds in which a chunk's gradients are added up."""
-        return {
-            chunk: synchronise_ps(self.groups, self.plan, of) for chunk, of in self._held.items()
-        }
+        return {chunk: synchronise_ps(self.groups, self.plan, of) for chunk, of in self._held.items()}
 
     @cached_property
     def update(self) -> dict[Chunk, int]:
         """Picoseconds of a chunk's optimiser, and of handing out weights."""
         return {
-            chunk: update_ps(self.groups, self.plan, of, self._launched_ps(chunk))
-            for chunk, of in self._held.items()
+            chunk: update_ps(self.groups, self.plan, of, self._launched_ps(chunk)) for chunk, of in self._held.items()
         }
 
     def _launched_ps(self, chunk: Chunk) -> int:
@@ -205,9 +201,7 @@ class Shared:
         if stack is None or not stack.kernels.has("optimizer"):
             return 0
         tensors = tensors_of(self.shape, self.plan, range(*chunk), **self._place(chunk))
-        rows = stack.listed(
-            dataclasses.replace(self.sizes, parameters=tensors), ["optimizer"], "backward"
-        )
+        rows = stack.listed(dataclasses.replace(self.sizes, parameters=tensors), ["optimizer"], "backward")
 
         def collective_ps(group: Group, what: Collective, nbytes: int) -> int:
             del group  # all that have a copy
@@ -215,9 +209,14 @@ class Shared:
 
         def add(machine: Machine, after: Ints) -> dict[Cause, Ints]:
             kernels = ListedKernels(
-                machine, self.precision, after, is_backward=True, known={}, stack=stack,
+                machine,
+                self.precision,
+                after,
+                is_backward=True,
+                known={},
+                stack=stack,
                 collective_ps=collective_ps,
-            )  # fmt: skip
+            )
             kernels.run(rows)
             return {"optimiser": kernels.end}
 

@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from hwmodel import System
     from replay.chains.chain import ChainLink
     from replay.engine import TaskGraph, Timeline
+    from replay.model.arrays import Ints, Picoseconds
     from replay.model.machine.host import Calls, Launch
     from replay.schemes import Scheme
-    from replay.steps.times import Cause, Ints
+    from replay.steps.times import Cause
 
 Add = Callable[[Machine, "Ints"], "Mapping[Cause, Ints]"]
 """Adds kernels behind (rank,) tasks; gives the (rank,) tasks that end each cause, in order."""
@@ -94,7 +95,7 @@ def replay_stretch(
     )
 
 
-def lead_after(machine: Machine, visible_ps: Ints, ended_ps: Ints) -> Time:
+def lead_after(machine: Machine, visible_ps: Picoseconds, ended_ps: Picoseconds) -> Time:
     """Lead of each host over its GPU at the end.
 
     Parameters
@@ -107,12 +108,12 @@ def lead_after(machine: Machine, visible_ps: Ints, ended_ps: Ints) -> Time:
     return lead_behind(machine, _launched_ps(machine, visible_ps), ended_ps)
 
 
-def _launched_ps(machine: Machine, visible_ps: Ints) -> Ints | int:
+def _launched_ps(machine: Machine, visible_ps: Picoseconds) -> Ints | int:
     """(rank,): when each host is through."""
     return 0 if machine.host.last is None else visible_ps[machine.host.last]
 
 
-def lead_behind(machine: Machine, launched_ps: Ints | int, ended_ps: Ints) -> Time:
+def lead_behind(machine: Machine, launched_ps: Picoseconds | int, ended_ps: Picoseconds) -> Time:
     """Lead of each host over its GPU, from when both are through."""
     lead = machine.host.lead
     return NO_TIME if lead is None else lead + Time(ended_ps - launched_ps)
@@ -157,7 +158,7 @@ class MetPart(NamedTuple):
     link: ChainLink
     met: Ints
     exchange: Ints
-    launched_ps: Ints | int
+    launched_ps: Picoseconds | int
     is_held_up: bool
     activity: Activity
     pays_host: bool
@@ -222,9 +223,13 @@ def fingerprint(graph: TaskGraph) -> bytes:
     """Digest that tells graphs of one link apart: their tasks and edges."""
     hashed = hashlib.blake2b(digest_size=16)
     for column in (
-        graph.resource, graph.duration_ps, graph.latency_ps, graph.priority, graph.indptr,
+        graph.resource,
+        graph.duration_ps,
+        graph.latency_ps,
+        graph.priority,
+        graph.indptr,
         graph.successors,
-    ):  # fmt: skip
+    ):
         kept = np.ascontiguousarray(stored(column))
         hashed.update(f"{kept.dtype} {kept.shape} {column.shape}".encode())
         hashed.update(kept.view(np.uint8).data)

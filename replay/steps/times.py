@@ -15,11 +15,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from replay.measure.activity import NOTHING, Activity
-
-Ints = npt.NDArray[np.int64]
+from replay.model.arrays import Ints
 
 Cause = Literal["attention", "dense", "experts", "exchange", "host", "head", "optimiser"]
 """What a stretch of time is spent on. *attention*: attention and its projections, norms, gate, and
@@ -30,7 +28,7 @@ output head and loss. *optimiser*: the update of the weights."""
 
 
 @dataclass(frozen=True)
-class Timed:
+class PassTime:
     """One pass over one part, in picoseconds.
 
     Attributes
@@ -76,11 +74,11 @@ class PassTimes:
         a joint replay. None where none was made.
     """
 
-    forward: Timed
-    backward: Timed
-    inputs: Timed | None = None
-    weights: Timed | None = None
-    beside: Timed | None = None
+    forward: PassTime
+    backward: PassTime
+    inputs: PassTime | None = None
+    weights: PassTime | None = None
+    beside: PassTime | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ class StageHop:
 
 
 @dataclass(frozen=True)
-class StepTimes:
+class StepParts:
     """Everything that a training step is composed of.
 
     Attributes

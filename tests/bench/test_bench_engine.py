@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from heap_loop import heap_loop_s
 
-from replay.engine import GraphBuilder, TaskGraph, Touched, schedule
+from replay.engine import GraphBuilder, TaskGraph, TouchOutcome, schedule
 from replay.engine.kernels.loop import run
 from replay.engine.plan import make_plan
 
@@ -71,9 +71,7 @@ def test_growth_with_tasks(copies: int) -> None:
     assert graph.num_tasks == copies * 1_050_750 + (copies if copies > 1 else 0)
     seconds = _best_s(graph, 3)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    _report(
-        f"{copies} layers", graph, seconds, f"peak memory of the process {peak / 2**20:.0f} MiB"
-    )
+    _report(f"{copies} layers", graph, seconds, f"peak memory of the process {peak / 2**20:.0f} MiB")
 
 
 def _loop_s(graph: TaskGraph, runs: int = 7) -> float:
@@ -116,9 +114,7 @@ def test_pools_of_132_servers_with_unequal_durations() -> None:
     rng = np.random.default_rng(1)
     builder = GraphBuilder(["tile"])
     pools = np.array([builder.resource(f"gpu{g}.sm", "sm", servers=132) for g in range(8)])
-    first = builder.add(
-        resource=rng.choice(pools, 500_000), duration_ps=rng.integers(1, 10**6, 500_000)
-    )
+    first = builder.add(resource=rng.choice(pools, 500_000), duration_ps=rng.integers(1, 10**6, 500_000))
     builder.add(
         resource=rng.choice(pools, 500_000),
         duration_ps=rng.integers(1, 10**6, 500_000),
@@ -157,15 +153,13 @@ def test_one_touch_a_task(touches: int) -> None:
     source = np.repeat(np.arange(num_gpus), rows)
     target = rng.integers(0, num_gpus, source.size)
     sent = builder.add(resource=up[source], duration_ps=31_858, latency_ps=250_000)
-    received = builder.add(
-        resource=down[target], duration_ps=31_858, latency_ps=250_000, after=sent, kind=1
-    )
+    received = builder.add(resource=down[target], duration_ps=31_858, latency_ps=250_000, after=sent, kind=1)
     keys = np.minimum(rng.geometric(1 / 400, source.size), 4096)
     if touches:
         builder.touch(received, tables[target], keys, miss_latency_ps=500_000)
     graph = builder.build()
     found = schedule(graph).touched
-    share = f"{np.mean(found == Touched.HIT):.0%} hits" if touches else ""
+    share = f"{np.mean(found == TouchOutcome.HIT):.0%} hits" if touches else ""
     _report(f"{touches} touches for two tasks", graph, _best_s(graph, 5), share)
 
 

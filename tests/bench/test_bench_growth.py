@@ -121,23 +121,33 @@ def _row(system: hwmodel.System, scheme: Scheme, ranks: int, tokens: int) -> Row
 def table(found: dict[str, list[Row]]) -> str:
     """Give the table as Markdown."""
     head = (
-        "scheme", "GPUs", "tokens of each", "tasks", "build", "schedule", "- its loop", "measure",
-        "layer", "ns a task", "engine's share", "over the engine's line",
-    )  # fmt: skip
+        "scheme",
+        "GPUs",
+        "tokens of each",
+        "tasks",
+        "build",
+        "schedule",
+        "- its loop",
+        "measure",
+        "layer",
+        "ns a task",
+        "engine's share",
+        "over the engine's line",
+    )
     lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
     for name, rows in found.items():
         for row in rows:
-            ms = [
-                f"{1e3 * one:,.1f}"
-                for one in (
-                    row.build_s, row.schedule_s, row.loop_s, row.measure_s, row.total_s
-                )
-            ]  # fmt: skip
+            ms = [f"{1e3 * one:,.1f}" for one in (row.build_s, row.schedule_s, row.loop_s, row.measure_s, row.total_s)]
             cells = (
-                name, str(row.ranks), f"{row.tokens:,}", f"{row.tasks:,}", *ms,
-                f"{1e9 * row.total_s / row.tasks:,.0f}", f"{row.schedule_s / row.total_s:.0%}",
+                name,
+                str(row.ranks),
+                f"{row.tokens:,}",
+                f"{row.tasks:,}",
+                *ms,
+                f"{1e9 * row.total_s / row.tasks:,.0f}",
+                f"{row.schedule_s / row.total_s:.0%}",
                 f"{row.total_s / row.line_s:.1f}",
-            )  # fmt: skip
+            )
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -155,22 +165,34 @@ def draw(found: dict[str, list[Row]], path: Path) -> None:
         tasks = [row.tasks for row in rows]
         costs.loglog(tasks, [1e3 * row.total_s for row in rows], "o-", color=color, label=name)
         costs.loglog(
-            tasks, [1e3 * row.schedule_s for row in rows], "--", color=color,
+            tasks,
+            [1e3 * row.schedule_s for row in rows],
+            "--",
+            color=color,
             label=f"{name}: scheduling",
-        )  # fmt: skip
+        )
         shares.semilogx(
-            tasks, [row.schedule_s / row.total_s for row in rows], "o-", color=color,
+            tasks,
+            [row.schedule_s / row.total_s for row in rows],
+            "o-",
+            color=color,
             label=f"{name}: scheduling",
-        )  # fmt: skip
+        )
         shares.semilogx(
-            tasks, [row.loop_s / row.total_s for row in rows], ":", color=color,
+            tasks,
+            [row.loop_s / row.total_s for row in rows],
+            ":",
+            color=color,
             label=f"{name}: the loop",
-        )  # fmt: skip
+        )
     every = sorted({(row.tasks, row.line_s) for rows in found.values() for row in rows})
     costs.loglog(
-        [tasks for tasks, _ in every], [1e3 * seconds for _, seconds in every], "k-", lw=1,
+        [tasks for tasks, _ in every],
+        [1e3 * seconds for _, seconds in every],
+        "k-",
+        lw=1,
         label="the engine's line: plain streams",
-    )  # fmt: skip
+    )
     costs.set(xlabel="tasks of the layer", ylabel="ms of CPU")
     shares.set(xlabel="tasks of the layer", ylabel="share of the layer's time", ylim=(0, 1))
     costs.legend(fontsize=8)

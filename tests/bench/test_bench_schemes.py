@@ -44,9 +44,18 @@ pytestmark = pytest.mark.bench
 
 SYSTEMS = {8: "dgx-h100", 64: "gb200-nvl72"}
 ELEVEN = (
-    "ideal", "nccl-alltoall", "deepep", "nvls", "comet", "flashdmoe", "dysharp-basic",
-    "dysharp-fusion-only", "dysharp-comet", "dysharp", "moe-hub",
-)  # fmt: skip
+    "ideal",
+    "nccl-alltoall",
+    "deepep",
+    "nvls",
+    "comet",
+    "flashdmoe",
+    "dysharp-basic",
+    "dysharp-fusion-only",
+    "dysharp-comet",
+    "dysharp",
+    "moe-hub",
+)
 """Schemes of the first version with code for 4096 tokens a GPU."""
 
 

@@ -31,7 +31,7 @@ from replay.engine import plan, schedule
 from replay.engine.kernels import loop
 from replay.engine.kernels.memory import KernelMemory
 from replay.errors import UserError
-from replay.experiments.base.experiment import Given
+from replay.experiments.base.experiment import SpecInputs
 from replay.experiments.layer.setup import TracedSetup
 from replay.experiments.layer.spec import RunSpec
 from replay.schemes.registry import COMPARED
@@ -67,13 +67,21 @@ class Cost(NamedTuple):
 
 
 COLUMNS = (
-    "build", "schedule", "lay out", "loop", "measures", "memories", "all", "asked", "chained",
-)  # fmt: skip
+    "build",
+    "schedule",
+    "lay out",
+    "loop",
+    "measures",
+    "memories",
+    "all",
+    "asked",
+    "chained",
+)
 
 
 def ready(trace: RoutingTrace, name: str) -> Replay:
     """The layer under a scheme with default options, as `moereplay compare` replays it."""
-    setup = TracedSetup.of(RunSpec(scheme=name, layer=LAYER), Given({"trace": trace}))
+    setup = TracedSetup.of(RunSpec(scheme=name, layer=LAYER), SpecInputs({"trace": trace}))
     of_layer = setup.setup.prepared(trace, [setup.first])
     return of_layer.alone(of_layer.links[0])
 

@@ -84,21 +84,16 @@ def test_a_trace_of_deepseek_v3s_size(tmp_path):
             trace = dataclasses.replace(trace, gate_weights=None)
         path = tmp_path / f"{len(name)}.h5"
         timed(f"{name}: write", lambda t=trace, p=path: tracegen.write(t, p), edges)
-        decoded = trace.expert_ids.nbytes + (
-            trace.gate_weights.nbytes if trace.gate_weights is not None else 0
-        )
+        decoded = trace.expert_ids.nbytes + (trace.gate_weights.nbytes if trace.gate_weights is not None else 0)
         size = path.stat().st_size
-        say(f"{name}: {size / 1e6:.1f} MB on disk, {decoded / 1e6:.1f} MB decoded, "
-              f"ratio {decoded / size:.2f}")  # fmt: skip
+        say(f"{name}: {size / 1e6:.1f} MB on disk, {decoded / 1e6:.1f} MB decoded, ratio {decoded / size:.2f}")
         timed(f"{name}: header and summary", lambda p=path: describe(p))
         timed(f"{name}: read all, checked", lambda p=path: tracegen.load(p), edges)
         timed(f"{name}: one layer", lambda p=path: tracegen.load(p, layers=[30]), edges // LAYERS)
-        timed(f"{name}: 256 tokens of all layers",
-              lambda p=path: tracegen.load(p, tokens=slice(9000, 9256)))  # fmt: skip
+        timed(f"{name}: 256 tokens of all layers", lambda p=path: tracegen.load(p, tokens=slice(9000, 9256)))
         asked_for(name, path)
         timed(f"{name}: verify", lambda p=path: tracegen.library.verify(p), edges)
-    dags = timed("DAG of every layer",
-                 lambda: [trace.dag(layer, 0) for layer in range(LAYERS)], edges)  # fmt: skip
+    dags = timed("DAG of every layer", lambda: [trace.dag(layer, 0) for layer in range(LAYERS)], edges)
     held = sum(dag.indptr.nbytes + dag.tokens.nbytes + dag.slots.nbytes for dag in dags)
     say(f"DAG of every layer: {held / 1e6:.1f} MB in memory")
     assert sum(len(dag.tokens) for dag in dags) == edges

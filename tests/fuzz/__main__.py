@@ -40,9 +40,7 @@ _OF_POOL: dict[str, Any] = {}
 
 def _batch(given: tuple[str, list[int]]) -> list[dict[str, Any]]:
     name, numbers = given
-    world = World(
-        _OF_POOL["folder"] / f"world{os.getpid()}", _OF_POOL["folder"] / "shelf", _OF_POOL["port"]
-    )
+    world = World(_OF_POOL["folder"] / f"world{os.getpid()}", _OF_POOL["folder"] / "shelf", _OF_POOL["port"])
     return [*running.batch(_OF_POOL["kinds"][name], _OF_POOL["seed"], numbers, world)]
 
 
@@ -113,8 +111,7 @@ def main() -> int:
                 for one in some:
                     if one["wrong"]:
                         print(
-                            f"{one['kind']}:{one['number']} {json.dumps(one['words'])[:400]}\n"
-                            f"    {one['wrong']}",
+                            f"{one['kind']}:{one['number']} {json.dumps(one['words'])[:400]}\n    {one['wrong']}",
                             flush=True,
                         )
         broken = [path.read_text() for path in folder.glob("*.broken")]

@@ -46,9 +46,7 @@ class World:
     before: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.canary, self.given, self.out = (
-            self.folder / name for name in ("canary", "given", "out")
-        )
+        self.canary, self.given, self.out = (self.folder / name for name in ("canary", "given", "out"))
 
     def clear(self) -> None:
         """Make it as it is before every input."""
@@ -70,9 +68,7 @@ class World:
         found = {}
         for place, folders, names in os.walk(self.folder):
             if Path(place) == self.folder:
-                folders[:] = (
-                    ["out"] if outputs else [one for one in folders if one not in ("out", "cache")]
-                )
+                folders[:] = ["out"] if outputs else [one for one in folders if one not in ("out", "cache")]
             for name in [*names, *folders]:
                 path = Path(place, name)
                 state = path.lstat()
@@ -132,9 +128,7 @@ def complaint(
     if code not in (0, 2, *case.codes):
         return f"exit code {code}: {said[-300:]}"
     if case.keeps:  # studies say what they do
-        lines = lines[
-            next((at for at, line in enumerate(lines) if line.startswith("error: ")), 0) :
-        ]
+        lines = lines[next((at for at, line in enumerate(lines) if line.startswith("error: ")), 0) :]
     if code == 2 and not (1 <= len(lines) <= MOST_LINES and lines[0].startswith("error: ")):
         return f"a refusal in {len(lines)} lines: {said[:600]!r}"
     if _WARNS.search(said):
@@ -145,18 +139,12 @@ def complaint(
     if (world.canary / damage.MARK).exists() or (world.folder / damage.MARK).exists():
         return "executed"
     now = world.look()
-    if changed := {
-        name for name in now.keys() | inputs.keys() if now.get(name) != inputs.get(name)
-    }:
+    if changed := {name for name in now.keys() | inputs.keys() if now.get(name) != inputs.get(name)}:
         return f"touched {sorted(changed)}"
     made = world.look(outputs=True)
-    if half := [
-        name for name in made if name not in outputs and UNFINISHED.search(Path(name).name)
-    ]:
+    if half := [name for name in made if name not in outputs and UNFINISHED.search(Path(name).name)]:
         return f"left {half}"
-    new = {name for name in made if made[name] != outputs.get(name)} | (
-        outputs.keys() - made.keys()
-    )
+    new = {name for name in made if made[name] != outputs.get(name)} | (outputs.keys() - made.keys())
     if code == 2 and new and not case.keeps:
         return f"refused, and changed {sorted(new)[:5]}: {said}"
     return "" if code == 2 else _of_outputs(case, world, new)

@@ -146,9 +146,7 @@ def document(whole: Any, rng: random.Random) -> Any:
 
 
 def _change(node: Any, rng: random.Random, deepest: int) -> Any:
-    keys = (
-        [*node] if isinstance(node, dict) else [*range(len(node))] if isinstance(node, list) else []
-    )
+    keys = [*node] if isinstance(node, dict) else [*range(len(node))] if isinstance(node, list) else []
     if not keys or not deepest:
         if isinstance(node, int | float) and rng.random() < 0.5 and abs(node) < 1e300:
             return near(node, rng)
@@ -176,9 +174,7 @@ def _change(node: Any, rng: random.Random, deepest: int) -> Any:
     return node
 
 
-_TOKEN = re.compile(
-    r'"(?:[^"\\\n]|\\.)*"|[-+]?\d[\d_.]*(?:[eE][-+]?\d+)?|[A-Za-z_][\w-]*|[\[\]{}=,:.\n]'
-)
+_TOKEN = re.compile(r'"(?:[^"\\\n]|\\.)*"|[-+]?\d[\d_.]*(?:[eE][-+]?\d+)?|[A-Za-z_][\w-]*|[\[\]{}=,:.\n]')
 
 
 def text(whole: str, rng: random.Random) -> str:
@@ -286,11 +282,7 @@ def file(whole: bytes, rng: random.Random, *, is_text: bool = True) -> bytes:
 def _toml(node: Any) -> str:
     """Write a value as TOML: tables inline, and what TOML cannot have as something else."""
     if isinstance(node, dict):
-        return (
-            "{ "
-            + ", ".join(f"{_quoted(str(key))} = {_toml(one)}" for key, one in node.items())
-            + " }"
-        )
+        return "{ " + ", ".join(f"{_quoted(str(key))} = {_toml(one)}" for key, one in node.items()) + " }"
     if isinstance(node, list):
         return "[" + ", ".join(map(_toml, node)) + "]"
     if isinstance(node, str):

@@ -32,9 +32,7 @@ def fuzzed(*words: str) -> tuple[int, str]:
 def rows(said: str) -> dict[str, list[int]]:
     """Numbers of each kind in the table."""
     found = re.findall(r"^\| ([^|]+) \|((?: [\d,]+ \|)+)$", said, re.MULTILINE)
-    return {
-        name: [int(one.replace(",", "")) for one in cells.split("|")[:-1]] for name, cells in found
-    }
+    return {name: [int(one.replace(",", "")) for one in cells.split("|")[:-1]] for name, cells in found}
 
 
 def test_some_inputs_of_files_and_words() -> None:
@@ -115,9 +113,5 @@ def test_each_fault_is_noticed() -> None:
     )
     found = done.stdout.splitlines()
     assert len(found) == len(FAULTS), done.stderr
-    missed = [
-        (code, said)
-        for (code, part), said in zip(FAULTS.items(), found, strict=True)
-        if part not in said
-    ]
+    missed = [(code, said) for (code, part), said in zip(FAULTS.items(), found, strict=True) if part not in said]
     assert not missed

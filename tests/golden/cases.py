@@ -15,7 +15,7 @@ import replay
 import tracegen
 from replay.errors import RefusedError
 from replay.experiments import dense as tensor
-from replay.experiments.dense.setup import Setup
+from replay.experiments.dense.setup import DenseSetup
 from replay.experiments.dense.spec import TensorSpec
 from replay.schemes import supported
 from replay.schemes.ep.staged import StagedScheme
@@ -113,7 +113,7 @@ class SlicedCase:
 
     def _has(self, scheme: str) -> bool:
         try:
-            Setup.of(TensorSpec(scheme=scheme, **self.settings))
+            DenseSetup.of(TensorSpec(scheme=scheme, **self.settings))
         except RefusedError:
             return False
         return True
@@ -169,9 +169,7 @@ CASES: dict[str, Case | SlicedCase] = {
             "skew": 0.6,
         },
         settings={"interleave": "dbo"},
-        without=tuple(
-            name for name, one in replay.SCHEMES.items() if not isinstance(one, StagedScheme)
-        ),
+        without=tuple(name for name, one in replay.SCHEMES.items() if not isinstance(one, StagedScheme)),
     ),
     # One isolated layer of many small experts in FP8, tokens limited to groups of experts.
     "prefill-layer": Case(

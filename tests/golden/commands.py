@@ -24,8 +24,7 @@ NAMES_OF_CODE = ("run_id", "version", "code")
 """Keys whose values follow from the text of the code: they change with every edit of it."""
 
 TRAIN = (
-    "train --model olmoe-1b-7b --sequence 64 --layers-sampled 1 --scheme ideal --scheme deepep"
-    " --scheme nccl-alltoall"
+    "train --model olmoe-1b-7b --sequence 64 --layers-sampled 1 --scheme ideal --scheme deepep --scheme nccl-alltoall"
 )
 TRAIN_SPLIT = "train --model olmoe-1b-7b --sequence 64 --layers-sampled 1 --scheme nccl-alltoall"
 INFER = (
@@ -36,9 +35,7 @@ PLACE = "place --loads {inputs}/loads.json --ranks 4 --fit 0:2 --windows 2"
 PLACE_TRACE = "place toy-zipf --ranks 8 --nodes 2"
 COLLECTIVE = "collective --system dgx-h100 --bytes 64K,192K"
 
-HEADS = re.compile(
-    r"(sha256|(\w+/)*format|(.*/)?scheme/(assumes|traffic.*|sequence_parallel|lacking.*|tuned.*))"
-)
+HEADS = re.compile(r"(sha256|(\w+/)*format|(.*/)?scheme/(assumes|traffic.*|sequence_parallel|lacking.*|tuned.*))")
 """Paths of the head of a document, which all kinds have alike since; numbers are elsewhere."""
 
 MOVED = re.compile(r"(results/\d+)/arrivals/")
@@ -47,17 +44,14 @@ MOVED = re.compile(r"(results/\d+)/arrivals/")
 COMMANDS: Mapping[str, Mapping[str, str]] = {
     "commands-train": {
         "1f1b": f"{TRAIN} --plan pp=2,dp=4,ep=4,micro_batches=3",
-        "zb-v": f"{TRAIN_SPLIT} --plan pp=2,vpp=2,dp=2,ep=2,micro_batches=4 --schedule zb-v"
-        " --no-fit",
-        "dualpipe": f"{TRAIN_SPLIT} --plan pp=2,dp=4,ep=4,micro_batches=4"
-        " --schedule dualpipe --no-fit",
+        "zb-v": f"{TRAIN_SPLIT} --plan pp=2,vpp=2,dp=2,ep=2,micro_batches=4 --schedule zb-v --no-fit",
+        "dualpipe": f"{TRAIN_SPLIT} --plan pp=2,dp=4,ep=4,micro_batches=4 --schedule dualpipe --no-fit",
         "interleaved": f"{TRAIN} --plan pp=2,vpp=2,dp=4,ep=4,micro_batches=4,recompute=selective"
         " --schedule interleaved",
         "contexts": f"{TRAIN} --plan tp=2,cp=2,dp=2,ep=8,micro_batches=2 --schedule gpipe"
         " --routing zipf:0.6 --seed 3 --samples 2",
         "contexts of four": f"{TRAIN} --plan cp=4,dp=2,ep=2,micro_batches=2 --precision fp8",
-        "jitter": f"{TRAIN} --plan pp=2,dp=4,ep=4,micro_batches=3 --jitter lognormal:20:0.5"
-        " --jitter-seed 7",
+        "jitter": f"{TRAIN} --plan pp=2,dp=4,ep=4,micro_batches=3 --jitter lognormal:20:0.5 --jitter-seed 7",
         "drafts": "train --model deepseek-v3 --plan pp=2,dp=8,ep=8,micro_batches=2,mtp=1"
         " --sequence 64 --layers-sampled 1 --scheme deepep --no-fit",
         "nodes": f"{TRAIN} --plan pp=1,dp=16,ep=16,micro_batches=2",
@@ -111,10 +105,8 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         " --system dgx-h100:nccl-alltoall",
     },
     "commands-compare": {
-        "uncertain": "compare toy-zipf --layer 0 --scheme deepep --scheme ideal --uncertainty 3"
-        " --uncertainty-seed 5",
-        "held up": "compare toy-zipf --scheme deepep --scheme dysharp --jitter lognormal:5:0.5"
-        " --jitter-seed 3",
+        "uncertain": "compare toy-zipf --layer 0 --scheme deepep --scheme ideal --uncertainty 3 --uncertainty-seed 5",
+        "held up": "compare toy-zipf --scheme deepep --scheme dysharp --jitter lognormal:5:0.5 --jitter-seed 3",
     },
     "commands-explain": {
         "two schemes": "explain deepep nccl-alltoall toy-zipf --layer 0",
@@ -146,9 +138,7 @@ def replayed(case: str, name: str) -> dict[str, Value]:
 def without_code(document: Any) -> Any:
     """The document without what names the code, at every depth."""
     if isinstance(document, dict):
-        return {
-            key: without_code(value) for key, value in document.items() if key not in NAMES_OF_CODE
-        }
+        return {key: without_code(value) for key, value in document.items() if key not in NAMES_OF_CODE}
     if isinstance(document, list):
         return [without_code(one) for one in document]
     return document

@@ -102,9 +102,7 @@ def _settings(result: Any) -> Named:
     for name, value in result.batch.model_dump(exclude_none=True).items():
         yield f"settings/batch/{name}", value
     if result.scheme.tuned:
-        trials = [
-            (sorted(trial.options.items()), trial.makespan_us) for trial in result.scheme.tuned
-        ]
+        trials = [(sorted(trial.options.items()), trial.makespan_us) for trial in result.scheme.tuned]
         yield "settings/scheme/tuning_trials", trials
         yield "settings/scheme/tuned_options", dict(result.scheme.options)
 

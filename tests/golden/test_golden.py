@@ -44,9 +44,7 @@ def test_results_are_what_they_were(case: str, label: str) -> None:
 def test_documents_of_commands_are_what_they_were(case: str, label: str) -> None:
     before = frozen.read(case).get(label, {})
     numbers = {
-        commands.MOVED.sub(r"\1/spec/", path): one
-        for path, one in before.items()
-        if not commands.HEADS.fullmatch(path)
+        commands.MOVED.sub(r"\1/spec/", path): one for path, one in before.items() if not commands.HEADS.fullmatch(path)
     }
     after = frozen.as_text(commands.replayed(case, label))
     # What a document says beyond the frozen one is of its head.

@@ -11,9 +11,7 @@ from hwmodel import Capability, UserError
 from hwmodel.catalog import load_spec
 from hwmodel.specs import SystemSpec
 
-NPUS = [
-    name for name in hwmodel.names() if "cann" in {c.value for c in hwmodel.load(name).capabilities}
-]
+NPUS = [name for name in hwmodel.names() if "cann" in {c.value for c in hwmodel.load(name).capabilities}]
 MULTIPLY_ADDS = 16**3  # of a cube unit in a clock, BF16; INT8 has twice as many
 
 

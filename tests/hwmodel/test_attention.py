@@ -39,11 +39,15 @@ def test_rates_of_whole_kernels_hold_the_wait_for_the_last_blocks() -> None:
 def test_a_pair_takes_its_products_and_then_its_exponential() -> None:
     """By hand: 100 SMs of 1 GHz, products of 100 TFLOP/s, 16 exponentials a clock and SM."""
     given = {
-        "gpu.num_sms": 100, "gpu.clock_GHz": 1.0, "compute.bf16_peak_TFLOP_per_s": 100.0,
-        "compute.special_function_clocks": 0.0625, "attention.forward_efficiency": 0.5,
-        "attention.backward_efficiency": 0.25, "attention.exposed_exponentials": 0.8,
+        "gpu.num_sms": 100,
+        "gpu.clock_GHz": 1.0,
+        "compute.bf16_peak_TFLOP_per_s": 100.0,
+        "compute.special_function_clocks": 0.0625,
+        "attention.forward_efficiency": 0.5,
+        "attention.backward_efficiency": 0.25,
+        "attention.exposed_exponentials": 0.8,
         "attention.block_ns": 700.0,
-    }  # fmt: skip
+    }
     attention = hwmodel.load("dgx-h100", given).attention
     pairs, blocks, longest = 10**8, 2000, 10**5
     late = 99 * longest * 3 // 5  # SMs have nothing left while the last goes on
@@ -58,9 +62,7 @@ def test_a_pair_takes_its_products_and_then_its_exponential() -> None:
         few = time(Scores(3 * longest, 3, longest), 64, 32, 0)
         assert few == pytest.approx(100 * longest * (products + each) + 700_000 * 3 / 100, abs=5)
         assert time(Scores(0), 64, 32, 12345) == attention.stream_rate.duration_ps(12345)
-        many = time(
-            Scores(np.array([pairs, 0]), np.array([blocks, 0]), np.array([longest, 0])), 64, 32, 0
-        )
+        many = time(Scores(np.array([pairs, 0]), np.array([blocks, 0]), np.array([longest, 0])), 64, 32, 0)
         assert many.tolist() == [found, 0]
 
 
@@ -81,10 +83,7 @@ def test_a_training_sequence_against_its_profile(h800) -> None:
     # deepseek-ai/profile-data: 4096 tokens, 128 heads of 192 with values of 128; the clock of the
     # run is not known. Of 1.755 GHz both would be within 3 %.
     scores = causal(4096, 128)
-    forward, backward = (
-        time(scores, 192, 128, 0)
-        for time in (h800.attention.forward_ps, h800.attention.backward_ps)
-    )
+    forward, backward = (time(scores, 192, 128, 0) for time in (h800.attention.forward_ps, h800.attention.backward_ps))
     assert forward == pytest.approx(1.2e9, rel=0.1)
     assert backward == pytest.approx(3.86e9, rel=0.11)
 

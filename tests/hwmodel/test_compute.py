@@ -132,10 +132,14 @@ def test_scales_of_both_operands_slow_a_tile_of_fp8():
 @pytest.mark.parametrize(
     ("m", "n", "inner", "measured_us"),
     [
-        (4096, 7168, 8192, 467.4), (4096, 7168, 4096, 248.2), (4096, 7168, 1024, 85.8),
-        (7168, 2048, 8192, 239.2), (7168, 2048, 2048, 73.6), (28672, 4096, 4096, 949.8),
+        (4096, 7168, 8192, 467.4),
+        (4096, 7168, 4096, 248.2),
+        (4096, 7168, 1024, 85.8),
+        (7168, 2048, 8192, 239.2),
+        (7168, 2048, 2048, 73.6),
+        (28672, 4096, 4096, 949.8),
     ],
-)  # fmt: skip
+)
 def test_fp8_gradients_of_weights(m, n, inner, measured_us):
     predicted_us = hwmodel.load("hgx-h200").compute.gemm_time_ps(m, n, inner, "fp8_rows") / 1e6
     assert predicted_us == pytest.approx(measured_us - 2.5, rel=0.1)
@@ -300,9 +304,7 @@ def tall_tiles(**values):
 
 
 def test_kernels_for_groups_multiply_whole_tiles():
-    one, most, more = (
-        tall_tiles().gemm_time_ps(np.full(66, rows), 2048, 8192, "bf16") for rows in (1, 256, 257)
-    )
+    one, most, more = (tall_tiles().gemm_time_ps(np.full(66, rows), 2048, 8192, "bf16") for rows in (1, 256, 257))
     tile_us = 2 * 256 * 128 * 8192 * 132 / (989.4e12 * 0.9) * 1e6 + 1.5
     # 66 groups of 16 column tiles on 132 SMs: 8 waves; 16 of them with a second row tile.
     assert one / 1e6 == pytest.approx(8 * tile_us, rel=1e-6)
@@ -311,9 +313,7 @@ def test_kernels_for_groups_multiply_whole_tiles():
 
 
 def test_kernels_for_one_matrix_multiply_64_rows_at_a_time():
-    times = {
-        rows: tall_tiles().gemm_time_ps(rows, 128 * 132, 8192, "bf16") for rows in (129, 192, 256)
-    }
+    times = {rows: tall_tiles().gemm_time_ps(rows, 128 * 132, 8192, "bf16") for rows in (129, 192, 256)}
     assert times[129] == times[192] < times[256]
 
 
@@ -322,9 +322,7 @@ def test_the_efficiency_for_groups_is_their_own():
         return tall_tiles(**values).gemm_time_ps(np.full(66, 256), 2048, 8192, "bf16")
 
     overhead = 8 * COMPUTE.tile_overhead_ps
-    slow, fast = (
-        time_ps(compute__bf16_grouped_efficiency=value) - overhead for value in (0.4, 0.8)
-    )
+    slow, fast = (time_ps(compute__bf16_grouped_efficiency=value) - overhead for value in (0.4, 0.8))
     assert slow == pytest.approx(2 * fast, rel=1e-6)
     assert time_ps(compute__bf16_efficiency=0.1) == time_ps()
 
@@ -354,9 +352,7 @@ def test_a_second_accumulator_hides_the_shorter_part_of_a_tile(k: int, held_us: 
 
 def test_a_kernel_on_blackwell_multiplies_a_tile_while_it_stores_another():
     """Two waves of tiles: an overhead less than where sums lie in registers."""
-    one, two = (
-        hwmodel.load("hgx-b200", {"compute.accumulators": count}).compute for count in (1, 2)
-    )
+    one, two = (hwmodel.load("hgx-b200", {"compute.accumulators": count}).compute for count in (1, 2))
     grid = one.gemm_tiles(np.array([8192]), 8192, 8192, "bf16")
     waves = -(-grid.num_tiles // one.num_sms)
     times = [of.gemm_time_ps(8192, 8192, 8192, "bf16") for of in (one, two)]
@@ -391,9 +387,7 @@ def test_fp4_beside_fp8_multiplies_at_the_rate_of_fp8() -> None:
     rate = B200.operand_rate
     for dtype, of_row, of_weight in (("fp8", 2, 2), ("fp8_mxfp4", 2, 1), ("nvfp4", 1, 1)):
         nbytes = 7168 * (of_row + 256 * of_weight) // 2
-        thin = replace(B200, _matrix={
-            name: replace(one, mma_rows=1) for name, one in B200._matrix.items()
-        })  # fmt: skip
+        thin = replace(B200, _matrix={name: replace(one, mma_rows=1) for name, one in B200._matrix.items()})
         loaded = thin.tile_ps(1, 256, 7168, dtype) - B200.tile_overhead_ps
         assert loaded == rate.duration_ps(nbytes), dtype
 
@@ -401,9 +395,7 @@ def test_fp4_beside_fp8_multiplies_at_the_rate_of_fp8() -> None:
 def test_few_rows_wait_for_half_the_bytes() -> None:
     # 64 experts of one row each are bound by memory: weights, rows and results.
     n, k, experts = 4096, 7168, 64
-    for dtype, weights, row in (
-        ("fp8", n * k + 32 * 56 * 4, 7168 + 224), ("fp8_mxfp4", n * (3584 + 224), 7168 + 224)
-    ):  # fmt: skip
+    for dtype, weights, row in (("fp8", n * k + 32 * 56 * 4, 7168 + 224), ("fp8_mxfp4", n * (3584 + 224), 7168 + 224)):
         nbytes = experts * (weights + row + 2 * n)
         by_hand = hwmodel.load("hgx-b200").hbm.stream_ps(nbytes) + B200.tile_overhead_ps
         assert B200.gemm_time_ps([1] * experts, n, k, dtype) == by_hand

@@ -45,9 +45,7 @@ def test_only_numbers_that_are_uncertain_change(system):
 
 def test_nine_of_ten_draws_lie_in_the_range():
     one = next(one for one in uncertain(hwmodel.load("dgx-h100").spec) if one.low < one.value)
-    assert one.at(1.6448536) == pytest.approx(one.high) and one.at(-1.6448536) == pytest.approx(
-        one.low
-    )
+    assert one.at(1.6448536) == pytest.approx(one.high) and one.at(-1.6448536) == pytest.approx(one.low)
     assert one.at(50) == one.at(MOST_DEVIATIONS)
 
 
@@ -118,9 +116,7 @@ def test_a_file_may_leave_it_out_and_is_then_named(tmp_path):
 )
 def test_spreads_that_say_nothing_are_refused(tmp_path, key, value, spread, says):
     path = tmp_path / "mine.toml"
-    entry = (
-        f'{{ value = {value}, source = "invented here", confidence = "low", spread = {spread} }}'
-    )
+    entry = f'{{ value = {value}, source = "invented here", confidence = "low", spread = {spread} }}'
     path.write_text(f'base = "dgx-h100"\nname = "mine"\n[overheads]\n{key} = {entry}\n')
     with pytest.raises(UserError, match=says):
         hwmodel.load(path)

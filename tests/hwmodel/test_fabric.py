@@ -34,9 +34,7 @@ def test_ports_add_up_to_the_gpu():
     for direction, total in (("uplink", H100.uplink_rate), ("downlink", H100.downlink_rate)):
         ports = [port for port in H100.ports if port.gpu == 3 and port.direction == direction]
         assert sum(port.num_links for port in ports) == 18
-        assert sum(port.rate.units_per_second for port in ports) == pytest.approx(
-            total.units_per_second
-        )
+        assert sum(port.rate.units_per_second for port in ports) == pytest.approx(total.units_per_second)
     assert H100.uplink_rate.units_per_second == pytest.approx(450e9 * 0.9435)
     assert len(H100.ports) == 8 * 4 * 2
 
@@ -57,9 +55,7 @@ def test_round_trip_of_the_paper_is_about_a_microsecond():
 
 def test_graph_is_the_wiring():
     graph = H100.graph
-    assert sorted(graph) == sorted(
-        [f"gpu{gpu}" for gpu in range(8)] + [f"domain0/plane{plane}" for plane in range(4)]
-    )
+    assert sorted(graph) == sorted([f"gpu{gpu}" for gpu in range(8)] + [f"domain0/plane{plane}" for plane in range(4)])
     assert graph["gpu7"]["domain0/plane0"]["num_links"] == 5
     assert graph["gpu7"]["domain0/plane0"]["kind"] == "uplink"
     assert graph["domain0/plane1"]["gpu7"]["kind"] == "downlink"
@@ -89,8 +85,14 @@ def test_nodes_are_joined_by_rails():
     assert (TWO_NODES.num_gpus, TWO_NODES.num_domains) == (16, 2)
     assert TWO_NODES.route(1, 9) == ("gpu1", "nic1", "leaf1", "nic9", "gpu9")
     assert TWO_NODES.route(0, 9) == (
-        "gpu0", "nic0", "leaf0", "spine", "leaf1", "nic9", "gpu9",
-    )  # fmt: skip
+        "gpu0",
+        "nic0",
+        "leaf0",
+        "spine",
+        "leaf1",
+        "nic9",
+        "gpu9",
+    )
     assert TWO_NODES.route(9, 15, 3) == ("gpu9", "domain1/plane3", "gpu15")
     assert TWO_NODES.path_latency_ps(1, 9) == 8_000_000
     assert TWO_NODES.path_latency_ps(0, 9) == 9_300_000
@@ -116,22 +118,16 @@ def test_first_gpus_of_a_domain():
 def test_a_gpu_wired_otherwise_unbalances_the_planes():
     # Two GPUs of two planes: (3, 1) links against (1, 3). Even spraying over links
     # sends 3/4 of a message over the plane where the target has 1/4 of its links.
-    fabric = hwmodel.load(
-        "dgx-h100", {"fabric.num_gpus": 2, "fabric.links_per_plane": "[[3, 1], [1, 3]]"}
-    ).fabric
+    fabric = hwmodel.load("dgx-h100", {"fabric.num_gpus": 2, "fabric.links_per_plane": "[[3, 1], [1, 3]]"}).fabric
     assert not fabric.balanced_planes()
-    slowest = max(
-        (up / 4) / down for up, down in zip(fabric.links_of(0), fabric.links_of(1), strict=True)
-    )
+    slowest = max((up / 4) / down for up, down in zip(fabric.links_of(0), fabric.links_of(1), strict=True))
     assert slowest == 3 / 4 > 1 / 4  # three times what the port as a whole would need
     same = {"fabric.num_gpus": 2, "fabric.links_per_plane": "[[3, 1], [3, 1]]"}
     assert hwmodel.load("dgx-h100", same).fabric.balanced_planes()
 
 
 def test_planes_without_a_link_have_no_port():
-    fabric = hwmodel.load(
-        "dgx-h100", {"fabric.num_gpus": 2, "fabric.links_per_plane": "[[4, 0], [0, 4]]"}
-    ).fabric
+    fabric = hwmodel.load("dgx-h100", {"fabric.num_gpus": 2, "fabric.links_per_plane": "[[4, 0], [0, 4]]"}).fabric
     assert len(fabric.ports) == 4
     with pytest.raises(UserError, match="between GPUs 0 and 1; there are \\[\\]"):
         fabric.route(0, 1)
@@ -156,9 +152,13 @@ def test_wiring_that_does_not_add_up_is_refused(overrides, said):
 def test_a_message_holds_what_its_packets_would_while_it_is_stored_and_forwarded():
     """Ports of 1 byte/ps, 150 ns between them."""
     round_numbers = {
-        "link.bandwidth_GB_per_s": 125.0, "link.efficiency": 1.0, "link.links_per_gpu": 8,
-        "fabric.links_per_plane": [8], "link.propagation_ns": 100.0, "switch.traversal_ns": 50.0,
-    }  # fmt: skip
+        "link.bandwidth_GB_per_s": 125.0,
+        "link.efficiency": 1.0,
+        "link.links_per_gpu": 8,
+        "fabric.links_per_plane": [8],
+        "link.propagation_ns": 100.0,
+        "switch.traversal_ns": 50.0,
+    }
     fabric = hwmodel.load("dgx-h100", round_numbers).fabric
     assert fabric.held_in_switch_bytes(70_000) == 36_207  # 70,000 x 150 / 290, rounded up
     assert fabric.held_in_switch_bytes(16) == 16

@@ -18,8 +18,10 @@ def test_every_pair_of_a_mesh_has_a_link_of_its_own():
         assert fabric.route(src, dst) == (f"gpu{src}", f"gpu{dst}")
         up, link, down = fabric.hops(src, dst)
         assert [(hop.port, hop.index) for hop in (up, link, down)] == [
-            ("uplink", src), ("link", src), ("downlink", dst),
-        ]  # fmt: skip
+            ("uplink", src),
+            ("link", src),
+            ("downlink", dst),
+        ]
         assert up.rate == down.rate == link.rate.times(7)
         assert link.rate.units_per_second == pytest.approx(28e9 * 0.749)
 

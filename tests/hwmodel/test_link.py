@@ -63,20 +63,14 @@ def test_arrays_give_what_single_numbers_give(messages, engine):
         assert together.dtype == np.int64
         assert together.tolist() == [function(*one, engine=engine) for one in messages]
         one_size = function(int(sizes[0]), counts, engine=engine)
-        assert one_size.tolist() == [
-            function(int(sizes[0]), int(count), engine=engine) for count in counts
-        ]
+        assert one_size.tolist() == [function(int(sizes[0]), int(count), engine=engine) for count in counts]
 
 
 @given(row_sizes, row_sizes, engines)
 def test_two_rows_never_share_a_packet(first, second, engine):
-    apart = H100.write_wire_bytes(first, engine=engine) + H100.write_wire_bytes(
-        second, engine=engine
-    )
+    apart = H100.write_wire_bytes(first, engine=engine) + H100.write_wire_bytes(second, engine=engine)
     assert apart >= H100.write_wire_bytes(first + second, engine=engine)
-    assert H100.write_wire_bytes(first, 2, engine=engine) == 2 * H100.write_wire_bytes(
-        first, engine=engine
-    )
+    assert H100.write_wire_bytes(first, 2, engine=engine) == 2 * H100.write_wire_bytes(first, engine=engine)
 
 
 def test_small_stores_waste_the_wire():
@@ -133,9 +127,7 @@ def test_rates_of_h800_links(engine, access, both_ways, measured, tolerance):
     assert fraction == pytest.approx(measured, rel=tolerance)
 
 
-@every(
-    ("engine", "measured_gb_per_s"), [("sm", 370), ("copy_engine", 395.1), ("copy_engine", 397.5)]
-)
+@every(("engine", "measured_gb_per_s"), [("sm", 370), ("copy_engine", 395.1), ("copy_engine", 397.5)])
 def test_rates_of_h100_links_follow_from_the_number_of_links(engine, measured_gb_per_s):
     assert H100.payload_bytes_per_s(engine) / 1e9 == pytest.approx(measured_gb_per_s, rel=0.021)
 
@@ -146,9 +138,7 @@ def test_a_long_message_takes_payload_over_payload_rate(access):
     wire = H100.write_wire_bytes(nbytes)
     opposite = H100.ack_wire_bytes if access == "write" else H100.request_wire_bytes
     seconds = H100.port_duration_ps(wire + opposite(nbytes)) / 1e12
-    assert nbytes / seconds == pytest.approx(
-        H100.payload_bytes_per_s("sm", access, both_ways=True), rel=1e-6
-    )
+    assert nbytes / seconds == pytest.approx(H100.payload_bytes_per_s("sm", access, both_ways=True), rel=1e-6)
 
 
 def test_there_are_two_engines():

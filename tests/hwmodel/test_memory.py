@@ -62,11 +62,20 @@ def test_memory_latency_is_that_of_hopper():
 @every(
     ("preset", "gigabytes"),  # of the data sheet, which the driver's number comes close to
     [
-        ("dgx-a100", 80), ("dgx-h100", 80), ("dgx-h100-x2", 80), ("hgx-h800", 80), ("hgx-h20", 96),
-        ("hgx-h200", 141), ("gh200-nvl32", 141), ("hgx-b200", 180), ("gb200-nvl72", 186),
-        ("cloudmatrix384", 61.27), ("atlas-800t-a2", 60.96), ("pcie-l20", 45),
+        ("dgx-a100", 80),
+        ("dgx-h100", 80),
+        ("dgx-h100-x2", 80),
+        ("hgx-h800", 80),
+        ("hgx-h20", 96),
+        ("hgx-h200", 141),
+        ("gh200-nvl32", 141),
+        ("hgx-b200", 180),
+        ("gb200-nvl72", 186),
+        ("cloudmatrix384", 61.27),
+        ("atlas-800t-a2", 60.96),
+        ("pcie-l20", 45),
     ],
-)  # fmt: skip
+)
 def test_gpus_have_the_memory_of_their_data_sheets(preset, gigabytes):
     assert {row[0]: row[2] for row in hwmodel.load(preset).spec.rows()}["hbm.capacity_MiB"] == "MiB"
     found = hwmodel.load(preset).hbm.num_bytes
@@ -141,9 +150,7 @@ def test_rows_of_the_same_layer_add_up_as_fast_as_measured():
         ("hgx-b200", 8192, 6144, 2.0, 131),
     ],
 )
-def test_eight_rows_of_a_token_add_up_as_fast_as_measured(
-    preset, tokens, hidden, alone_us, measured_us
-):
+def test_eight_rows_of_a_token_add_up_as_fast_as_measured(preset, tokens, hidden, alone_us, measured_us):
     changed = {"hbm.peak_GB_per_s": 8000.0} if preset == "hgx-b200" else {}
     hbm = hwmodel.load(preset, changed).hbm
     added_us = hbm.elementwise_ps(8 * tokens * 2 * hidden, tokens * 2 * hidden) / 1e6

@@ -10,7 +10,7 @@ from round_machine import ROUND, round_machine
 
 import hwmodel
 from hwmodel import PATHS, WGMMA_TMA, OperandPath
-from hwmodel.memory import L2
+from hwmodel.memory import L2Cache
 
 K, VALUE, OVERHEAD = 1000, 2, 11_000
 ROWS, COLUMNS = 128, 64
@@ -42,9 +42,9 @@ def test_products_by_mma_sync_are_slower(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "into"), [("wgmma+tma", "operand"), ("mma.sync+cp.async", "operand"),
-                       ("mma.sync+registers", "register")],
-)  # fmt: skip
+    ("name", "into"),
+    [("wgmma+tma", "operand"), ("mma.sync+cp.async", "operand"), ("mma.sync+registers", "register")],
+)
 def test_operands_come_at_the_rate_of_what_brings_them(name: str, into: str) -> None:
     slow = {f"{into}_bytes_per_clock": 10.0}
     assert tile_ps(PATHS[name], **slow) == TILE * 1000 // 10
@@ -83,9 +83,9 @@ def test_rows_by_cp_async_alone_pass_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("warps", "read"), [((1, 1), ROWS + COLUMNS), ((1, 8), 8 * ROWS + COLUMNS),
-                        ((4, 2), 2 * ROWS + 4 * COLUMNS)],
-)  # fmt: skip
+    ("warps", "read"),
+    [((1, 1), ROWS + COLUMNS), ((1, 8), 8 * ROWS + COLUMNS), ((4, 2), 2 * ROWS + 4 * COLUMNS)],
+)
 def test_warps_side_by_side_read_the_same_rows(warps: tuple[int, int], read: int) -> None:
     path = OperandPath("mma.sync", warps=warps)
     assert path.passes(ROWS, COLUMNS) == ROWS + COLUMNS + read
@@ -100,12 +100,10 @@ def test_times_of_an_array_are_those_of_its_numbers_on_every_path() -> None:
         assert alone[0] == 0
 
 
-@pytest.mark.parametrize(
-    ("piece", "served"), [(16, 64), (32, 64), (64, 64), (96, 128), (128, 128), (1024, 1024)]
-)
+@pytest.mark.parametrize(("piece", "served"), [(16, 64), (32, 64), (64, 64), (96, 128), (128, 128), (1024, 1024)])
 def test_a_request_takes_whole_clocks_of_a_slice_of_the_cache(piece: int, served: int) -> None:
-    assert L2.slots_bytes(96 * 1024, piece) == 96 * 1024 * served // piece
-    assert L2.slots_bytes(np.array([0, piece]), piece).tolist() == [0, served]
+    assert L2Cache.slots_bytes(96 * 1024, piece) == 96 * 1024 * served // piece
+    assert L2Cache.slots_bytes(np.array([0, piece]), piece).tolist() == [0, served]
 
 
 def test_rates_of_paths_are_those_that_were_measured() -> None:

@@ -38,9 +38,7 @@ def test_racks_have_a_card_for_each_gpu(name):
     per_rack = racks.fabric.gpus_per_domain
     assert racks.num_gpus == 2 * per_rack
     assert racks.spec.nic.bandwidth_GB_per_s.value == 50
-    assert racks.spec.nic.bandwidth_GB_per_s.source != (
-        hwmodel.load("dgx-h100").spec.nic.bandwidth_GB_per_s.source
-    )
+    assert racks.spec.nic.bandwidth_GB_per_s.source != (hwmodel.load("dgx-h100").spec.nic.bandwidth_GB_per_s.source)
     way = racks.fabric.route(0, per_rack)
     assert (way[0], way[1], way[-2], way[-1]) == (
         "gpu0",

@@ -10,7 +10,7 @@ from loops import every
 
 import hwmodel
 from hwmodel.attention import Scores
-from hwmodel.power import Power, Work, at_clock
+from hwmodel.power import GpuWork, Power, at_clock
 
 H200 = hwmodel.load("hgx-h200")
 CUBE, WIDE, THIN = 2 * 8192**3, 2 * 16384 * 4096 * 2048, 2 * 16384 * 1536 * 2048
@@ -18,16 +18,16 @@ COPY = 2 << 30  # read and written
 ATTENTION = 2 * 32 * 4 * 128 * 128**2 * (32 * 33 // 2)
 P = "BF16 8192 x 8192 x 8192"
 LOADS = {
-    P: Work(CUBE, "bf16", 0),
-    "BF16 16384 x 4096 x 2048": Work(WIDE, "bf16", 0),
-    "BF16 16384 x 1536 x 2048": Work(THIN, "bf16", 0),
-    "copy of 1 GiB": Work(0, "bf16", COPY),
-    f"{P}, then copies as long": Work(CUBE, "bf16", 2 * COPY),
-    f"{P}, then copies 3 times as long": Work(CUBE, "bf16", 5 * COPY),
-    f"3 {P}, then copies a third as long": Work(3 * CUBE, "bf16", 2 * COPY),
-    f"{P}, then idle": Work(CUBE, "bf16", 0),
-    "FP8 8192 x 8192 x 8192": Work(CUBE, "fp8", 0),
-    "FP8 16384 x 4096 x 2048": Work(WIDE, "fp8", 0),
+    P: GpuWork(CUBE, "bf16", 0),
+    "BF16 16384 x 4096 x 2048": GpuWork(WIDE, "bf16", 0),
+    "BF16 16384 x 1536 x 2048": GpuWork(THIN, "bf16", 0),
+    "copy of 1 GiB": GpuWork(0, "bf16", COPY),
+    f"{P}, then copies as long": GpuWork(CUBE, "bf16", 2 * COPY),
+    f"{P}, then copies 3 times as long": GpuWork(CUBE, "bf16", 5 * COPY),
+    f"3 {P}, then copies a third as long": GpuWork(3 * CUBE, "bf16", 2 * COPY),
+    f"{P}, then idle": GpuWork(CUBE, "bf16", 0),
+    "FP8 8192 x 8192 x 8192": GpuWork(CUBE, "fp8", 0),
+    "FP8 16384 x 4096 x 2048": GpuWork(WIDE, "fp8", 0),
 }
 
 
@@ -46,7 +46,7 @@ def measured() -> dict[str, dict[str, float]]:
     return found
 
 
-def late_us(power: Power, work: Work, alone_us: float, products_us: float) -> float:
+def late_us(power: Power, work: GpuWork, alone_us: float, products_us: float) -> float:
     """Time of a load that runs for seconds."""
     clock = power.clock_GHz(work, alone_us / 1e6, 0.0, products_us / 1e6)
     return alone_us + products_us * (max(1.0, power.matrix_GHz / clock) - 1)
@@ -54,19 +54,17 @@ def late_us(power: Power, work: Work, alone_us: float, products_us: float) -> fl
 
 def test_power_and_clock_by_hand() -> None:
     power = Power(500.0, 100.0, 50.0, {"bf16": 1.0, "fp8": 0.5}, 1.5, 2.0)
-    work = Work(400e12, "bf16", 2e12)
+    work = GpuWork(400e12, "bf16", 2e12)
     # 100 W, 400 J and 100 J in a second; above 1.5 GHz products are no faster, nor cost more.
     assert power.watts(work, 1.0, 2.0) == power.watts(work, 1.0, 1.5) == pytest.approx(600)
     assert power.watts(work, 1.0, 0.75) == pytest.approx(100 + 200 + 100)
-    assert power.watts(Work(400e12, "fp8", 2e12), 2.0, 1.5) == pytest.approx(100 + 100 + 50)
+    assert power.watts(GpuWork(400e12, "fp8", 2e12), 2.0, 1.5) == pytest.approx(100 + 100 + 50)
     # Products alone: 100 + 400 (f / 1.5) / (1.5 / f) + 100 / (1.5 / f) <= 500 W.
     assert power.clock_GHz(work, 1.0, 0.0, 1.0) == 1.32
     assert 100 + 400 * 0.88**2 + 100 * 0.88 < 500 < 100 + 400 * 0.89**2 + 100 * 0.89
     # Time that is no product does not grow: the clock falls further.
     assert power.clock_GHz(work, 1.0, 0.0, 0.0) == 1.125
-    assert (
-        power.clock_GHz(Work(300e12, "bf16", 0), 1.0, 0.0, 1.0) == 1.995
-    )  # the highest of 15 MHz each
+    assert power.clock_GHz(GpuWork(300e12, "bf16", 0), 1.0, 0.0, 1.0) == 1.995  # the highest of 15 MHz each
 
 
 def test_loads_for_seconds_follow_from_loads_alone() -> None:
@@ -87,7 +85,7 @@ def test_loads_for_seconds_follow_from_loads_alone() -> None:
 def test_attention_for_seconds_draws_what_its_products_do() -> None:
     """It runs at the highest clock alone, and slows from there."""
     power, found = power_of(H200), measured()["attention forward, heads of 128"]
-    work, alone = Work(ATTENTION, "bf16", 0), found["alone_us"]
+    work, alone = GpuWork(ATTENTION, "bf16", 0), found["alone_us"]
     held = next(
         clock
         for clock in power.clocks()
@@ -102,9 +100,7 @@ def test_a_machine_at_another_clock(clock: float) -> None:
     slow, sms = at_clock(H200, clock), H200.sm.num_sms
     matrix, attention = max(1.0, 1.755 / clock), 1.98 / clock
     for dtype in ("bf16", "fp8", "fp32"):
-        one, other = (
-            each.compute.gemm_time_ps(8192, 8192, 8192, dtype, sms) for each in (H200, slow)
-        )
+        one, other = (each.compute.gemm_time_ps(8192, 8192, 8192, dtype, sms) for each in (H200, slow))
         assert other == pytest.approx(matrix * one, rel=0.03), dtype
     scores = Scores(10**9, 10**4, 10**6)
     for name in ("forward_ps", "backward_ps"):

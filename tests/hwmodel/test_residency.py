@@ -8,9 +8,7 @@ import hwmodel
 from hwmodel import UserError
 from hwmodel.residency import BlockFootprint, SmLimits
 
-H100, A100, L20, B200 = (
-    hwmodel.load(name) for name in ("dgx-h100", "dgx-a100", "pcie-l20", "hgx-b200")
-)
+H100, A100, L20, B200 = (hwmodel.load(name) for name in ("dgx-h100", "dgx-a100", "pcie-l20", "hgx-b200"))
 KB = 1024
 
 
@@ -74,9 +72,7 @@ def test_as_many_as_can_be_placed(limits, block):
     free = [limits.registers // limits.partitions] * limits.partitions
     threads, shared, placed, turn = limits.threads, limits.shared_bytes, 0, 0
     warps = len(range(0, block.threads, 32))
-    of_warp = next(
-        taken for taken in range(0, 10**6, limits.register_unit) if taken >= 32 * block.registers
-    )
+    of_warp = next(taken for taken in range(0, 10**6, limits.register_unit) if taken >= 32 * block.registers)
     while block.shared_bytes <= limits.block_shared_bytes:
         for _ in range(warps):
             free[turn % limits.partitions] -= of_warp

@@ -10,9 +10,7 @@ from hwmodel.errors import UserError
 from hwmodel.units import Rate, exact, ps_from_ns, ps_from_us, scale_up, unit_of, whole
 
 amounts = st.integers(0, 1 << 41)
-rates = st.decimals(
-    min_value="0.001", max_value="20000", places=4, allow_nan=False, allow_infinity=False
-).map(float)
+rates = st.decimals(min_value="0.001", max_value="20000", places=4, allow_nan=False, allow_infinity=False).map(float)
 
 
 @given(amounts, rates)

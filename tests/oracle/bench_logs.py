@@ -42,9 +42,7 @@ def nccl(program: str, num_gpus: int, times: Times, *, named: bool = True, graph
     for size, time in times:
         rate = size / time / 1e3
         body = f"  {_width(time, 7):>7s}  {_width(rate, 6):>6s}  {_width(rate, 6):>6s}  {0.0:6g}"
-        lines.append(
-            f"{size:12d}  {size // 4:12d}  {'float':>8s}  {'sum':>6s}  {'-1':>6s}{body * 2}"
-        )
+        lines.append(f"{size:12d}  {size // 4:12d}  {'float':>8s}  {'sum':>6s}  {'-1':>6s}{body * 2}")
     lines += ["# Out of bounds values : 0 OK", "# Avg bus bandwidth    : 1.0 ", "#", ""]
     return "\n".join(lines)
 
@@ -55,24 +53,31 @@ def nccl_json(program: str, num_gpus: int, times: Times) -> str:
     config |= {"blocking_collectives": False, "devices": [{"rank": r} for r in range(num_gpus)]}
     results = [
         {
-            "size": size, "count": size // 4, "type": "float", "redop": "sum", "root": "    -1",
+            "size": size,
+            "count": size // 4,
+            "type": "float",
+            "redop": "sum",
+            "root": "    -1",
             "out_of_place": {"time": time, "alg_bw": 1.0, "bus_bw": 1.0, "nwrong": 0.0},
         }
         for size, time in times
-    ]  # fmt: skip
+    ]
     return json.dumps(
         {
-            "version": 1, "args": [f"./build/{program}", "-b", "8"], "env": ["HOME=/root"],
-            "nccl_version": 22902, "config": config, "results": results,
+            "version": 1,
+            "args": [f"./build/{program}", "-b", "8"],
+            "env": ["HOME=/root"],
+            "nccl_version": 22902,
+            "config": config,
+            "results": results,
         }
-    )  # fmt: skip
+    )
 
 
 def _matrix(values: Sequence[Sequence[float | None]]) -> list[str]:
     head = "  " + "".join(f"{at:10d}" for at in range(len(values[0])))
     cells = [["N/A" if one is None else f"{one:.2f}" for one in row] for row in values]
-    return [head, *(f"{at:2d}" + "".join(f"{one:>10s}" for one in row)
-                    for at, row in enumerate(cells))]  # fmt: skip
+    return [head, *(f"{at:2d}" + "".join(f"{one:>10s}" for one in row) for at, row in enumerate(cells))]
 
 
 def pairs(rate: float, num_gpus: int = 8) -> list[list[float | None]]:
@@ -96,14 +101,14 @@ def nvbandwidth_json(tests: Mapping[str, Sequence[Sequence[Sequence[float | None
     """Document of nvbandwidth, which puts a test's matrices under one another."""
     cases = [
         {
-            "name": name, "status": "Passed",
+            "name": name,
+            "status": "Passed",
             "bandwidth_matrix": [
-                ["N/A" if one is None else f"{one:.6g}" for one in row]
-                for matrix in matrices for row in matrix
+                ["N/A" if one is None else f"{one:.6g}" for one in row] for matrix in matrices for row in matrix
             ],
         }
         for name, matrices in tests.items()
-    ]  # fmt: skip
+    ]
     return json.dumps({"nvbandwidth": {"version": "v0.8", "testcases": cases}})
 
 
@@ -118,13 +123,15 @@ def intranode(
     *,
     has_times: bool = True,
 ) -> str:
-    """Text of DeepEP V1's test of one node; `copies`: GPUs that a token reaches."""  # fmt: skip
+    """Text of DeepEP V1's test of one node; `copies`: GPUs that a token reaches."""
     nbytes = copies * tokens * hidden * 2
     lines = [
         f"[config] num_tokens={tokens}, hidden={hidden}, num_topk={topk}",
-        "[layout] Kernel performance: 0.052 ms", "",
-        "[testing] Running with BF16, without top-k (async=False, previous=False) ... passed", "",
-    ]  # fmt: skip
+        "[layout] Kernel performance: 0.052 ms",
+        "",
+        "[testing] Running with BF16, without top-k (async=False, previous=False) ... passed",
+        "",
+    ]
     for name, share, time, between in (
         ("dispatch (FP8)", (1 + 4 / 128) / 2, dispatch, ","),
         ("dispatch (BF16)", 1, 1.7 * dispatch, ","),
@@ -146,11 +153,9 @@ def internode(
     copies: float,
     times: Mapping[str, tuple[float, float]],
 ) -> str:
-    """Text of DeepEP V1's test between nodes: (notify, transmit) of each kernel."""  # fmt: skip
+    """Text of DeepEP V1's test between nodes: (notify, transmit) of each kernel."""
     lines = [f"[config] num_tokens={tokens}, hidden={hidden}, num_topk_groups=2, num_topk={topk}"]
-    for name, share, between in (
-        ("dispatch (FP8)", (1 + 4 / 128) / 2, ":"), ("combine", 1, ",")
-    ):  # fmt: skip
+    for name, share, between in (("dispatch (FP8)", (1 + 4 / 128) / 2, ":"), ("combine", 1, ",")):
         notify, time = times[name.partition(" ")[0]]
         rate = copies * tokens * hidden * 2 * share / time / 1e3
         digits = 0 if between == ":" else 2
@@ -162,9 +167,7 @@ def internode(
     return "\n".join([*lines, ""])
 
 
-def low_latency(
-    tokens: int, hidden: int, topk: int, ranks: int, dispatch: float, combine: float
-) -> str:
+def low_latency(tokens: int, hidden: int, topk: int, ranks: int, dispatch: float, combine: float) -> str:
     """Text of DeepEP V1's low-latency test; ranks differ a little, and their mean is the time."""
     sent, back = tokens * topk * (hidden + hidden / 128 * 4 + 16), tokens * topk * hidden * 2
     lines = ["Allocating buffer size: 2116.290944 MB ..."]
@@ -175,10 +178,7 @@ def low_latency(
             f"[rank {rank}] Dispatch bandwidth: {sent / one / 1e3:.2f} GB/s, avg_t={one:.2f} us | "
             f"Combine bandwidth: {back / other / 1e3:.2f} GB/s, avg_t={other:.2f} us"
         )
-        lines.append(
-            f"[rank {rank}] Dispatch send/recv time: 9.10 + 6.20 us | "
-            "Combine send/recv time: 10.10 + 9.20 us"
-        )
+        lines.append(f"[rank {rank}] Dispatch send/recv time: 9.10 + 6.20 us | Combine send/recv time: 10.10 + 9.20 us")
     return "\n".join([*lines, ""])
 
 
@@ -192,19 +192,27 @@ def elastic(
     dispatch: tuple[float, int],
     combine: tuple[float, int],
 ) -> str:
-    """Text of DeepEP V2's test: microseconds and bytes of a rank."""  # fmt: skip
+    """Text of DeepEP V2's test: microseconds and bytes of a rank."""
     lines = [
-        "Config:", f" > Ranks: 1 x {ranks}", f" > Experts: {topk}/{experts}",
-        f" > Tokens: {tokens} (max: {tokens}), hidden: {hidden}", f" > #SM: {sms}, #QPs: 17/17", "",
+        "Config:",
+        f" > Ranks: 1 x {ranks}",
+        f" > Experts: {topk}/{experts}",
+        f" > Tokens: {tokens} (max: {tokens}), hidden: {hidden}",
+        f" > #SM: {sms}, #QPs: 17/17",
+        "",
         "Running all test cases:",
-        (" > Testing with do_handle_copy=1, expert_alignment=128, use_fp8_dispatch=1, num_bias=0, "
-        "with_previous_event=0, async_with_compute_stream=0, allocate_on_comm_stream=0 ..."),
-    ]  # fmt: skip
+        (
+            " > Testing with do_handle_copy=1, expert_alignment=128, use_fp8_dispatch=1, num_bias=0, "
+            "with_previous_event=0, async_with_compute_stream=0, allocate_on_comm_stream=0 ..."
+        ),
+    ]
     for sign, name, (time, nbytes), more in (
-        ("*", "dispatch", dispatch, "copy"), ("-", "expanded dispatch", dispatch, "copy"),
-        ("#", "cached dispatch", dispatch, "copy"), ("@", "combine", combine, "reduce"),
+        ("*", "dispatch", dispatch, "copy"),
+        ("-", "expanded dispatch", dispatch, "copy"),
+        ("#", "cached dispatch", dispatch, "copy"),
+        ("@", "combine", combine, "reduce"),
         ("+", "reduced combine", combine, "reduce"),
-    ):  # fmt: skip
+    ):
         lines += [
             f"   {sign} EP: {rank:3}/{ranks} | {name}: 0 GB/s (SO), {nbytes / time / 1e3:.0f} GB/s "
             f"(SU), {time:.3f} us, {nbytes} bytes | {more}: 1234 GB/s, 9.876 us"
@@ -263,12 +271,20 @@ def collectivex(case: Mapping[str, Any], times: Iterable[tuple[int, float, float
         for tokens, one, other in times
     ]
     given = {
-        "backend": "deepep-v2", "mode": "low-latency", "routing": "uniform", "nodes": 1,
-        "precision": "fp8", "scale_out_transport": None, **case,
-    }  # fmt: skip
+        "backend": "deepep-v2",
+        "mode": "low-latency",
+        "routing": "uniform",
+        "nodes": 1,
+        "precision": "fp8",
+        "scale_out_transport": None,
+        **case,
+    }
     return json.dumps(
         {
-            "version": 1, "record_type": "case-attempt", "measurement": {"rows": rows},
-            "identity": {"case_factors": {"case": given}}, "outcome": {"status": "success"},
+            "version": 1,
+            "record_type": "case-attempt",
+            "measurement": {"rows": rows},
+            "identity": {"case_factors": {"case": given}},
+            "outcome": {"status": "success"},
         }
-    )  # fmt: skip
+    )

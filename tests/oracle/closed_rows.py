@@ -29,9 +29,7 @@ def nic_rows(
     }
 
 
-def _nic_rows_sent(
-    routing: RoutingLists, traffic: str, network: str, *, is_back: bool = False
-) -> Counter[Port]:
+def _nic_rows_sent(routing: RoutingLists, traffic: str, network: str, *, is_back: bool = False) -> Counter[Port]:
     between: Counter[tuple[int, int]] = Counter()  # rows from a GPU to one of another domain
     for token, owner in enumerate(routing.owner):
         for rank in set(routing.ranks(token)) if traffic == "copy" else routing.ranks(token):
@@ -73,12 +71,8 @@ def _nic_rows_around(routing: RoutingLists) -> dict[str, dict[Port, Rows]]:
     for gpu in range(routing.num_ranks):
         following = routing.peer(gpu, (routing.domain(gpu) + 1) % len(routing.domains))
         sent, got = (Fraction(tokens.total() - tokens[one], size) for one in (following, gpu))
-        out |= {
-            port: rows for port, rows in ((("nic-out", gpu), sent), (("nic-in", gpu), got)) if rows
-        }
-        back |= {
-            port: rows for port, rows in ((("nic-in", gpu), sent), (("nic-out", gpu), got)) if rows
-        }
+        out |= {port: rows for port, rows in ((("nic-out", gpu), sent), (("nic-in", gpu), got)) if rows}
+        back |= {port: rows for port, rows in ((("nic-in", gpu), sent), (("nic-out", gpu), got)) if rows}
     return {"dispatch": out, "combine": back}
 
 

@@ -322,9 +322,7 @@ class Oracle:
                 del held[oldest]
                 gone.add(oldest)
                 if backing < 0:
-                    self.extra_service[task] += max(
-                        0, since + int(tables.patience_ps[table]) - self.now
-                    )
+                    self.extra_service[task] += max(0, since + int(tables.patience_ps[table]) - self.now)
                 self.charge(int(touches.charged[row]), int(touches.evict_duration_ps[row]))
             if not drops:
                 held[key] = self.now

@@ -89,14 +89,10 @@ def make_workload(
     of = flat[order]
     tile[order] = first_tile[of] + (np.arange(flat.size) - first_row[of]) // tile_rows
     tile_expert = np.repeat(np.arange(num_experts), tiles)
-    return LayerWorkload(
-        num_gpus, source, flat // per_gpu, tile, tile_expert // per_gpu, tile_expert
-    )
+    return LayerWorkload(num_gpus, source, flat // per_gpu, tile, tile_expert // per_gpu, tile_expert)
 
 
-def build_layer(
-    work: LayerWorkload, copies: int = 1, late_binding: bool = False, tile_ps: int = TILE_PS
-) -> TaskGraph:
+def build_layer(work: LayerWorkload, copies: int = 1, late_binding: bool = False, tile_ps: int = TILE_PS) -> TaskGraph:
     """The work as a task graph, several layers one after another if asked.
 
     With ``late_binding`` an expert's rows fill its tiles in the order they arrive, instead of in
@@ -130,9 +126,7 @@ def build_layer(
     return builder.build()
 
 
-def _add_gates(
-    builder: GraphBuilder, work: LayerWorkload, received: Ints, returned: Ints, tiles: Ints
-) -> None:
+def _add_gates(builder: GraphBuilder, work: LayerWorkload, received: Ints, returned: Ints, tiles: Ints) -> None:
     """One gate an expert; ``received`` and ``returned`` are (row,) in order of tiles."""
     rows = np.bincount(work.tile, minlength=tiles.size)
     row_end = np.cumsum(rows)

@@ -68,9 +68,7 @@ def read(path: Path) -> list[Rank]:
             parts = _OPERATION.fullmatch(line)
             assert parts is not None, line
             assert parts["label"] not in ranks[-1]
-            cpu, time, size, peer, tag = (
-                int(parts[name] or 0) for name in ("cpu", "time", "size", "peer", "tag")
-            )
+            cpu, time, size, peer, tag = (int(parts[name] or 0) for name in ("cpu", "time", "size", "peer", "tag"))
             way = parts["way"] or "calc"
             operation = Operation(parts["label"], cpu, time, way, size, peer, tag)
             assert operation.cpu < PROCESSORS

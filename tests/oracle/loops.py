@@ -43,9 +43,7 @@ def every(
         else:
             values = (case,) if len(wanted) == 1 else tuple(case)
         label = label or "-".join(_shown(ids(one) if callable(ids) else one) for one in values)
-        table[label if label not in table else f"{label} ({number})"] = dict(
-            zip(wanted, values, strict=True)
-        )
+        table[label if label not in table else f"{label} ({number})"] = dict(zip(wanted, values, strict=True))
 
     def of(test: Test) -> Test:
         @functools.wraps(test)
@@ -84,8 +82,6 @@ def _told(error: BaseException) -> str:
         return str(error)
     frames = [one for one in traceback.extract_tb(error.__traceback__) if "/tests/" in one.filename]
     where = "".join(
-        f"\n  {one.filename}:{one.lineno}: {one.line}"
-        for one in frames
-        if not one.filename.endswith("/loops.py")
+        f"\n  {one.filename}:{one.lineno}: {one.line}" for one in frames if not one.filename.endswith("/loops.py")
     )
     return f"{type(error).__name__}: {error}{where}"

@@ -22,9 +22,7 @@ def ints(*values: int) -> npt.NDArray[np.int64]:
 def carried(graph: TaskGraph, what: str = "wire_bytes") -> dict[tuple[str, int], int]:
     """Bytes by (group of resources, GPU), ports without any left out."""
     found: dict[tuple[str, int], int] = {}
-    for resource, nbytes in zip(
-        graph.resource.tolist(), getattr(graph, what).tolist(), strict=True
-    ):
+    for resource, nbytes in zip(graph.resource.tolist(), getattr(graph, what).tolist(), strict=True):
         if resource >= 0 and nbytes:
             port = graph.resources.groups[resource], int(graph.resources.owner[resource])
             found[port] = found.get(port, 0) + nbytes

@@ -56,9 +56,14 @@ class Switch:
         heapq.heappush(self.events, (time, self.count, then))
 
     def serve(
-        self, kind: str, gpu: int, number: int, time: Callable[[], int] | int, then: Then,
+        self,
+        kind: str,
+        gpu: int,
+        number: int,
+        time: Callable[[], int] | int,
+        then: Then,
         urgency: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Wait for a server, be served, go on; of what comes together, small numbers are first."""
         self.count += 1
         server = self.servers.setdefault((kind, gpu), Server())
@@ -172,9 +177,7 @@ class Load(Switch):
     def finish(self, piece: int) -> None:
         if piece in self.is_there and len(self.found[piece]) == self.num[piece]:
             home = self.homes[piece]
-            self.serve(
-                "up", home, piece, lambda: self.forget(home, piece) or 0, lambda: None, urgency=-2
-            )
+            self.serve("up", home, piece, lambda: self.forget(home, piece) or 0, lambda: None, urgency=-2)
 
 
 class Reduce(Switch):

@@ -11,9 +11,7 @@ from replay.model.work.layer import LayerWork
 from replay.schemes import Scheme
 
 
-def replay_layer(
-    work: LayerWork, system: System, scheme: Scheme, launch: Launch | None = None
-) -> LayerResult:
+def replay_layer(work: LayerWork, system: System, scheme: Scheme, launch: Launch | None = None) -> LayerResult:
     """Replay one layer that begins on all ranks at once, launched as `Host` says."""
     link = ChainLink(lambda: work, is_backward=work.is_backward)
     return next(Replay([link], system, scheme, launch).apart())

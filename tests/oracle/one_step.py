@@ -37,19 +37,26 @@ class OneStep:
     """
 
     def __init__(
-        self, scheme: str, step: type[Enter | Leave], *, k: int, n: int = 0, num_ranks: int = 8,
-        tokens: int = 1024, hidden: int = 1024, overrides: tuple[tuple[str, float], ...] = (),
-        apart: bool = False, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        scheme: str,
+        step: type[Enter | Leave],
+        *,
+        k: int,
+        n: int = 0,
+        num_ranks: int = 8,
+        tokens: int = 1024,
+        hidden: int = 1024,
+        overrides: tuple[tuple[str, float], ...] = (),
+        apart: bool = False,
+        **options: Any,
+    ) -> None:
         product = Product(tokens, hidden, k) if step is Leave else Product(tokens, n, hidden)
         self.product = product
         between = (Elementwise(1),) if apart else ()
         steps = (step(product, between),)
         self.layer = TensorLayer(num_ranks, tokens, hidden, steps, is_backward=False)
         graph = GraphBuilder(KIND_NAMES)
-        self.machine = Machine(
-            hwmodel.load("dgx-h100", {**WHOLE_BLOCKS, **dict(overrides)}), graph, num_ranks
-        )
+        self.machine = Machine(hwmodel.load("dgx-h100", {**WHOLE_BLOCKS, **dict(overrides)}), graph, num_ranks)
         start = self.machine.mark(self.machine.ranks)
         made = find(scheme, "tp").with_options(options)
         self.ends: Ints = np.asarray(made.build(self.layer, self.machine, start))

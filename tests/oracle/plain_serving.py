@@ -12,7 +12,7 @@ from math import ceil
 from typing import Any
 
 from replay.experiments.serve.iteration import Load, PromptPiece
-from replay.experiments.serve.rules import NO_DRAFTS, Batching, Drafts
+from replay.experiments.serve.rules import NO_DRAFTS, BatchRule, Drafts
 
 
 class Request:
@@ -51,7 +51,7 @@ def step_tokens(drafts: Drafts, request: Request) -> int:
 
 
 class Worker:
-    def __init__(self, rules: Batching, drafts: Drafts, is_prefill: bool) -> None:
+    def __init__(self, rules: BatchRule, drafts: Drafts, is_prefill: bool) -> None:
         self.rules, self.drafts, self.is_prefill = rules, drafts, is_prefill
         self.queries = drafts.count + 1
         self.free = rules.cache_tokens // rules.block
@@ -184,9 +184,9 @@ class Worker:
 def serve(
     arrivals: Sequence[tuple[int, int, int]],
     times: Any,
-    rules: Batching,
+    rules: BatchRule,
     *,
-    decode: tuple[Any, Batching] | None = None,
+    decode: tuple[Any, BatchRule] | None = None,
     handover_ps: Callable[[int], int] = lambda tokens: 0,
     router: str = "round-robin",
     drafts: Drafts = NO_DRAFTS,
@@ -195,10 +195,7 @@ def serve(
     requests = [Request(number, *values) for number, values in enumerate(arrivals)]
     kinds = [(times, rules, decode is not None)]
     kinds += [(*decode, False)] if decode else []
-    groups = [
-        [Worker(its, drafts, is_prefill) for _ in range(clock.num_workers)]
-        for clock, its, is_prefill in kinds
-    ]
+    groups = [[Worker(its, drafts, is_prefill) for _ in range(clock.num_workers)] for clock, its, is_prefill in kinds]
     into = [worker for group in groups[:1] for worker in group]
     onto = [worker for group in groups[1:] for worker in group]
     ends: list[int | None] = [None] * len(groups)
@@ -239,9 +236,7 @@ def serve(
                 continue
             while worker.queued and not worker.waiting:
                 request = worker.queued[0]
-                if worker.places == worker.rules.max_requests or not worker.room(
-                    request, request.prompt
-                ):
+                if worker.places == worker.rules.max_requests or not worker.room(request, request.prompt):
                     break
                 worker.queued.pop(0)
                 worker.free -= worker.blocks(request.prompt)

@@ -59,8 +59,7 @@ def random_graph(recipe: Recipe) -> TaskGraph:
     lines = []
     if rng.random() < recipe.lines:
         lines = [
-            builder.resource(f"l{index}", "line", discipline="line", owner=index)
-            for index in range(rng.randint(1, 2))
+            builder.resource(f"l{index}", "line", discipline="line", owner=index) for index in range(rng.randint(1, 2))
         ]
     count = rng.randint(1, recipe.num_tasks)
     ids = list(range(count))

@@ -34,18 +34,17 @@ def build_in_parts(recipe: PartsRecipe, at_end: AtEnd = lambda _: None) -> Graph
     builder = GraphBuilder(["a", "b", "c"])
     where = [NULL_RESOURCE] + [
         builder.resource(
-            f"r{number}", "r", servers=rng.choice([1, 1, 2, 3]),
+            f"r{number}",
+            "r",
+            servers=rng.choice([1, 1, 2, 3]),
             discipline=rng.choice(["fifo", "voq", "turns"]),
         )
         for number in range(rng.randint(1, 4))
-    ]  # fmt: skip
+    ]
     lines = [builder.resource(f"l{n}", "l", discipline="line") for n in range(rng.randint(0, 2))]
     sizes = [rng.randint(1, 4) for _ in range(rng.randint(0, 3) if recipe.pools else 0)]
     pools = [(builder.credit_pool(f"p{n}", size), size) for n, size in enumerate(sizes)]
-    tables = [
-        _table(builder, rng, lines, f"t{n}")
-        for n in range(rng.randint(0, 2) if recipe.tables else 0)
-    ]
+    tables = [_table(builder, rng, lines, f"t{n}") for n in range(rng.randint(0, 2) if recipe.tables else 0)]
     durations = rng.choice([[1, 2, 2, 3], [0, 1, 2]]) if recipe.instants else [1, 2, 2, 3]
     latencies = [0, 2] if recipe.instants else [1, 2]
     priorities = rng.choice([[0], [0], [0, 1]])
@@ -91,9 +90,7 @@ def _table(builder: GraphBuilder, rng: random.Random, lines: list[int], name: st
     return builder.table(name, rng.randint(1, 4), policy=policy, patience_ps=rng.choice([0, 0, 3]))
 
 
-def _takes(
-    builder: GraphBuilder, rng: random.Random, tasks: list[int], pool: int, size: int
-) -> None:
+def _takes(builder: GraphBuilder, rng: random.Random, tasks: list[int], pool: int, size: int) -> None:
     """Take units that the task itself or a follower gives back, or several followers together."""
     for task in tasks:
         if rng.random() >= 0.35:
@@ -110,9 +107,7 @@ def _takes(
             builder.take(task, pool, units, givers[0] if givers else task)
 
 
-def _touch(
-    builder: GraphBuilder, rng: random.Random, task: int, table: int, first_key: int
-) -> None:
+def _touch(builder: GraphBuilder, rng: random.Random, task: int, table: int, first_key: int) -> None:
     builder.touch(
         task,
         table,

@@ -19,10 +19,18 @@ def two_nodes(size: int = 2, num: int = 2) -> hwmodel.System:
         "dgx-h100",
         {
             **ROUND,
-            "fabric.num_gpus": size, "fabric.num_domains": num, "fabric.links_per_plane": [2] * 4,
-            "nic.bandwidth_GB_per_s": 100.0, "nic.efficiency": 1.0, "nic.write_ns": 0.0,
-            "pcie.bandwidth_GB_per_s": 1000.0, "pcie.latency_ns": 0.0, "nccl.proxy_step_us": 0.25,
-            "network.leaf_ns": 2000.0, "network.spine_ns": 500.0,
-            "network.rails": size, "network.packet_bytes": 1 << 30,  # whole messages
+            "fabric.num_gpus": size,
+            "fabric.num_domains": num,
+            "fabric.links_per_plane": [2] * 4,
+            "nic.bandwidth_GB_per_s": 100.0,
+            "nic.efficiency": 1.0,
+            "nic.write_ns": 0.0,
+            "pcie.bandwidth_GB_per_s": 1000.0,
+            "pcie.latency_ns": 0.0,
+            "nccl.proxy_step_us": 0.25,
+            "network.leaf_ns": 2000.0,
+            "network.spine_ns": 500.0,
+            "network.rails": size,
+            "network.packet_bytes": 1 << 30,  # whole messages
         },
-    )  # fmt: skip
+    )

@@ -62,9 +62,7 @@ def run(blocks: list[Block], num_sms: int, resident: int, *, bound: bool = False
     while not all(block.is_over(now) for block in blocks):
         while True:
             on = [b for b in blocks if b.claimed >= 0 and not b.is_over(now)]
-            busy = [
-                b for b in on if b.started and b.started[-1] + b.duration[len(b.started) - 1] > now
-            ]
+            busy = [b for b in on if b.started and b.started[-1] + b.duration[len(b.started) - 1] > now]
             waiting = [b for b in blocks if b.claimed < 0 and b.offered <= now]
             claims = waiting and len(on) < num_sms * resident
             steps = sorted(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from replay.experiments.train.schedules.base import Op, Schedule, Shape
+from replay.experiments.train.schedules.base import Op, Schedule, ScheduleShape
 
 
 class Deadlock(Exception):
@@ -40,13 +40,10 @@ class Ran(NamedTuple):
     @property
     def spans(self) -> list[int]:
         """By stage, idle time between its first pass and its last."""
-        return [
-            end - start - work
-            for start, end, work in zip(self.starts, self.finishes, self.busy, strict=True)
-        ]
+        return [end - start - work for start, end, work in zip(self.starts, self.finishes, self.busy, strict=True)]
 
 
-def run(schedule: Schedule, shape: Shape, times: Mapping[str, int], hop: int = 0) -> Ran:
+def run(schedule: Schedule, shape: ScheduleShape, times: Mapping[str, int], hop: int = 0) -> Ran:
     """Run a schedule's slots; *times* by kinds of a slot's passes ("F", "FB", ...)."""
     orders = schedule.order(shape)
     at = [0] * shape.stages
@@ -84,9 +81,7 @@ def run(schedule: Schedule, shape: Shape, times: Mapping[str, int], hop: int = 0
             at[stage] += 1
             break
         else:
-            raise Deadlock(
-                [orders[s][at[s]] for s in range(shape.stages) if at[s] < len(orders[s])]
-            )
+            raise Deadlock([orders[s][at[s]] for s in range(shape.stages) if at[s] < len(orders[s])])
     return Ran(ends, starts, now, busy)
 
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from replay.experiments.train.schedules.base import Op, Schedule, Shape, Slot
-from replay.steps.times import PassTimes, StepTimes, Timed
+from replay.experiments.train.schedules.base import Op, Schedule, ScheduleShape, Slot
+from replay.steps.times import PassTime, PassTimes, StepParts
 
 
 class Step(NamedTuple):
@@ -20,7 +20,7 @@ class Step(NamedTuple):
     peers: list[list[int]]
 
 
-def run(schedule: Schedule, shape: Shape, times: StepTimes, chunks: Sequence[range]) -> Step:
+def run(schedule: Schedule, shape: ScheduleShape, times: StepParts, chunks: Sequence[range]) -> Step:
     ranks = range(times.num_ranks)
     orders = schedule.order(shape)
     clocks = [[0 for _ in ranks] for _ in range(shape.stages)]
@@ -42,7 +42,7 @@ def run(schedule: Schedule, shape: Shape, times: StepTimes, chunks: Sequence[ran
         above = [Op(kind, chunk + 1, m) for kind in ("B", "I")]
         return [Op("F", chunk, m), next((one for one in above if one in done), above[0])]
 
-    def carry_out(stage: int, timed: Timed) -> None:
+    def carry_out(stage: int, timed: PassTime) -> None:
         clock = clocks[stage]
         for rank in ranks:
             clock[rank] += int(timed.own[rank])

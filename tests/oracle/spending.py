@@ -57,9 +57,14 @@ def layer(precision: str | Precision = "bf16", *, is_backward: bool = False) -> 
     """The layer above."""
     ids = [[0, 1, 2], [2, 3, 4], [0, 2, 4], [2, 3, -1], [0, 1, 5], [4, 5, -1]]
     return small_layers.work(
-        np.array(ids, np.int32), GPUS, 2 * GPUS, tokens_of_rank=list(TOKENS), precision=precision,
-        shape=ExpertShape(HIDDEN, INTERMEDIATE), is_backward=is_backward,
-    )  # fmt: skip
+        np.array(ids, np.int32),
+        GPUS,
+        2 * GPUS,
+        tokens_of_rank=list(TOKENS),
+        precision=precision,
+        shape=ExpertShape(HIDDEN, INTERMEDIATE),
+        is_backward=is_backward,
+    )
 
 
 def each(*terms: tuple[int, Each]) -> Each:
@@ -162,20 +167,24 @@ class Spent:
 
     def _by_gpu(self, found: dict[tuple[Kind, str, int], int]) -> dict[tuple[Kind, str], Each]:
         keys = {(kind, what) for kind, what, _ in found}
-        return {
-            (kind, what): tuple(found.get((kind, what, gpu), 0) for gpu in range(GPUS))
-            for kind, what in keys
-        }  # type: ignore[return-value]  # three GPUs
+        return {(kind, what): tuple(found.get((kind, what, gpu), 0) for gpu in range(GPUS)) for kind, what in keys}  # type: ignore[return-value]  # three GPUs
 
 
 def replay(work: LayerWork, scheme: str, **options: object) -> Spent:
     """Replay the layer on its own."""
     exact = {
-        "hbm.peak_GB_per_s": 1000.0, "hbm.stream_efficiency": 1.0, "hbm.read_efficiency": 1.0,
-        "hbm.write_efficiency": 0.5, "gpu.l2_bytes": 1 << 40,
-        "gpu.clock_GHz": 1.0, "gpu.l2_bytes_per_clock": 1000.0, "compute.cluster_tiles": 2,
-        "warp.reduce_step_ns": 10.0, "warp.reduce_source_ns": 2.0, "warp.reduce_wait_ns": 4.0,
-    }  # fmt: skip
+        "hbm.peak_GB_per_s": 1000.0,
+        "hbm.stream_efficiency": 1.0,
+        "hbm.read_efficiency": 1.0,
+        "hbm.write_efficiency": 0.5,
+        "gpu.l2_bytes": 1 << 40,
+        "gpu.clock_GHz": 1.0,
+        "gpu.l2_bytes_per_clock": 1000.0,
+        "compute.cluster_tiles": 2,
+        "warp.reduce_step_ns": 10.0,
+        "warp.reduce_source_ns": 2.0,
+        "warp.reduce_wait_ns": 4.0,
+    }
     graph = GraphBuilder(KIND_NAMES)
     if scheme == "ideal":  # its least work is counted in test_ideal_by_hand.py
         options = {"form": "kernels", **options}

@@ -26,6 +26,4 @@ def mostly_extended(every: Iterable[str], kept: Collection[str] = KINDS) -> list
     """Parameters of a test that shows the same of many: those in `kept` run every time."""
     names = list(every)
     assert not set(kept).isdisjoint(names), "nothing is left in the default tier"
-    return [
-        name if name in kept else pytest.param(name, marks=pytest.mark.extended) for name in names
-    ]
+    return [name if name in kept else pytest.param(name, marks=pytest.mark.extended) for name in names]

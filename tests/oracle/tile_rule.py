@@ -30,11 +30,7 @@ def key(order: str, tile: Tile, rows_of_expert: dict[int, int]) -> tuple[int, ..
         return (tile.expert,)
     size, _, lag = numbers.partition("+")
     height = int(size) if name == "unit" else 8
-    units = [
-        (expert, first)
-        for expert in sorted(rows_of_expert)
-        for first in range(0, rows_of_expert[expert], height)
-    ]
+    units = [(expert, first) for expert in sorted(rows_of_expert) for first in range(0, rows_of_expert[expert], height)]
     unit = units.index((tile.expert, tile.row // height * height))
     if name == "unit":
         return (unit + tile.gemm * int(lag or 0), tile.gemm, tile.column)

@@ -35,10 +35,7 @@ def _recorded(
     request = np.repeat(np.arange(len(lengths)) + 10, lengths)
     position = np.concatenate([np.arange(n) for n in (0, *lengths)])
     phase = np.concatenate(
-        [
-            (np.arange(n) >= prompt).astype(np.uint8)
-            for n, prompt in zip((0, *lengths), (0, *prompts), strict=True)
-        ]
+        [(np.arange(n) >= prompt).astype(np.uint8) for n, prompt in zip((0, *lengths), (0, *prompts), strict=True)]
     )
     if shuffled:
         order = np.random.default_rng(7).permutation(len(request))
@@ -70,12 +67,8 @@ def synthetic() -> Callable[..., tracegen.RoutingTrace]:
     """Make a trace that carries ranks: OLMoE's 64 experts, top-8, two layers."""
 
     @cache
-    def make(
-        ranks: int = 4, tokens_per_rank: int = 6, kind: str = "uniform", **more: object
-    ) -> tracegen.RoutingTrace:
+    def make(ranks: int = 4, tokens_per_rank: int = 6, kind: str = "uniform", **more: object) -> tracegen.RoutingTrace:
         settings = {"layers": 2, "seed": 3, **more}
-        return tracegen.generate.generate(
-            kind, "olmoe-1b-7b", ranks=ranks, tokens_per_rank=tokens_per_rank, **settings
-        )
+        return tracegen.generate.generate(kind, "olmoe-1b-7b", ranks=ranks, tokens_per_rank=tokens_per_rank, **settings)
 
     return make

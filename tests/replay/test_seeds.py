@@ -16,7 +16,7 @@ from replay.experiments.serve.arrivals.replay import requests_of
 from replay.experiments.serve.arrivals.spec import ArrivalSpec
 from replay.experiments.serve.requests import drawn, lengths
 from replay.experiments.serve.rules import Drafts
-from replay.experiments.serve.setup import Setup
+from replay.experiments.serve.setup import ServingSetup
 from replay.experiments.serve.spec import InferSpec
 from replay.model.work.placement import place
 from replay.schemes.contract.layers import draw as draw_choices
@@ -28,9 +28,13 @@ from tracegen.imitate.resemblance import independent_zipf
 TRACE = generate("zipf", "olmoe-1b-7b", ranks=4, tokens_per_rank=8, layers=2, skew=0.6, seed=1)
 SERVED = InferSpec(model="olmoe-1b-7b", decode_gpus=2, sample_layers=1, routing="zipf:0.6")
 STEP = {
-    "model": "olmoe-1b-7b", "plan": "dp=4,ep=4", "sequence": 64, "layers_sampled": 1,
-    "scheme": "deepep", "routing": "zipf:0.6",
-}  # fmt: skip
+    "model": "olmoe-1b-7b",
+    "plan": "dp=4,ep=4",
+    "sequence": 64,
+    "layers_sampled": 1,
+    "scheme": "deepep",
+    "routing": "zipf:0.6",
+}
 MANY = np.arange(40)
 
 
@@ -52,34 +56,28 @@ def asked_for(what: str) -> Callable[[int], list[int]]:
     def of(seed: int) -> list[int]:
         asked = ArrivalSpec(
             **SERVED.model_dump(),
-            arrivals="10", count=30, prompts="uniform:1:99", outputs="uniform:1:99",
+            arrivals="10",
+            count=30,
+            prompts="uniform:1:99",
+            outputs="uniform:1:99",
             arrival_seed=seed,
-        )  # fmt: skip
+        )
         return list(getattr(requests_of(asked), what).tolist())
 
     return of
 
 
 def served_routing(seed: int) -> list[int]:
-    trace, _ = (
-        Setup.of(SERVED.changed(seed=seed))
-        .times["decode"]
-        .layers["decode"]
-        .routing.of_size(16, "decode")
-    )
+    trace, _ = ServingSetup.of(SERVED.changed(seed=seed)).times["decode"].layers["decode"].routing.of_size(16, "decode")
     return list(trace.expert_ids.ravel().tolist())
 
 
 DRAWN: dict[str, Callable[[int], Any]] = {
     "delays of GPUs": delays,
     "delays of a replay": lambda seed: (
-        replay.run(
-            TRACE, scheme="ideal", jitter="lognormal:50:0.5", jitter_seed=seed
-        ).totals.makespan_us
+        replay.run(TRACE, scheme="ideal", jitter="lognormal:50:0.5", jitter_seed=seed).totals.makespan_us
     ),
-    "delays of a step": lambda seed: (
-        training.run(**STEP, jitter="lognormal:50:0.5", jitter_seed=seed).step_us
-    ),
+    "delays of a step": lambda seed: training.run(**STEP, jitter="lognormal:50:0.5", jitter_seed=seed).step_us,
     "routing of a step": lambda seed: training.run(**STEP, seed=seed).step_us,
     "routing of requests": served_routing,
     "arrivals": arriving("arrival_ps"),

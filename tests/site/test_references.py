@@ -138,9 +138,7 @@ def test_links_lead_from_a_document_to_pages_and_to_shown_sources() -> None:
     own = "../scripts/site"
     text = f"[a]({own}/pages/share.md) [b](engine/engine.py) [c]({own}/conf.py) [d](#x)"
     page, *shown = documents.linked([Made("replay/SOME.md", text)])
-    assert page.text == (
-        "[a](../pages/share.md) [b](engine/engine.py.md) [c](../scripts/site/conf.py.md) [d](#x)"
-    )
+    assert page.text == ("[a](../pages/share.md) [b](engine/engine.py.md) [c](../scripts/site/conf.py.md) [d](#x)")
     assert [one.path for one in shown] == ["replay/engine/engine.py.md", "scripts/site/conf.py.md"]
     assert (ROOT / "replay/engine/engine.py").read_text(encoding="utf-8") in shown[0].text
 
@@ -191,9 +189,7 @@ def test_every_command_that_is_named_exists_and_has_the_options_it_is_given() ->
             continue
         command = known.get(words[: 1 + (words[0] in groups)])
         assert command is not None, (path, text)
-        options = {
-            name for param in command.params for name in (*param.opts, *param.secondary_opts)
-        }
+        options = {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
         given = {word.partition("=")[0] for word in words if re.match(r"--[a-z]", word)}
         assert given <= options | {"--help"}, (path, text)
 
@@ -241,8 +237,16 @@ def test_sections_without_types_become_fields() -> None:
     ]
     docstrings.rewritten(None, "function", "do", None, None, lines)
     assert lines == [
-        "Do it.", "", "", ":returns: The sum,", "   rounded.", "", "Raises", "------", "E",
-    ]  # fmt: skip
+        "Do it.",
+        "",
+        "",
+        ":returns: The sum,",
+        "   rounded.",
+        "",
+        "Raises",
+        "------",
+        "E",
+    ]
 
 
 def test_text_is_shown_as_it_is() -> None:

@@ -82,9 +82,7 @@ def test_schemes_of_tensor_parallelism_are_on_one_page() -> None:
 @every("name", NAMES)
 def test_a_drawn_graph_is_well_formed_and_can_be_read_aloud(name: str) -> None:
     graph, _ = schemes.graph_of(name)
-    picture = ElementTree.fromstring(svg(graph, "a <title>", "g")).find(
-        "{http://www.w3.org/2000/svg}svg"
-    )
+    picture = ElementTree.fromstring(svg(graph, "a <title>", "g")).find("{http://www.w3.org/2000/svg}svg")
     assert picture is not None
     ids = {element.get("id"): element for element in picture.iter() if element.get("id")}
     title, description = (ids[one] for one in picture.attrib["aria-labelledby"].split())
@@ -116,9 +114,7 @@ def test_merging_keeps_every_task_that_takes_part_and_every_way_between_them() -
     servers = [builder.resource(f"r{number}", "x", 1) for number in range(2)]
 
     def add(kind: Kind, after: np.ndarray | None) -> np.ndarray:
-        ids = builder.add(
-            2, resource=np.array(servers), duration_ps=10, kind=kind, rank=np.arange(2)
-        )
+        ids = builder.add(2, resource=np.array(servers), duration_ps=10, kind=kind, rank=np.arange(2))
         if after is not None:
             builder.edges(after, ids)
         return ids

@@ -87,9 +87,7 @@ def changed() -> Callable[..., RoutingTrace]:
 
     def change(**fields: Any) -> RoutingTrace:
         trace = tiny_trace()
-        columns = {
-            k.removeprefix("tokens_"): fields.pop(k) for k in [*fields] if k[:7] == "tokens_"
-        }
+        columns = {k.removeprefix("tokens_"): fields.pop(k) for k in [*fields] if k[:7] == "tokens_"}
         fields["tokens"] = dataclasses.replace(trace.tokens, **columns)
         return dataclasses.replace(trace, **fields)
 

@@ -10,17 +10,18 @@ MANY = [f"trace-{number:03}" for number in range(LONGEST_LIST + 1)]
 @every(
     ("given", "known", "message"),
     [
-        ("hgx-h80", ["other", "hgx-h800"],
-         "unknown system 'hgx-h80' (did you mean 'hgx-h800'?); known: hgx-h800, other"),
+        (
+            "hgx-h80",
+            ["other", "hgx-h800"],
+            "unknown system 'hgx-h80' (did you mean 'hgx-h800'?); known: hgx-h800, other",
+        ),
         ("zzz", ["b", "a"], "unknown system 'zzz'; known: a, b"),
         ("zzz", [], "unknown system 'zzz'; known: none"),
         ("zzz", ["b, c", "a"], "unknown system 'zzz'; known: 'a', 'b, c'"),
         ("trace-0077", MANY, "unknown system 'trace-0077' (did you mean 'trace-007'?)"),
     ],
-)  # fmt: skip
-def test_the_nearest_name_and_all_that_are_possible(
-    given: str, known: list[str], message: str
-) -> None:
+)
+def test_the_nearest_name_and_all_that_are_possible(given: str, known: list[str], message: str) -> None:
     assert str(unknown("system", given, known)) == message
 
 

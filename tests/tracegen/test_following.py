@@ -109,9 +109,7 @@ def test_counts_and_samples_are_read_back(trace: tracegen.RoutingTrace, tmp_path
 def test_what_an_engine_cannot_follow_is_not_written(tmp_path: Path) -> None:
     path, ids = dump(tmp_path / "dump.npz")
     ids[3, 1, 2] = -1
-    np.savez(
-        path, expert_ids=ids, position=np.arange(len(ids)) + 1, request=np.zeros(len(ids), int)
-    )
+    np.savez(path, expert_ids=ids, position=np.arange(len(ids)) + 1, request=np.zeros(len(ids), int))
     short = read([path], "arrays", **SIZES).trace
     for engine in ("vllm", "sglang", "slime"):
         out = tmp_path / f"out{ENGINES[engine][0]}"
@@ -119,9 +117,7 @@ def test_what_an_engine_cannot_follow_is_not_written(tmp_path: Path) -> None:
             export(short, engine, out)
         assert not out.exists()
     ids[3, 1, 2] = next(one for one in range(EXPERTS) if one not in ids[3, 1])
-    np.savez(
-        path, expert_ids=ids, position=np.arange(len(ids)) + 1, request=np.zeros(len(ids), int)
-    )
+    np.savez(path, expert_ids=ids, position=np.arange(len(ids)) + 1, request=np.zeros(len(ids), int))
     late = read([path], "arrays", **SIZES).trace
     with pytest.raises(tracegen.UserError, match="15 rows at positions 1 to 15; slime replays"):
         export(late, "slime", tmp_path / "out.pt")
@@ -166,8 +162,7 @@ def test_files_that_are_no_plan_are_refused(tmp_path: Path) -> None:
         ({**columns, "expert_ids": ids[:, :1]}, r"\(15, 1, 3\) ids"),
         ({**columns, "expert_ids": ids - 1}, "tokens have fewer than 3 experts"),
         (
-            {name: np.zeros((0, 2, 3), int)[:, 0, 0] for name in columns}
-            | {"expert_ids": np.zeros((0, 0, 3), int)},
+            {name: np.zeros((0, 2, 3), int)[:, 0, 0] for name in columns} | {"expert_ids": np.zeros((0, 0, 3), int)},
             "no row",
         ),
     ):
@@ -250,9 +245,7 @@ def test_routers_of_vllm_follow_their_requests(runner_class: Any, tmp_path: Path
     np.testing.assert_array_equal(found[:2], ids[[9, 4]])
     np.testing.assert_array_equal(found[2:], runner.execute_model(batch(a=(5, 2)))[2:])
     # A name says which request of the trace it is, whenever it comes.
-    np.testing.assert_array_equal(
-        runner.execute_model(batch(cmpl_moereplay_1_0=(3, 1)))[0], ids[7 + 3]
-    )
+    np.testing.assert_array_equal(runner.execute_model(batch(cmpl_moereplay_1_0=(3, 1)))[0], ids[7 + 3])
 
 
 def test_vllm_is_refused_where_it_would_follow_wrongly(runner_class: Any) -> None:
@@ -309,9 +302,7 @@ def test_vllm_must_simulate_its_routers(monkeypatch: pytest.MonkeyPatch, tmp_pat
         vllm.register()
 
 
-def forward(
-    lengths: dict[str, tuple[int, int]], *, is_extend: bool, drafts: bool = False, **more: Any
-) -> Any:
+def forward(lengths: dict[str, tuple[int, int]], *, is_extend: bool, drafts: bool = False, **more: Any) -> Any:
     """SGLang's batch, its positions padded."""
     position = np.concatenate([first + np.arange(count) for first, count in lengths.values()])
     return SimpleNamespace(
@@ -323,9 +314,7 @@ def forward(
     )
 
 
-def test_simulated_routers_of_sglang_follow_their_requests(
-    route_plan: RoutePlan, tmp_path: Path
-) -> None:
+def test_simulated_routers_of_sglang_follow_their_requests(route_plan: RoutePlan, tmp_path: Path) -> None:
     _, ids = dump(tmp_path / "dump.npz")
     routers = sglang.SimulatedRouters(route_plan)
     runner = SimpleNamespace(is_draft_worker=False)
@@ -335,9 +324,7 @@ def test_simulated_routers_of_sglang_follow_their_requests(
         for layer in LAYERS:
             # The last column is a fused shared expert's.
             chosen = torch.full((rows, TOPK + 1), EXPERTS, dtype=torch.int32)
-            routers.choose(
-                chosen, None, EXPERTS, num_routed_topk=TOPK, top_k=TOPK + 1, layer_id=layer
-            )
+            routers.choose(chosen, None, EXPERTS, num_routed_topk=TOPK, top_k=TOPK + 1, layer_id=layer)
             assert (chosen[:, TOPK] == EXPERTS).all()
             found.append(chosen[:, :TOPK])
         return torch.stack(found, 1).numpy()
@@ -359,9 +346,7 @@ def test_simulated_routers_of_sglang_follow_their_requests(
         routers.begin(runner, forward({"x": (5, 1)}, is_extend=True, drafts=True))
 
 
-def test_sglang_stops_rather_than_serve_without(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_sglang_stops_rather_than_serve_without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path, _ = dump(tmp_path / "dump.npz")
     monkeypatch.delenv(plan.FILE, raising=False)
     sglang.register()

@@ -85,9 +85,7 @@ def test_what_is_not_there_is_not_there(tmp_path: Path) -> None:
             folder.read_bytes("a")
 
 
-def test_a_writing_that_fails_leaves_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_writing_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = ManagedFolder(tmp_path)
     folder.write_text("a", "old")
     (tmp_path / "a").chmod(0o640)

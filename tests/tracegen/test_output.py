@@ -115,9 +115,7 @@ def test_interrupted_writing_leaves_the_old_file(tmp_path: Path) -> None:
 
 @WAYS
 @pytest.mark.parametrize("is_linked", [False, True])
-def test_a_pipe_with_a_name_is_written_to_and_stays(
-    tmp_path: Path, write: Way, is_linked: bool
-) -> None:
+def test_a_pipe_with_a_name_is_written_to_and_stays(tmp_path: Path, write: Way, is_linked: bool) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     name = pipe
@@ -158,9 +156,12 @@ def written_by_a_process(name: str, output: int | None) -> str:
     )
     done = subprocess.run(
         [sys.executable, "-c", code, name],
-        stdout=output or subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False,
+        stdout=output or subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
         env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
-    )  # fmt: skip
+    )
     assert not done.stderr
     return done.stdout
 
@@ -253,9 +254,7 @@ def test_a_folder_is_refused_before_the_work(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["toy-zipf", "gpt-oss-20b-decode"])
-def test_room_is_asked_for_that_the_file_fits_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_room_is_asked_for_that_the_file_fits_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     trace = tracegen.load(name, tokens=slice(0, 999))
     rooms = []
     keep_room = os.posix_fallocate
@@ -271,9 +270,7 @@ def test_room_is_asked_for_that_the_file_fits_in(
     taken = (tmp_path / "t.h5").stat().st_size
     assert taken == (tmp_path / "u.h5").stat().st_size, "what was not needed is given back"
     assert len(rooms) == 2 and len({*rooms}) == 1, "before HDF5 opens the file, and after"
-    plain = trace.expert_ids.nbytes + sum(
-        column.nbytes for column in vars(trace.tokens).values() if column is not None
-    )
+    plain = trace.expert_ids.nbytes + sum(column.nbytes for column in vars(trace.tokens).values() if column is not None)
     assert max(taken, plain) < rooms[0] < 2 * plain + 200_000
 
 
@@ -286,8 +283,11 @@ def limited(limit: int, *arguments: object) -> subprocess.CompletedProcess[str]:
 
     return subprocess.run(
         [sys.executable, "-m", "replay.cli", *map(str, arguments)],
-        capture_output=True, text=True, check=False, preexec_fn=limit_files,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=limit_files,
+    )
 
 
 @pytest.mark.extended
@@ -296,9 +296,18 @@ def test_a_trace_on_a_full_disk_is_one_line_and_nothing_is_left(tmp_path: Path, 
     out = tmp_path / "t.h5"
     size = ("--tokens-per-rank", 256, "--layers", 4)
     done = limited(
-        limit, "trace", "generate", "zipf", "--model", "olmoe-1b-7b", *size, "--skew", 1,
-        "--out", out,
-    )  # fmt: skip
+        limit,
+        "trace",
+        "generate",
+        "zipf",
+        "--model",
+        "olmoe-1b-7b",
+        *size,
+        "--skew",
+        1,
+        "--out",
+        out,
+    )
     assert done.returncode == 2
     assert re.fullmatch(r"error: cannot write .*t\.h5: File too large.*\n", done.stderr)
     assert not list(tmp_path.iterdir())

@@ -52,9 +52,7 @@ def other_things(folder: Path) -> list[Path]:
     return [pipe, place, Path("/dev/zero"), folder]
 
 
-def test_what_is_no_file_is_refused_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # names of sockets are short
     for other in other_things(Path()):
         with pytest.raises(OSError, match=r".") as error:
@@ -114,9 +112,14 @@ def test_no_command_reads_without_end(tmp_path: Path) -> None:
             os.mkfifo(pipe)
         lines += [command.format(tmp_path / name) for name in ("endless", "pipe")]
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], input="\n".join(lines), cwd=tmp_path,
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", SCRIPT],
+        input="\n".join(lines),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     said = [line for line in done.stdout.splitlines() if line.strip()]
     assert len(said) == len(lines), done.stderr
     assert all(line.startswith("2 ") for line in said), (said, done.stderr)

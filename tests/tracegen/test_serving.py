@@ -16,7 +16,7 @@ import pytest
 
 from tracegen.importers import read
 from tracegen.serving import vllm
-from tracegen.serving.record import Recorder
+from tracegen.serving.record import PassRecorder
 
 torch = pytest.importorskip("torch", reason="pip install 'moereplay[capture]'")
 
@@ -49,16 +49,10 @@ def runner_class(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     class Runner:
         max_num_tokens = 64
 
-        def __init__(
-            self, rank: int, layers: list[int], groups: tuple[int, int] = (0, 1), **aux: bool
-        ) -> None:
+        def __init__(self, rank: int, layers: list[int], groups: tuple[int, int] = (0, 1), **aux: bool) -> None:
             group, number = groups
-            parallel = SimpleNamespace(
-                data_parallel_rank=group, data_parallel_size=number, world_size=4, rank=rank
-            )
-            self.vllm_config = SimpleNamespace(
-                parallel_config=parallel, aux_output_config=SimpleNamespace(**aux)
-            )
+            parallel = SimpleNamespace(data_parallel_rank=group, data_parallel_size=number, world_size=4, rank=rank)
+            self.vllm_config = SimpleNamespace(parallel_config=parallel, aux_output_config=SimpleNamespace(**aux))
             self.layers = layers
 
         def load_model(self) -> None:
@@ -127,9 +121,7 @@ def test_workers_of_vllm_are_recorded_and_merged(runner_class: Any, tmp_path: Pa
     assert any("2 rows were dropped: draft tokens" in notice for notice in made.notices)
 
 
-def test_data_parallel_workers_without_a_token_keep_their_place(
-    runner_class: Any, tmp_path: Path
-) -> None:
+def test_data_parallel_workers_without_a_token_keep_their_place(runner_class: Any, tmp_path: Path) -> None:
     """Three groups of four tensor-parallel ranks, of which the last had no request."""
     vllm.attach(runner_class, tmp_path)
     for group in range(3):
@@ -147,9 +139,7 @@ def test_data_parallel_workers_without_a_token_keep_their_place(
     assert not any("is not recorded" in notice for notice in made.notices)
 
 
-def test_the_first_model_runner_keeps_its_batch_elsewhere(
-    runner_class: Any, tmp_path: Path
-) -> None:
+def test_the_first_model_runner_keeps_its_batch_elsewhere(runner_class: Any, tmp_path: Path) -> None:
     class First(runner_class):  # type: ignore[misc]
         def _prepare_inputs(self, scheduled: Any, lengths: Any) -> None:
             pass
@@ -169,22 +159,16 @@ def test_the_first_model_runner_keeps_its_batch_elsewhere(
         num_prompt_tokens=np.array([3, 8, 99]),
     )
     drafts = {"b": [5]}
-    runner.execute_model(
-        SimpleNamespace(ids=torch.from_numpy(ids), scheduled_spec_decode_tokens=drafts)
-    )
+    runner.execute_model(SimpleNamespace(ids=torch.from_numpy(ids), scheduled_spec_decode_tokens=drafts))
     runner.moereplay.recorder.flush()
     trace = read(list(tmp_path.glob("*.npz")), "arrays", **SIZES).trace
-    np.testing.assert_array_equal(
-        np.stack([trace.layer_ids(0), trace.layer_ids(1)], 1), ids[:5, [1, 3]]
-    )
+    np.testing.assert_array_equal(np.stack([trace.layer_ids(0), trace.layer_ids(1)], 1), ids[:5, [1, 3]])
     assert trace.moe_layer_index.tolist() == [1, 3]
     assert trace.tokens.position.tolist() == [0, 1, 2, 7, 8]
     assert trace.tokens.phase.tolist() == [0] * 4 + [1]
 
 
-def test_a_layer_that_does_not_run_has_no_rows_of_the_pass_before(
-    runner_class: Any, tmp_path: Path
-) -> None:
+def test_a_layer_that_does_not_run_has_no_rows_of_the_pass_before(runner_class: Any, tmp_path: Path) -> None:
     vllm.attach(runner_class, tmp_path)
     runner, ids = runner_class(0, [0, 1]), routing(4, 0)
     runner.load_model()
@@ -239,7 +223,7 @@ def test_the_plug_in_does_nothing_unless_asked(
     assert "nothing is recorded: MOEREPLAY_RECORD needs a vLLM with RoutedExperts" in caplog.text
 
 
-def add(recorder: Recorder, rows: int, layer: int = 0) -> None:
+def add(recorder: PassRecorder, rows: int, layer: int = 0) -> None:
     columns = {"position": np.arange(rows)}
     recorder.add((layer,), routing(rows, 0)[:, :1], ["x"], np.array([rows]), columns)
 
@@ -268,7 +252,7 @@ def test_rows_wait_while_nothing_can_be_written(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], Callable[[], None]]
 ) -> None:
     folder = tmp_path / "recording"
-    recorder = Recorder(folder, 0, 1)
+    recorder = PassRecorder(folder, 0, 1)
     repair = spoil(folder)
     try:
         for layer in (0, 0, 1):  # another layer begins another file
@@ -293,7 +277,7 @@ def test_what_does_not_fit_is_counted_and_the_recording_goes_on(
 ) -> None:
     monkeypatch.setattr("tracegen.serving.record.HELD_BYTES", 300)
     folder = tmp_path / "recording"
-    recorder = Recorder(folder, 0, 1)
+    recorder = PassRecorder(folder, 0, 1)
     repair = spoiled(folder)
     for _ in range(5):
         add(recorder, 3)
@@ -310,7 +294,7 @@ def test_what_does_not_fit_is_counted_and_the_recording_goes_on(
 
 def test_files_are_written_as_rows_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tracegen.serving.record.ROWS_A_FILE", 4)
-    recorder = Recorder(tmp_path, 2, 4)
+    recorder = PassRecorder(tmp_path, 2, 4)
     for _ in range(3):
         columns = {"position": np.arange(3)}
         recorder.add((5, 7), routing(3, 0)[:, :2], ["x"], np.array([3]), columns)
@@ -320,11 +304,9 @@ def test_files_are_written_as_rows_come(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_worker_that_is_killed_has_written_what_came_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_is_killed_has_written_what_came_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tracegen.serving.record.SECONDS_A_FILE", 0.01)
-    recorder = Recorder(tmp_path, 0, 1)
+    recorder = PassRecorder(tmp_path, 0, 1)
     recorder.add((0,), routing(1, 0)[:, :1], ["x"], np.array([1]), {"position": np.arange(1)})
     deadline = time.monotonic() + 10
     while not list(tmp_path.glob("rank*.npz")):  # nobody asks for it

@@ -87,12 +87,12 @@ def capture(
         it could be seen, or its routing was overridden where it cannot. On leaving: if nothing
         was recorded.
     """
-    from tracegen.capture.session import CaptureSession, Options
+    from tracegen.capture.session import CaptureOptions, CaptureSession
 
     return CaptureSession(
         model,
         path,
-        Options(
+        CaptureOptions(
             overwrite=overwrite,
             weights=weights,
             token_ids=token_ids,

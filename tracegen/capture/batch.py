@@ -34,7 +34,7 @@ class StepRows:
     """Reason to number of rows."""
 
 
-class Batch:
+class SequenceBatch:
     """Sequences that run together, from their prompt to their last token.
 
     Parameters

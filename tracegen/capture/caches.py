@@ -178,7 +178,7 @@ def _tensors(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
 
 
 @dataclass(frozen=True)
-class Handed:
+class CacheArgument:
     """An object that a forward pass is given and that may be a cache."""
 
     cache: Any
@@ -238,7 +238,7 @@ class CacheLedger:
         with contextlib.suppress(TypeError):
             entries[key] = (weakref.ref(cache, forget), state, batch)
 
-    def handed(self, cache: Any) -> Handed:
+    def handed(self, cache: Any) -> CacheArgument:
         """An object as a pass is given it, with the batch that it holds if nobody changed it.
 
         Parameters
@@ -249,7 +249,7 @@ class CacheLedger:
         state = CacheState.of(cache)
         entry = self._entries.get(id(cache))
         if entry is None or entry[0]() is not cache:
-            return Handed(cache, state, None)
+            return CacheArgument(cache, state, None)
         left = entry[1]
         same = left.length == state.length if self._generate else left.equals(state)
-        return Handed(cache, state, entry[2] if same else None)
+        return CacheArgument(cache, state, entry[2] if same else None)

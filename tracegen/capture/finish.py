@@ -40,9 +40,7 @@ SMALL = ("step", "request", "position", "phase", "token_id")
 LARGE = ("expert_ids", "gate_weights", "flags")
 
 
-def recover(
-    journals: Sequence[str | Path], out: str | Path | None, *, overwrite: bool
-) -> tuple[Path, str]:
+def recover(journals: Sequence[str | Path], out: str | Path | None, *, overwrite: bool) -> tuple[Path, str]:
     """Make a trace of journals, complete or not; see :func:`tracegen.capture.recover`.
 
     Parameters
@@ -231,9 +229,7 @@ def _small_columns(journals: list[Journal]) -> tuple[dict[str, Array], Array, Ar
                     if name == "request":
                         # Each rank numbers its own requests from 0.
                         column = column + np.uint32(first_request)
-                    parts.setdefault(name, []).append(
-                        column.astype(column.dtype.newbyteorder("="), copy=False)
-                    )
+                    parts.setdefault(name, []).append(column.astype(column.dtype.newbyteorder("="), copy=False))
         first_request += highest + 1
     columns = {name: np.concatenate(arrays) for name, arrays in parts.items()}
     return columns, np.concatenate(ranks), np.argsort(columns["step"], kind="stable")
@@ -267,9 +263,7 @@ def _tuples(shape: dict[str, Any]) -> dict[str, Any]:
     return {k: tuple(v) if isinstance(v, list) else v for k, v in shape.items()}
 
 
-def _info(
-    journals: list[Journal], replicas: int, falling: bool, sums: list[float] | None
-) -> TraceInfo:
+def _info(journals: list[Journal], replicas: int, falling: bool, sums: list[float] | None) -> TraceInfo:
     """Origin of the trace, with what was dropped and what was lost."""
     head = journals[0].head
     dropped: dict[str, int] = {}

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from tracegen.capture import caches, generation
-from tracegen.capture.batch import Batch, StepRows
-from tracegen.capture.caches import CacheLedger, Handed
+from tracegen.capture.batch import SequenceBatch, StepRows
+from tracegen.capture.caches import CacheArgument, CacheLedger
 from tracegen.capture.packed import PackedBatch, check_lengths, sequence_starts
 from tracegen.capture.prepare import TRIED
 from tracegen.shared.errors import UserError
@@ -27,10 +27,10 @@ PACKED = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seq_lens")
 
 
 @dataclass
-class Pass:
+class ForwardPass:
     """A forward pass under way."""
 
-    batch: Batch | PackedBatch
+    batch: SequenceBatch | PackedBatch
     size: int
     """Sequences of its input."""
     columns: int
@@ -43,7 +43,7 @@ class Pass:
     """Whether it computes everything again, having no cache."""
     phase: int | None
     """Phase of all rows, if it does not follow from the columns."""
-    handed: list[Handed]
+    handed: list[CacheArgument]
     """What it was given that may be a cache."""
 
     @property
@@ -57,9 +57,7 @@ class Pass:
         return self.batch.step(
             self.size,
             self.columns,
-            mask=mask
-            if mask is None or isinstance(mask, np.ndarray)
-            else generation.to_numpy(mask),
+            mask=mask if mask is None or isinstance(mask, np.ndarray) else generation.to_numpy(mask),
             tokens=None if self.tokens is None else generation.to_numpy(self.tokens),
             from_start=self.from_start,
             phase=self.phase,
@@ -69,8 +67,8 @@ class Pass:
 class _Thread(threading.local):
     """State of one thread: its call of generate and what that call has run so far."""
 
-    call: generation.Call | None = None
-    batch: Batch | None = None
+    call: generation.GenerateCall | None = None
+    batch: SequenceBatch | None = None
     """Of the call."""
     ledger: CacheLedger | None = None
     """Of the call: the caches of its batch."""
@@ -91,7 +89,7 @@ class Follower:
         self._ledger = CacheLedger()
         self._lock = threading.Lock()
 
-    def begin_generate(self, call: generation.Call) -> None:
+    def begin_generate(self, call: generation.GenerateCall) -> None:
         """A call of generate begins: its first decoder pass starts a batch.
 
         Parameters
@@ -115,7 +113,7 @@ class Follower:
         here = self._here
         here.call = here.batch = here.ledger = None
 
-    def begin(self, given: dict[str, Any], *, encoder: bool, training: bool) -> Pass:
+    def begin(self, given: dict[str, Any], *, encoder: bool, training: bool) -> ForwardPass:
         """A forward pass begins.
 
         Parameters
@@ -144,11 +142,11 @@ class Follower:
         starts = self._starts(given, size, columns, handed)
         if starts is not None:
             packed = PackedBatch(self._number(int(starts.sum())), starts)
-            return Pass(packed, size, columns, None, tokens, False, phase, handed)
+            return ForwardPass(packed, size, columns, None, tokens, False, phase, handed)
         if encoder:
             batch = self._new_batch(size)
             self._here.encoded = (batch.first_request, size)
-            return Pass(batch, size, columns, self._two(mask, columns), tokens, False, phase, [])
+            return ForwardPass(batch, size, columns, self._two(mask, columns), tokens, False, phase, [])
         held, past = _held(handed)
         known = self._goes_on(held, handed)
         from_start = False
@@ -157,7 +155,7 @@ class Follower:
         elif held is None:  # in generate, without a cache
             from_start = self._computed_again(known, columns)
         first = 0 if from_start else known.columns
-        return Pass(
+        return ForwardPass(
             batch=known,
             size=size,
             columns=columns,
@@ -168,7 +166,7 @@ class Follower:
             handed=handed,
         )
 
-    def end(self, done: Pass, output: Any) -> None:
+    def end(self, done: ForwardPass, output: Any) -> None:
         """A decoder's forward pass has succeeded: remember its caches.
 
         Parameters
@@ -198,7 +196,7 @@ class Follower:
             for cache in found:
                 ledger.write(cache, done.batch)
 
-    def _handed(self, given: dict[str, Any], size: int) -> list[Handed]:
+    def _handed(self, given: dict[str, Any], size: int) -> list[CacheArgument]:
         """Arguments of a pass that may be caches."""
         for name, value in given.items():
             if caches.is_tuple_of_layers(value, size):
@@ -213,9 +211,7 @@ class Follower:
         here = self._here
         return self._ledger if here.ledger is None else here.ledger
 
-    def _starts(
-        self, given: dict[str, Any], size: int, columns: int, handed: list[Handed]
-    ) -> Array | None:
+    def _starts(self, given: dict[str, Any], size: int, columns: int, handed: list[CacheArgument]) -> Array | None:
         """Begins of the sequences of a packed batch, None if every row is one sequence."""
         stated = next((name for name in PACKED if given.get(name) is not None), None)
         positions = generation.text_positions(given.get("position_ids"), size, columns)
@@ -240,7 +236,7 @@ class Follower:
             check_lengths(stated, generation.to_numpy(given[stated]), starts, columns)
         return starts
 
-    def _computed_again(self, batch: Batch | PackedBatch, columns: int) -> bool:
+    def _computed_again(self, batch: SequenceBatch | PackedBatch, columns: int) -> bool:
         """Tell whether a later pass of a generation without cache begins with the first column."""
         if columns > batch.columns:
             return True
@@ -250,11 +246,11 @@ class Follower:
         )
         raise UserError(msg)
 
-    def _goes_on(self, held: Any, handed: list[Handed]) -> Batch | PackedBatch | None:
+    def _goes_on(self, held: Any, handed: list[CacheArgument]) -> SequenceBatch | PackedBatch | None:
         """The batch that a pass goes on with, None if one begins here."""
         here = self._here
         if here.call is None or here.batch is None:
-            known: Batch | PackedBatch | None = held
+            known: SequenceBatch | PackedBatch | None = held
             return known
         if held is not here.batch and (self._of_caches() or any(one.tells for one in handed)):
             msg = (
@@ -265,7 +261,7 @@ class Follower:
             raise UserError(msg)
         return here.batch
 
-    def _begun_here(self, size: int, columns: int, mask: Any, past: int) -> Batch:
+    def _begun_here(self, size: int, columns: int, mask: Any, past: int) -> SequenceBatch:
         """The batch that begins with a pass, on a cache that may hold the beginning of it."""
         here = self._here
         prompt: int | None = None
@@ -292,9 +288,9 @@ class Follower:
             self.num_requests += count
         return first
 
-    def _new_batch(self, size: int, first_request: int | None = None, **facts: Any) -> Batch:
+    def _new_batch(self, size: int, first_request: int | None = None, **facts: Any) -> SequenceBatch:
         """A batch of new requests, or of requests an encoder has seen."""
-        return Batch(self._number(size) if first_request is None else first_request, size, **facts)
+        return SequenceBatch(self._number(size) if first_request is None else first_request, size, **facts)
 
     def _decoder_mask(self, mask: Any, size: int, first: int, columns: int) -> Any:
         """Mask of the inputs that are real: from the pass, else from the call of generate."""
@@ -316,7 +312,7 @@ class Follower:
         return mask[:, -columns:]
 
 
-def _held(handed: list[Handed]) -> tuple[Any, int]:
+def _held(handed: list[CacheArgument]) -> tuple[Any, int]:
     """The batch that the caches of a pass hold, None if it is not known; and how many columns."""
     batches = {id(one.batch): one.batch for one in handed if one.batch is not None}
     lengths = {one.state.length for one in handed if one.batch is None and one.tells}

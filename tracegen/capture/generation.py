@@ -40,7 +40,7 @@ CONTINUOUS = (
 
 
 @dataclass
-class Call:
+class GenerateCall:
     """One call of ``generate``."""
 
     width: int
@@ -116,9 +116,7 @@ def to_host(tensors: list[Any]) -> list[Array]:
     return [to_numpy(tensor) for tensor in tensors]
 
 
-def arguments(
-    method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, Any]:
+def arguments(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments of a call by name; those at places without a name by their number.
 
     Parameters
@@ -175,7 +173,7 @@ def past_counts(mask: Any, size: int, past: int) -> Array:
     return np.full(size, past, np.int64)
 
 
-def describe_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+def describe_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GenerateCall:
     """Meaning of a call of generate for the capture.
 
     Parameters
@@ -220,11 +218,7 @@ def describe_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         )
         raise UserError(msg)
     inputs = next(
-        (
-            given[name]
-            for name in ("inputs_embeds", "input_ids", "inputs")
-            if given.get(name) is not None
-        ),
+        (given[name] for name in ("inputs_embeds", "input_ids", "inputs") if given.get(name) is not None),
         None,
     )
     mask = given.get("attention_mask")
@@ -235,7 +229,7 @@ def describe_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         real = inputs != pad[0]
         mask = None if bool(real.all()) else real  # as generate itself infers it
     others = any(setting(name) for name in ("stop_strings", "stopping_criteria", "max_time"))
-    return Call(
+    return GenerateCall(
         width=1 if inputs is None else int(inputs.shape[1]),
         mask=mask,
         stop_ids=(*eos, *(pad if others else ())),
@@ -256,7 +250,7 @@ def _ids(value: Any) -> tuple[int, ...]:
 class Watcher:
     """Whom to tell of calls of generate."""
 
-    begin: Callable[[Call], None]
+    begin: Callable[[GenerateCall], None]
     end: Callable[[], None]
 
 

@@ -251,9 +251,7 @@ def _expert_width(config: Any, sites: Sequence[Site]) -> int | None:
 def _gated(sites: Sequence[Site]) -> bool:
     """Tell whether an expert has a gate and an up projection."""
     names = [name for name, _ in sites[0].module.named_parameters()]
-    return not any(name.split(".")[-1] == "up_proj" for name in names) or any(
-        "gate" in name for name in names
-    )
+    return not any(name.split(".")[-1] == "up_proj" for name in names) or any("gate" in name for name in names)
 
 
 def as_json(model: TraceModel) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tracegen.shared.errors import UserError, unknown
 
 if TYPE_CHECKING:
-    from tracegen.capture.sites import Site, Stack
+    from tracegen.capture.sites import LayerStack, Site
 
 MIN_TRANSFORMERS = 5
 """Major version from which experts modules receive ids and weights as arguments."""
@@ -24,18 +24,18 @@ INSTALL = "pip install 'moereplay[capture]'"
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedModel:
     """A model and the places where its routing is read."""
 
     model: Any
-    stacks: list[Stack]
+    stacks: list[LayerStack]
     sites: list[Site]
     """Of all stacks, layers ascending."""
     notes: str
     """Notes for a reader of the trace."""
 
 
-def prepare(model: Any, fallback: str | None) -> Watched:
+def prepare(model: Any, fallback: str | None) -> WatchedModel:
     """Find the sites of a model.
 
     Parameters
@@ -90,7 +90,7 @@ def prepare(model: Any, fallback: str | None) -> Watched:
     ordered = sorted((site for stack in stacks for site in stack.sites), key=lambda s: s.layer)
     for stack in stacks:
         stack.sites.sort(key=lambda s: s.layer)
-    return Watched(model, stacks, ordered, notes.strip())
+    return WatchedModel(model, stacks, ordered, notes.strip())
 
 
 def require_transformers() -> str:

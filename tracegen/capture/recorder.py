@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tracegen.capture.batch import StepRows
-from tracegen.file.journal import JournalWriter, Layout
+from tracegen.file.journal import BlockLayout, JournalWriter
 from tracegen.shared.errors import UserError
 from tracegen.trace import checks
 from tracegen.trace.arrays import Array
@@ -43,7 +43,7 @@ class Recorder:
     def __init__(
         self,
         path: Path,
-        layout: Layout,
+        layout: BlockLayout,
         layers: list[int],
         head: dict[str, Any],
         buffer_bytes: int,
@@ -147,10 +147,7 @@ class Recorder:
         body = ("expert_ids", "gate_weights", "flags")
         if held and self._journal.num_records == before:
             self._journal.append(
-                {
-                    name: np.concatenate([b[name] for b in held], axis=1 if name in body else 0)
-                    for name in held[0]
-                }
+                {name: np.concatenate([b[name] for b in held], axis=1 if name in body else 0) for name in held[0]}
             )
         self._held = (self._journal.num_records, [])
         self._held_rows = 0

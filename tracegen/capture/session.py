@@ -11,16 +11,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tracegen.capture import finish, generation, header, ranks
-from tracegen.capture.follow import Follower, Pass
+from tracegen.capture.follow import Follower, ForwardPass
 from tracegen.capture.prepare import prepare
 from tracegen.capture.recorder import Recorder
 from tracegen.capture.sites import refuse_replaced_forward
-from tracegen.file.journal import Layout, open_journal
+from tracegen.file.journal import BlockLayout, open_journal
 from tracegen.shared import output, regular
 from tracegen.shared.errors import UserError
 
 if TYPE_CHECKING:
-    from tracegen.capture.sites import Site, Stack
+    from tracegen.capture.sites import LayerStack, Site
 
 
 UNFINISHED = "of forward passes that failed, or had not ended in their thread when the capture did"
@@ -28,7 +28,7 @@ UNFINISHED = "of forward passes that failed, or had not ended in their thread wh
 
 
 @dataclass(frozen=True)
-class Options:
+class CaptureOptions:
     """Arguments of :func:`tracegen.capture`; see there."""
 
     overwrite: bool
@@ -45,8 +45,8 @@ class Options:
 class OpenStep:
     """A forward pass under way, and the routing of its layers so far."""
 
-    stack: Stack
-    rows: Pass
+    stack: LayerStack
+    rows: ForwardPass
     given: dict[str, Any]
     found: dict[int, tuple[Any, Any]]
     """Position of the site to its ids and weights, on their device."""
@@ -76,7 +76,7 @@ class CaptureSession:
         Choice of records.
     """
 
-    def __init__(self, model: Any, path: str | Path, options: Options) -> None:
+    def __init__(self, model: Any, path: str | Path, options: CaptureOptions) -> None:
         self.path = Path(path)
         """Trace file to be written."""
         self.content_id = ""
@@ -126,9 +126,7 @@ class CaptureSession:
         except BaseException:
             self._release()
             raise
-        self._watcher = generation.Watcher(
-            self._follower.begin_generate, self._follower.end_generate
-        )
+        self._watcher = generation.Watcher(self._follower.begin_generate, self._follower.end_generate)
         for stack in self._watched.stacks:
             before = functools.partial(self._begin_step, stack)
             self._handles += [
@@ -278,9 +276,7 @@ class CaptureSession:
             copied = weights.detach().to(torch.float32, copy=True)
         step.found[index] = (ids.detach().to(torch.int32, copy=True), copied)
 
-    def _begin_step(
-        self, stack: Stack, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def _begin_step(self, stack: LayerStack, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Open a step; one that this thread has open was left by an error in its forward."""
         import torch
 
@@ -356,7 +352,7 @@ class CaptureSession:
         """Open the journal, now that the sizes are known."""
         watched, options = self._watched, self._options
         model = header.trace_model(watched.model, watched.sites, topk)
-        layout = Layout(len(watched.sites), topk, model.num_experts, weights, options.token_ids)
+        layout = BlockLayout(len(watched.sites), topk, model.num_experts, weights, options.token_ids)
         facts = {
             "rank": self._world.rank,
             "session": self._world.session,

@@ -148,9 +148,7 @@ def _adapter(name: str, module: nn.Module) -> Site | None:
     )
 
 
-def _read_llama4(
-    module: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any], output: Any
-) -> Reading:
+def _read_llama4(module: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any], output: Any) -> Reading:
     """Llama 4: all experts run on all tokens, with score 0 outside the router's top-k."""
     scores, logits = output
     # The same operation on the same tensor as in the router, so ties fall alike. The scores
@@ -161,9 +159,7 @@ def _read_llama4(
     return ids, scores.gather(1, ids)
 
 
-def _read_jetmoe(
-    module: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any], output: Any
-) -> Reading:
+def _read_jetmoe(module: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any], output: Any) -> Reading:
     """JetMoE: the router hands on (token, slot) pairs sorted by expert, and group sizes."""
     import torch
 
@@ -187,9 +183,7 @@ def _overridden(module: Any, used: str, read: str) -> str:
     )
 
 
-def _read_switch(
-    _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Any
-) -> Reading:
+def _read_switch(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Any) -> Reading:
     """Switch: the experts receive a mask (row, 1, expert), all zero for a dropped token."""
     mask, weights = (
         kwargs[name] if name in kwargs else args[place]
@@ -209,7 +203,7 @@ ADAPTERS: dict[str, tuple[Callable[..., Reading], bool]] = {
 
 
 @dataclass
-class Stack:
+class LayerStack:
     """Layers that see the same rows, and the module whose forward is one step of them."""
 
     module: nn.Module
@@ -217,7 +211,7 @@ class Stack:
     sites: list[Site]
 
 
-def find_stacks(model: Any, sites: list[Site]) -> tuple[list[Stack], list[str]]:
+def find_stacks(model: Any, sites: list[Site]) -> tuple[list[LayerStack], list[str]]:
     """Group sites by the module whose input rows they see.
 
     Parameters
@@ -238,12 +232,12 @@ def find_stacks(model: Any, sites: list[Site]) -> tuple[list[Stack], list[str]]:
         If no site is left, or two claim the same layer.
     """
     config = getattr(model, "config", None)
-    stacks: list[Stack] = []
+    stacks: list[LayerStack] = []
     if getattr(config, "is_encoder_decoder", False):
         encoder, decoder = model.get_encoder(), model.get_decoder()
-        stacks = [Stack(encoder, True, []), Stack(decoder, False, [])]
+        stacks = [LayerStack(encoder, True, []), LayerStack(decoder, False, [])]
     else:
-        stacks = [Stack(model, False, [])]
+        stacks = [LayerStack(model, False, [])]
     text = _text_part(model) if len(stacks) == 1 else None
     outside = []
     for site in sites:
@@ -275,7 +269,7 @@ def _contains(parent: nn.Module, child: nn.Module) -> bool:
     return any(module is child for module in parent.modules())
 
 
-def _check_layers(stack: Stack) -> None:
+def _check_layers(stack: LayerStack) -> None:
     """Refuse two sites in one layer: the format has one routing per layer."""
     seen: dict[int, str] = {}
     for site in stack.sites:
@@ -288,7 +282,7 @@ def _check_layers(stack: Stack) -> None:
         seen[site.layer] = site.name
 
 
-def _num_layers(config: Any, stack: Stack) -> int:
+def _num_layers(config: Any, stack: LayerStack) -> int:
     """Layers of a stack, dense ones included."""
     stated = getattr(config, "num_layers" if stack.encoder else "num_decoder_layers", None)
     highest = max((site.layer for site in stack.sites), default=-1) + 1

@@ -185,9 +185,7 @@ def _load(name: str, device: str, dtype: str) -> tuple[Any, Any]:
     return model.eval(), tokenizer
 
 
-def _generate(
-    model: Any, tokenizer: Any, asked: list[Any], batch_size: int, max_new_tokens: int
-) -> None:
+def _generate(model: Any, tokenizer: Any, asked: list[Any], batch_size: int, max_new_tokens: int) -> None:
     """Greedy generation, batch after batch."""
     import torch
     from tqdm import tqdm
@@ -212,9 +210,7 @@ def _generate(
 
 
 def recover(
-    journals: Annotated[
-        list[Path], typer.Argument(help="The .partial file of a killed capture, or all ranks'.")
-    ],
+    journals: Annotated[list[Path], typer.Argument(help="The .partial file of a killed capture, or all ranks'.")],
     out: Annotated[
         Path | None,
         file_option("--out", help="File to write [the one the capture was to write]."),

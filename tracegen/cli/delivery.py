@@ -29,15 +29,11 @@ OPTIONS: dict[str, Any] = {
     ],
     "plots": Annotated[
         Path | None,
-        folder_option(
-            "--plots", help="Draw every chart for a paper, as SVG, PDF and PNG, into this folder."
-        ),
+        folder_option("--plots", help="Draw every chart for a paper, as SVG, PDF and PNG, into this folder."),
     ],
     "tables": Annotated[
         Path | None,
-        folder_option(
-            "--tables", help="Write every table as CSV, Markdown, LaTeX and Parquet to this folder."
-        ),
+        folder_option("--tables", help="Write every table as CSV, Markdown, LaTeX and Parquet to this folder."),
     ],
 }
 """Annotation of each option, by the field of `Delivery` that has what was given."""
@@ -118,9 +114,7 @@ def delivers(command: Callable[..., None]) -> Callable[..., None]:
     return with_parameters(filled, parameters)
 
 
-def with_parameters(
-    command: Callable[..., None], parameters: Sequence[inspect.Parameter]
-) -> Callable[..., None]:
+def with_parameters(command: Callable[..., None], parameters: Sequence[inspect.Parameter]) -> Callable[..., None]:
     """Let typer read a command's options off these parameters, in place of its own.
 
     Parameters

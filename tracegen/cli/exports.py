@@ -13,9 +13,7 @@ from tracegen.cli.outputs import file_option
 
 def export_trace(
     trace: Annotated[str, typer.Argument(help="A name of `list`, or a file.")],
-    to: Annotated[
-        str, typer.Option("--to", help="vllm, sglang, sglang-counts (.pt) or slime (.pt).")
-    ],
+    to: Annotated[str, typer.Option("--to", help="vllm, sglang, sglang-counts (.pt) or slime (.pt).")],
     out: Annotated[Path, file_option("--out", help="File to write: .npz, or .pt.")],
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
@@ -29,7 +27,4 @@ def export_trace(
         for sentence in export(loaded, to, out):
             typer.echo(f"note: {sentence}", err=True)
         requests = len(set(loaded.tokens.request.tolist()))
-        typer.echo(
-            f"{out}: {loaded.num_layers} layers x {loaded.num_tokens} tokens of {requests} "
-            f"requests, for {to}"
-        )
+        typer.echo(f"{out}: {loaded.num_layers} layers x {loaded.num_tokens} tokens of {requests} requests, for {to}")

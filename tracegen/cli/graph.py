@@ -16,9 +16,7 @@ from tracegen.shared.errors import UserError
 
 def graph(
     trace: Annotated[str, typer.Argument(help="A name of `list`, or a file.")],
-    layers: Annotated[
-        str | None, typer.Option(help="Positions among the MoE layers, A:B [all].")
-    ] = None,
+    layers: Annotated[str | None, typer.Option(help="Positions among the MoE layers, A:B [all].")] = None,
     steps: Annotated[str | None, typer.Option(help="Positions of steps, A:B [all].")] = None,
     tokens: Annotated[str | None, typer.Option(help="Token rows, A:B [all].")] = None,
     out: Annotated[Path | None, file_option("--out", help="GraphML file to write.")] = None,

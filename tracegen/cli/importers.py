@@ -18,34 +18,21 @@ def import_dump(
         str,
         typer.Option(
             "--format",
-            help="vllm, sglang, megatron, rollout, tensorrt-llm, counts, llama.cpp, gpt-oss, "
-            "flame or arrays.",
+            help="vllm, sglang, megatron, rollout, tensorrt-llm, counts, llama.cpp, gpt-oss, flame or arrays.",
         ),
     ],
     out: Annotated[Path, file_option("--out", help="File to write.")],
-    model: Annotated[
-        str | None, typer.Option(help="Model shape: a name, a TOML file, or a config.json.")
-    ] = None,
-    num_experts: Annotated[
-        int | None, typer.Option(help="Experts per layer, with those that do nothing.")
-    ] = None,
-    zero_experts: Annotated[
-        int | None, typer.Option(help="Experts that do nothing, the last of all ids.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model shape: a name, a TOML file, or a config.json.")] = None,
+    num_experts: Annotated[int | None, typer.Option(help="Experts per layer, with those that do nothing.")] = None,
+    zero_experts: Annotated[int | None, typer.Option(help="Experts that do nothing, the last of all ids.")] = None,
     topk: Annotated[int | None, typer.Option(help="Experts per token.")] = None,
     hidden_size: Annotated[
         int | None,
         typer.Option(min=1, max=2**31 - 1, help="Elements of a token's hidden state."),
     ] = None,
-    moe_layers: Annotated[
-        str | None, typer.Option(help="Decoder layers with experts, such as 1,2,3 or 3-60.")
-    ] = None,
-    num_layers: Annotated[
-        int | None, typer.Option(help="Decoder layers in all, dense ones too.")
-    ] = None,
-    prompt_len: Annotated[
-        int | None, typer.Option(help="Tokens of every prompt, if the dump does not say.")
-    ] = None,
+    moe_layers: Annotated[str | None, typer.Option(help="Decoder layers with experts, such as 1,2,3 or 3-60.")] = None,
+    num_layers: Annotated[int | None, typer.Option(help="Decoder layers in all, dense ones too.")] = None,
+    prompt_len: Annotated[int | None, typer.Option(help="Tokens of every prompt, if the dump does not say.")] = None,
     prompts: Annotated[
         Path | None,
         typer.Option(help="Prompt of each request: lengths or token ids, .npy, .json or .jsonl."),
@@ -54,15 +41,9 @@ def import_dump(
         int | None,
         typer.Option(min=0, help="Position of the first row of each request, if not 0."),
     ] = None,
-    ranks: Annotated[
-        int | None, typer.Option(help="Processes of the run, those too that had no token.")
-    ] = None,
-    tp: Annotated[
-        int | None, typer.Option(help="Neighbouring ranks that saw the same tokens.")
-    ] = None,
-    pp: Annotated[
-        int | None, typer.Option(help="Pipeline stages, which hold different layers.")
-    ] = None,
+    ranks: Annotated[int | None, typer.Option(help="Processes of the run, those too that had no token.")] = None,
+    tp: Annotated[int | None, typer.Option(help="Neighbouring ranks that saw the same tokens.")] = None,
+    pp: Annotated[int | None, typer.Option(help="Pipeline stages, which hold different layers.")] = None,
     mask: Annotated[Path | None, typer.Option(help="Attention mask of a padded tensor.")] = None,
     columns: Annotated[
         str | None,
@@ -70,13 +51,9 @@ def import_dump(
     ] = None,
     drop_repeats: Annotated[
         bool,
-        typer.Option(
-            "--drop-repeats", help="Leave out rows that repeat others: the row before, or a pass."
-        ),
+        typer.Option("--drop-repeats", help="Leave out rows that repeat others: the row before, or a pass."),
     ] = False,
-    max_tokens: Annotated[
-        int | None, typer.Option(help="Largest number of rows read or drawn: 2,000,000.")
-    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Largest number of rows read or drawn: 2,000,000.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the rows drawn from counts: 0.")] = None,
     title: Annotated[str, typer.Option(help="Title of the trace.")] = "",
     license: Annotated[str, typer.Option(help="SPDX identifier of the dump's licence.")] = "",
@@ -155,9 +132,7 @@ def layer_numbers(text: str) -> tuple[int, ...]:
                 raise ValueError(part)  # said below, with what is possible
             found += numbers
     except ValueError as error:
-        msg = (
-            f"--moe-layers {text!r}: write numbers and ranges below {MOST_LAYERS}, such as 1,2,5-7"
-        )
+        msg = f"--moe-layers {text!r}: write numbers and ranges below {MOST_LAYERS}, such as 1,2,5-7"
         raise UserError(msg) from error
     return tuple(found)
 

@@ -16,7 +16,7 @@ from tracegen.cli.outputs import file_argument, folder_argument, folder_option
 from tracegen.shared import screen
 
 if TYPE_CHECKING:
-    from tracegen.library import Found
+    from tracegen.library import ListedTrace
 
 PROGRESS_FROM_BYTES = 4_000_000
 """Download from which a progress bar is worth its line, in bytes (a second at 4 MB/s)."""
@@ -31,9 +31,7 @@ def list_traces(
     catalogue: CatalogueOption = None,
     offline: Annotated[
         bool,
-        typer.Option(
-            "--offline", help="Ask no server; use what was read from remote catalogues before."
-        ),
+        typer.Option("--offline", help="Ask no server; use what was read from remote catalogues before."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -46,15 +44,14 @@ def list_traces(
             typer.echo(f"note: {problem}", err=True)
         if as_json:
             shown = [
-                {**item.entry.model_dump(), "catalogue": item.catalogue, "cached": item.is_local}
-                for item in found
+                {**item.entry.model_dump(), "catalogue": item.catalogue, "cached": item.is_local} for item in found
             ]
             typer.echo(json.dumps(shown, indent=2))
             return
         _print_table(found)
 
 
-def _print_table(found: list[Found]) -> None:
+def _print_table(found: list[ListedTrace]) -> None:
     """Sizes in a table, origins below it."""
     from rich.text import Text
 
@@ -100,9 +97,7 @@ def _print_table(found: list[Found]) -> None:
 def fetch(
     names: Annotated[list[str], typer.Argument(help="Names of `list`, or URLs of trace files.")],
     catalogue: CatalogueOption = None,
-    out: Annotated[
-        Path | None, folder_option("--out", help="Also copy the files into this folder.")
-    ] = None,
+    out: Annotated[Path | None, folder_option("--out", help="Also copy the files into this folder.")] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Use the cache only.")] = False,
 ) -> None:
     """Download traces into the cache, check every byte and value, and print where they are."""
@@ -111,9 +106,7 @@ def fetch(
 
         for name in names:
             with _progress(name) as on_bytes:
-                path = library.fetch(
-                    name, catalogue, offline=offline or None, out=out, on_bytes=on_bytes
-                )
+                path = library.fetch(name, catalogue, offline=offline or None, out=out, on_bytes=on_bytes)
             typer.echo(f"{name}: {path}")
             if problem := library.taken(name, catalogue, offline=offline or None):
                 typer.echo(f"note: {problem}", err=True)
@@ -126,9 +119,14 @@ def _progress(name: str) -> Iterator[Callable[[int, int | None], None]]:
 
     file = screen.terminal(sys.stderr)
     bar_of_bytes = tqdm(
-        desc=screen.plain(name), unit="B", unit_scale=True, disable=not file.isatty(), delay=1,
-        leave=False, file=file,
-    )  # fmt: skip
+        desc=screen.plain(name),
+        unit="B",
+        unit_scale=True,
+        disable=not file.isatty(),
+        delay=1,
+        leave=False,
+        file=file,
+    )
     with bar_of_bytes as bar:
 
         def on_bytes(done: int, total: int | None) -> None:
@@ -173,13 +171,9 @@ def publish(
     description: Annotated[str, typer.Option(help="A paragraph about it.")] = "",
     citation: Annotated[str, typer.Option(help="Publication to cite.")] = "",
     dataset: Annotated[str, typer.Option(help="Texts that were routed.")] = "",
-    source: Annotated[
-        str, typer.Option(help="Origin of the traces [what each says of itself].")
-    ] = "",
+    source: Annotated[str, typer.Option(help="Origin of the traces [what each says of itself].")] = "",
     base_url: Annotated[str, typer.Option(help="Address at which the folder will be found.")] = "",
-    parquet: Annotated[
-        bool, typer.Option(help="Also write tables (Parquet) for the Hub's viewer and others.")
-    ] = True,
+    parquet: Annotated[bool, typer.Option(help="Also write tables (Parquet) for the Hub's viewer and others.")] = True,
     with_token_ids: Annotated[
         bool,
         typer.Option("--with-token-ids", help="Publish vocabulary entries, that is, the texts."),
@@ -188,10 +182,10 @@ def publish(
 ) -> None:
     """Make a folder to upload: traces, catalogue, data set card and Croissant metadata."""
     with user_errors():
-        from tracegen.library.card import About
+        from tracegen.library.card import FolderFacts
         from tracegen.library.publish import publish as publish_to
 
-        about = About(
+        about = FolderFacts(
             title=title,
             creator=creator,
             description=description,

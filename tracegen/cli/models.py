@@ -27,10 +27,7 @@ def models(
     from tracegen import models as shapes
 
     with user_errors():
-        if model is not None:
-            found = [shapes.load(model)]
-        else:
-            found = [shapes.load(name) for name in shapes.names()]
+        found = [shapes.load(model)] if model is not None else [shapes.load(name) for name in shapes.names()]
         if as_json:
             shown = [shape.model_dump(mode="json") for shape in found]
             typer.echo(json.dumps(shown if model is None else shown[0], indent=2))
@@ -55,11 +52,16 @@ def _list(found: list[ModelShape]) -> None:
     ]
     rows = [
         (
-            shape.name, shape.num_moe_layers, shape.hidden, shape.num_experts, shape.topk,
-            shape.moe_intermediate, shape.num_shared_experts,
+            shape.name,
+            shape.num_moe_layers,
+            shape.hidden,
+            shape.num_experts,
+            shape.topk,
+            shape.moe_intermediate,
+            shape.num_shared_experts,
         )
         for shape in found
-    ]  # fmt: skip
+    ]
     table = Table("models", "Models with experts", columns, rows)
     also = ", ".join(f"{other} ({name})" for other, name in shapes.aliases().items())
     screen.show(table)

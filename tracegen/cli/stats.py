@@ -20,14 +20,10 @@ if TYPE_CHECKING:
 def stats(
     trace: Annotated[str, typer.Argument(help="A name of `list`, or a file.")],
     seed: Annotated[int, typer.Option(min=0, help="Seed of the samples and batches drawn.")] = 0,
-    per_layer: Annotated[
-        bool, typer.Option("--per-layer", help="Add a column for the range over layers.")
-    ] = False,
+    per_layer: Annotated[bool, typer.Option("--per-layer", help="Add a column for the range over layers.")] = False,
     gpus: Annotated[
         int | None,
-        typer.Option(
-            "--gpus", min=1, help="Show distinct nodes per token instead, for so many GPUs."
-        ),
+        typer.Option("--gpus", min=1, help="Show distinct nodes per token instead, for so many GPUs."),
     ] = None,
     gpus_per_node: Annotated[
         int, typer.Option("--gpus-per-node", min=1, help="With --gpus: GPUs that NVLink joins.")

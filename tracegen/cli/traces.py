@@ -86,9 +86,7 @@ def generate(
         ),
     ] = "4096",
     layers: Annotated[int | None, typer.Option(help="MoE layers; all if not given.")] = None,
-    skew: Annotated[
-        float | None, typer.Option(help="zipf: exponent. normal: coefficient of variation.")
-    ] = None,
+    skew: Annotated[float | None, typer.Option(help="zipf: exponent. normal: coefficient of variation.")] = None,
     topk: Annotated[int | None, typer.Option(help="Experts per token, if not the model's.")] = None,
     seed: Annotated[int, typer.Option(help="Seed; the same one gives the same trace.")] = 0,
     steps: Annotated[int, typer.Option(help="Forward passes.")] = 1,
@@ -98,9 +96,7 @@ def generate(
     ] = False,
     groups: Annotated[
         str | None,
-        typer.Option(
-            metavar="N:M", help="Keep to M of N equal groups of experts, if not the model's."
-        ),
+        typer.Option(metavar="N:M", help="Keep to M of N equal groups of experts, if not the model's."),
     ] = None,
     option: Annotated[
         list[str] | None,

@@ -14,7 +14,7 @@ from tracegen.file.schema import (
     MAX_CHUNK_BYTES,
     MAX_DEFLATE_RATIO,
     MAX_TEXT_BYTES,
-    Column,
+    DatasetSchema,
     most_bytes,
 )
 from tracegen.shared.errors import UserError
@@ -66,9 +66,7 @@ class Guard:
         The h5py classes of those names.
     """
 
-    def __init__(
-        self, file: Any, file_bytes: int, hard_link: type, group: type[Any], dataset: type[Any]
-    ) -> None:
+    def __init__(self, file: Any, file_bytes: int, hard_link: type, group: type[Any], dataset: type[Any]) -> None:
         self._file = file
         self._file_bytes = file_bytes
         self._hard_link = hard_link
@@ -119,9 +117,7 @@ class Guard:
             msg = f"/{path} is missing"
             raise UserError(msg)
         return {
-            name: self._attribute(node, f"/{path}", name, kind)
-            for name, kind in wanted.items()
-            if name in node.attrs
+            name: self._attribute(node, f"/{path}", name, kind) for name, kind in wanted.items() if name in node.attrs
         }
 
     def _attribute(self, node: Any, where: str, name: str, kind: type) -> Any:
@@ -149,7 +145,7 @@ class Guard:
             return kind(value)
         return value.decode("utf-8")
 
-    def column(self, column: Column) -> Any:
+    def column(self, column: DatasetSchema) -> Any:
         """Dataset of the format, safe to read, or None if it is optional and absent.
 
         Raises
@@ -173,7 +169,7 @@ class Guard:
         self._check_storage(node, where)
         return node
 
-    def _check_type(self, node: Any, where: str, column: Column) -> None:
+    def _check_type(self, node: Any, where: str, column: DatasetSchema) -> None:
         """Refuse any element type but the listed plain ones."""
         dtype = node.dtype
         if dtype.kind == "S":
@@ -188,7 +184,7 @@ class Guard:
             msg = f"{where} holds {dtype}; it must be {' or '.join(column.types)}"
             raise UserError(msg)
 
-    def _check_dims(self, node: Any, where: str, column: Column) -> None:
+    def _check_dims(self, node: Any, where: str, column: DatasetSchema) -> None:
         """Refuse a shape that is absurd or disagrees with another dataset's."""
         shape = node.shape
         if shape is None or len(shape) != len(column.dims):
@@ -237,7 +233,5 @@ class Guard:
             pairs = zip(node.shape, node.chunks, strict=True)
             wanted = math.prod(-(-size // chunk) for size, chunk in pairs)
             if node.id.get_num_chunks() != wanted:
-                msg = (
-                    f"{where}: {node.id.get_num_chunks()} chunks are stored, {wanted} are declared"
-                )
+                msg = f"{where}: {node.id.get_num_chunks()} chunks are stored, {wanted} are declared"
                 raise UserError(msg)

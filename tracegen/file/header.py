@@ -61,10 +61,7 @@ def check_version(root: dict[str, Any]) -> None:
         raise UserError(msg)
     version = root.get("schema_version", "")
     if version.split(".")[0] != str(schema.MAJOR):
-        msg = (
-            f"format version {version!r}; this moereplay reads {schema.MAJOR}.x "
-            "(a newer one may read this file)"
-        )
+        msg = f"format version {version!r}; this moereplay reads {schema.MAJOR}.x (a newer one may read this file)"
         raise UserError(msg)
     digits = root.get("content_sha256", "")
     if len(digits) != 64 or set(digits) - set("0123456789abcdef"):
@@ -117,17 +114,12 @@ def read_model(values: dict[str, Any]) -> TraceModel:
         shape = shape.model_copy(update={"num_zero_experts": zeros})
     stated = (values["num_experts"], zeros, values["top_k"], values["hidden_size"])
     if stated != (shape.num_experts, shape.num_zero_experts, shape.topk, shape.hidden):
-        msg = (
-            "/model: the attribute 'shape' contradicts num_experts, num_zero_experts, top_k or "
-            "hidden_size"
-        )
+        msg = "/model: the attribute 'shape' contradicts num_experts, num_zero_experts, top_k or hidden_size"
         raise UserError(msg)
     return TraceModel(**{**values, "shape": shape})
 
 
-def read_info(
-    root: dict[str, Any], slots: dict[str, Any], weights: dict[str, Any], ranks: dict[str, Any]
-) -> TraceInfo:
+def read_info(root: dict[str, Any], slots: dict[str, Any], weights: dict[str, Any], ranks: dict[str, Any]) -> TraceInfo:
     """Origin and reading of a trace from its attributes.
 
     Parameters

@@ -35,7 +35,7 @@ _RECORD = struct.Struct("<4sQI")
 
 
 @dataclass(frozen=True)
-class Layout:
+class BlockLayout:
     """Sizes that fix the layout of a block of rows."""
 
     num_layers: int
@@ -96,7 +96,7 @@ class JournalWriter:
         If the file cannot be made.
     """
 
-    def __init__(self, path: Path, layout: Layout, head: dict[str, Any]) -> None:
+    def __init__(self, path: Path, layout: BlockLayout, head: dict[str, Any]) -> None:
         self.path = path
         self.layout = layout
         # One value, so that an interrupt cannot come between the two.
@@ -125,7 +125,7 @@ class JournalWriter:
         Parameters
         ----------
         block
-            Columns by name, as :meth:`Layout.columns` describes them.
+            Columns by name, as :meth:`BlockLayout.columns` describes them.
 
         Raises
         ------
@@ -186,7 +186,7 @@ class Journal:
 
     path: Path
     head: dict[str, Any]
-    layout: Layout
+    layout: BlockLayout
     blocks: list[tuple[int, int]]
     """Offset of the columns and number of rows of each whole block."""
     done: dict[str, Any] | None
@@ -270,7 +270,7 @@ def open_journal(path: str | Path) -> Journal:
         msg = f"{path}: not the journal of a capture"
         raise UserError(msg)
     head: dict[str, Any] | None = None
-    layout = Layout(0, 0, 0, False, False)
+    layout = BlockLayout(0, 0, 0, False, False)
     done: dict[str, Any] | None = None
     blocks: list[tuple[int, int]] = []
     with path.open("rb") as file:
@@ -322,10 +322,10 @@ def _json(payload: bytes) -> dict[str, Any]:
     return {}
 
 
-def _layout(head: dict[str, Any], path: Path) -> Layout:
+def _layout(head: dict[str, Any], path: Path) -> BlockLayout:
     """Layout as the header states it."""
     try:
-        layout = Layout(**head["layout"])
+        layout = BlockLayout(**head["layout"])
         sizes = (layout.num_layers, layout.topk, layout.num_experts)
         if all(isinstance(size, int) and 0 < size <= 0xFFFF for size in sizes):
             return layout

@@ -26,10 +26,7 @@ def chosen_layers(layers: Sequence[int] | None, num_layers: int, where: str) -> 
         check_kind("layers", layers, Iterable, "positions among the MoE layers, such as [3]")
     chosen = list(range(num_layers)) if layers is None else [int(layer) for layer in layers]
     if any(not 0 <= layer < num_layers for layer in chosen) or chosen != sorted(set(chosen)):
-        msg = (
-            f"{where}: layers {chosen} must ascend within 0 to {num_layers - 1} "
-            "(positions among the MoE layers)"
-        )
+        msg = f"{where}: layers {chosen} must ascend within 0 to {num_layers - 1} (positions among the MoE layers)"
         raise UserError(msg)
     return chosen
 

@@ -48,9 +48,7 @@ class TraceFile:
         Surrounds what calls HDF5, and raises what failed below it; none for a file of the system.
     """
 
-    def __init__(
-        self, file: h5py.File, name: str, file_bytes: int, calls: _Calls = contextlib.nullcontext
-    ) -> None:
+    def __init__(self, file: h5py.File, name: str, file_bytes: int, calls: _Calls = contextlib.nullcontext) -> None:
         self._calls = calls
         self.name = name
         """Path, or how to call the file in messages."""
@@ -67,17 +65,10 @@ class TraceFile:
         ids = self._columns["routing/expert_ids"]
         self.num_layers, self.num_tokens, self.topk = (int(size) for size in ids.shape)
         if self._guard.sizes["expert"] != self.model.num_experts:
-            msg = (
-                f"/summary/load is for {self._guard.sizes['expert']} experts, "
-                f"/model says {self.model.num_experts}"
-            )
+            msg = f"/summary/load is for {self._guard.sizes['expert']} experts, /model says {self.model.num_experts}"
             raise UserError(msg)
         slots = self._guard.attributes("routing/expert_ids", header.SLOTS)
-        weights = (
-            self._guard.attributes("routing/gate_weights", header.WEIGHTS)
-            if self.has_gate_weights
-            else {}
-        )
+        weights = self._guard.attributes("routing/gate_weights", header.WEIGHTS) if self.has_gate_weights else {}
         ranks = self._guard.attributes("tokens/rank", header.RANKS) if self.has_rank else {}
         self.info = header.read_info(root, slots, weights, ranks)
         """Origin of the trace, and how its slots are to be read."""
@@ -159,9 +150,7 @@ class TraceFile:
         with self._reading(self.name):
             index = self._whole("model/moe_layer_index")
             checks.check_layer_index(index)
-            columns: dict[str, Any] = {
-                column.field: self._rows(column.path, rows) for column in columns_of("tokens")
-            }
+            columns: dict[str, Any] = {column.field: self._rows(column.path, rows) for column in columns_of("tokens")}
             table = TokenTable(**columns)
             indptr = checks.boundaries(table.step)
             if tokens is None:

@@ -32,7 +32,7 @@ MAX_DEFLATE_RATIO = 1032
 """DEFLATE cannot shrink data further than this (zlib, technical details)."""
 
 
-class Column(NamedTuple):
+class DatasetSchema(NamedTuple):
     """One dataset of the format."""
 
     path: str
@@ -44,33 +44,33 @@ class Column(NamedTuple):
     """Attribute of the table in :mod:`tracegen.trace.tables` that it becomes."""
 
 
-COLUMNS: dict[str, Column] = {
+COLUMNS: dict[str, DatasetSchema] = {
     column.path: column
     for column in (
-        Column("model/moe_layer_index", ("u2",), ("layer",), True, "moe_layer_index"),
-        Column("routing/expert_ids", ("u1", "u2"), ("layer", "token", "k"), True, "expert_ids"),
-        Column("routing/gate_weights", ("f2",), ("layer", "token", "k"), False, "gate_weights"),
-        Column("routing/flags", ("u1",), ("layer", "token"), False, "flags"),
-        Column("tokens/step", ("u4",), ("token",), True, "step"),
-        Column("tokens/request", ("u4",), ("token",), True, "request"),
-        Column("tokens/position", ("u4",), ("token",), True, "position"),
-        Column("tokens/phase", ("u1",), ("token",), True, "phase"),
-        Column("tokens/rank", ("u2",), ("token",), False, "rank"),
-        Column("tokens/token_id", ("i4",), ("token",), False, "token_id"),
-        Column("steps/indptr", ("u8",), ("step+1",), True, "steps_indptr"),
-        Column("requests/id", ("u4",), ("request",), False, "id"),
-        Column("requests/prompt_len", ("u4",), ("request",), False, "prompt_len"),
-        Column("requests/output_len", ("u4",), ("request",), False, "output_len"),
-        Column("requests/dataset", ("S",), ("request",), False, "dataset"),
-        Column("requests/label", ("S",), ("request",), False, "label"),
-        Column("requests/arrival", ("f8",), ("request",), False, "arrival"),
-        Column("summary/load", ("u8",), ("layer", "expert"), True, "load"),
+        DatasetSchema("model/moe_layer_index", ("u2",), ("layer",), True, "moe_layer_index"),
+        DatasetSchema("routing/expert_ids", ("u1", "u2"), ("layer", "token", "k"), True, "expert_ids"),
+        DatasetSchema("routing/gate_weights", ("f2",), ("layer", "token", "k"), False, "gate_weights"),
+        DatasetSchema("routing/flags", ("u1",), ("layer", "token"), False, "flags"),
+        DatasetSchema("tokens/step", ("u4",), ("token",), True, "step"),
+        DatasetSchema("tokens/request", ("u4",), ("token",), True, "request"),
+        DatasetSchema("tokens/position", ("u4",), ("token",), True, "position"),
+        DatasetSchema("tokens/phase", ("u1",), ("token",), True, "phase"),
+        DatasetSchema("tokens/rank", ("u2",), ("token",), False, "rank"),
+        DatasetSchema("tokens/token_id", ("i4",), ("token",), False, "token_id"),
+        DatasetSchema("steps/indptr", ("u8",), ("step+1",), True, "steps_indptr"),
+        DatasetSchema("requests/id", ("u4",), ("request",), False, "id"),
+        DatasetSchema("requests/prompt_len", ("u4",), ("request",), False, "prompt_len"),
+        DatasetSchema("requests/output_len", ("u4",), ("request",), False, "output_len"),
+        DatasetSchema("requests/dataset", ("S",), ("request",), False, "dataset"),
+        DatasetSchema("requests/label", ("S",), ("request",), False, "label"),
+        DatasetSchema("requests/arrival", ("f8",), ("request",), False, "arrival"),
+        DatasetSchema("summary/load", ("u8",), ("layer", "expert"), True, "load"),
     )
 }
 """Every dataset of version 1.0, in the order in which a writer makes them."""
 
 
-def columns_of(group: str) -> tuple[Column, ...]:
+def columns_of(group: str) -> tuple[DatasetSchema, ...]:
     """Datasets of one group.
 
     Parameters

@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 
 from tracegen.file import header, schema
-from tracegen.file.schema import COLUMNS, Column
+from tracegen.file.schema import COLUMNS, DatasetSchema
 from tracegen.shared import output
 from tracegen.shared.errors import UserError
 from tracegen.trace import content_id
@@ -74,7 +74,7 @@ def write(trace: RoutingTrace, path: str | Path, *, overwrite: bool = False) -> 
     return digest
 
 
-def _columns(trace: RoutingTrace) -> list[tuple[Column, Array]]:
+def _columns(trace: RoutingTrace) -> list[tuple[DatasetSchema, Array]]:
     """Every dataset that the trace has, as it is stored, in the order of the schema."""
     arrays: dict[str, Array | None] = {
         "model/moe_layer_index": trace.moe_layer_index,
@@ -124,7 +124,7 @@ def _write_attributes(node: h5py.Group | h5py.Dataset, values: dict[str, Any]) -
             node.attrs[name] = value
 
 
-def _stored(column: Column, array: Array) -> Array:
+def _stored(column: DatasetSchema, array: Array) -> Array:
     """The values of a dataset in the type that the file has.
 
     Raises
@@ -142,22 +142,20 @@ def _stored(column: Column, array: Array) -> Array:
     return np.array(encoded, dtype=h5py.string_dtype("utf-8", max(1, longest)))
 
 
-def _chunks(column: Column, array: Array) -> tuple[int, ...] | None:
+def _chunks(column: DatasetSchema, array: Array) -> tuple[int, ...] | None:
     """Shape of the parts that are compressed, along tokens; None where that gains nothing."""
     # A filter needs chunks, and chunks need data; a handful of numbers is smaller as it is.
     if array.size <= 64:
         return None
     token_axis = column.dims.index("token") if "token" in column.dims else 0
     chunks = list(array.shape)
-    chunks[token_axis] = min(
-        chunks[token_axis], schema.TOKENS_PER_CHUNK * (4 if array.ndim == 1 else 1)
-    )
+    chunks[token_axis] = min(chunks[token_axis], schema.TOKENS_PER_CHUNK * (4 if array.ndim == 1 else 1))
     if array.ndim > 1 and "token" in column.dims:
         chunks[0] = 1
     return tuple(chunks)
 
 
-def _most_bytes(column: Column, array: Array) -> int:
+def _most_bytes(column: DatasetSchema, array: Array) -> int:
     """Bytes that a dataset takes at most: what cannot be compressed is stored as it is."""
     chunks = _chunks(column, array)
     if chunks is None:
@@ -166,7 +164,7 @@ def _most_bytes(column: Column, array: Array) -> int:
     return int(number * (math.prod(chunks) * array.itemsize + _INDEX_BYTES))
 
 
-def _write_column(file: h5py.File, column: Column, array: Array) -> None:
+def _write_column(file: h5py.File, column: DatasetSchema, array: Array) -> None:
     """One dataset: chunked and compressed along tokens, plain where that gains nothing."""
     options: dict[str, Any] = {}
     if (chunks := _chunks(column, array)) is not None:

@@ -47,9 +47,7 @@ MAX_ROWS = 2**28
 class Generator(Protocol):
     """A kind of skew: parameters as fields, and the weights they give a layer."""
 
-    def weights(
-        self, num_experts: int, topk: int, layer: int, rng: np.random.Generator
-    ) -> npt.NDArray[np.float64]:
+    def weights(self, num_experts: int, topk: int, layer: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
         """Weight of each expert of a layer, shape (expert,).
 
         Parameters
@@ -171,9 +169,7 @@ def generate(
     tokens, requests = _tables(of_rank, steps, PHASES.index(phase))
     if isinstance(skew, Latent):
         if uneven:
-            msg = (
-                "latent: its requests are drawn for equal GPUs; give one number of tokens per rank"
-            )
+            msg = "latent: its requests are drawn for equal GPUs; give one number of tokens per rank"
             raise UserError(msg)
         tables = skew.tables(ranks, int(of_rank[0]), steps, PHASES.index(phase), seed)
         tokens, requests = tables or (tokens, requests)
@@ -182,9 +178,7 @@ def generate(
     total = int(of_rank.sum())
     ids = np.empty((num_layers, steps * total, shape.topk), expert_dtype(shape.num_experts))
     for layer in range(num_layers):
-        rows_of = (
-            None if isinstance(skew, Latent) else _rows(skew, shape, of_rank, layer, seed, limit)
-        )
+        rows_of = None if isinstance(skew, Latent) else _rows(skew, shape, of_rank, layer, seed, limit)
         for step in range(steps):
             rows, rng = slice(step * total, (step + 1) * total), draw.stream(seed, layer, step + 1)
             if rows_of is not None:
@@ -340,9 +334,7 @@ def _check_counts(
         raise UserError(msg)
 
 
-def _tables(
-    of_rank: npt.NDArray[np.int64], steps: int, phase: int
-) -> tuple[TokenTable, RequestTable]:
+def _tables(of_rank: npt.NDArray[np.int64], steps: int, phase: int) -> tuple[TokenTable, RequestTable]:
     """Columns of tokens and requests: rows by step, then by rank, then by position."""
     total = int(of_rank.sum())
     step = np.repeat(np.arange(steps), total)

@@ -46,10 +46,7 @@ class Balancedness(Strict):
         """
         pairs, hot = tokens * topk, self.hot_ranks
         if hot > ranks or ranks > num_experts:
-            msg = (
-                f"balancedness: {hot} hot ranks of {ranks}, with {num_experts} experts; each rank "
-                "needs an expert"
-            )
+            msg = f"balancedness: {hot} hot ranks of {ranks}, with {num_experts} experts; each rank needs an expert"
             raise UserError(msg)
         # A GPU takes a token once for each of its experts at most; the smallest GPU may be hot.
         most = min(pairs // hot, tokens * min(topk, num_experts // ranks))
@@ -61,20 +58,13 @@ class Balancedness(Strict):
                 f"{pairs / (ranks * most):.4g} is possible"
             )
             raise UserError(msg)
-        near = {
-            max(-(-pairs // ranks), min(most, rounded(wanted)))
-            for rounded in (math.floor, math.ceil)
-        }
-        largest = min(
-            near, key=lambda load: (abs(pairs / (ranks * max(load, 1)) - self.balancedness), load)
-        )
+        near = {max(-(-pairs // ranks), min(most, rounded(wanted))) for rounded in (math.floor, math.ceil)}
+        largest = min(near, key=lambda load: (abs(pairs / (ranks * max(load, 1)) - self.balancedness), load))
         if hot == ranks:
             return _shared(pairs, ranks)
         return np.concatenate([np.full(hot, largest), _shared(pairs - hot * largest, ranks - hot)])
 
-    def expert_loads(
-        self, num_experts: int, topk: int, tokens: Array, shape: np.random.Generator
-    ) -> Array:
+    def expert_loads(self, num_experts: int, topk: int, tokens: Array, shape: np.random.Generator) -> Array:
         """Rows of each expert of one layer, integer (expert,).
 
         Parameters

@@ -28,9 +28,7 @@ def stream(seed: int, layer: int, key: int) -> np.random.Generator:
         :data:`SHAPE_STREAM`, or step + 1.
     """
     # PCG64 by name: numpy may change the default one day, and traces must not change with it.
-    return np.random.Generator(
-        np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(layer, key)))
-    )
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(layer, key))))
 
 
 def topk_without_replacement(

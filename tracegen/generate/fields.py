@@ -28,7 +28,7 @@ _FIELD = 2**31 + 32
 
 
 @dataclass(frozen=True)
-class Layout:
+class TokenLayout:
     """Groups of tokens. Rows are in the order of requests, then of positions."""
 
     order: Array
@@ -41,7 +41,7 @@ class Layout:
     """First row of the run of consecutive positions that a row is in, shape (token,)."""
 
     @staticmethod
-    def of(request: Array, position: Array) -> Layout:
+    def of(request: Array, position: Array) -> TokenLayout:
         """Layout of tokens in any order.
 
         Parameters
@@ -55,7 +55,7 @@ class Layout:
         starts[begins] = True
         firsts = np.flatnonzero(starts)
         run = np.repeat(firsts, np.diff(firsts, append=order.size))
-        return Layout(order, ids, counts, run)
+        return TokenLayout(order, ids, counts, run)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Spectrum:
         return dataclasses.replace(self, shares=shares, lean=np.clip(self.lean, -most, most))
 
 
-def draw(spectrum: Spectrum, layout: Layout, seed: int, *, balance: bool) -> Floats:
+def draw(spectrum: Spectrum, layout: TokenLayout, seed: int, *, balance: bool) -> Floats:
     """A field over the tokens of a trace.
 
     Parameters

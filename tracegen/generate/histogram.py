@@ -33,9 +33,7 @@ class Histogram(Strict):
             return {**given, "load": _rows(given["load"])}
         return given
 
-    def weights(
-        self, num_experts: int, topk: int, layer: int, rng: np.random.Generator
-    ) -> npt.NDArray[np.float64]:
+    def weights(self, num_experts: int, topk: int, layer: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
         """Weight of each expert of a layer, shape (expert,)."""
         if len(self.load) == 1:
             layer = 0

@@ -145,9 +145,7 @@ class Latent(Strict):
             return found
         return dataclasses.replace(found, **{name: getattr(self, name) for name in given})
 
-    def _drawn_layer(
-        self, shape: ModelShape, layer: int, seed: int
-    ) -> tuple[Floats, dict[str, Floats], Array, Floats]:
+    def _drawn_layer(self, shape: ModelShape, layer: int, seed: int) -> tuple[Floats, dict[str, Floats], Array, Floats]:
         """Bias, factors, pairs and their mixing of one layer, whatever the number of layers."""
         rng = draw.stream(seed, layer, draw.SHAPE_STREAM)
         experts = shape.num_experts

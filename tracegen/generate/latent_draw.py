@@ -247,9 +247,7 @@ def _scorer(model: LatentModel | KindModel, layer: int, kind: np.dtype[Any]) -> 
     return by_scale
 
 
-def _mixing(
-    model: LatentModel, layer: int, kind: np.dtype[Any]
-) -> tuple[list[tuple[Array, Array]], Array]:
+def _mixing(model: LatentModel, layer: int, kind: np.dtype[Any]) -> tuple[list[tuple[Array, Array]], Array]:
     """Partner and weight of every expert, in as many rounds as one has partners; and a scale.
 
     The scale brings each expert's variance back to one.
@@ -258,9 +256,7 @@ def _mixing(
     covariance = shared @ shared.T + np.diag(model.noise()[layer] ** 2)
     transform = np.eye(model.num_experts)
     rounds: list[tuple[Array, Array]] = []
-    for (one, other), weight in zip(
-        model.pairs[layer].tolist(), model.pair_mixing[layer].tolist(), strict=True
-    ):
+    for (one, other), weight in zip(model.pairs[layer].tolist(), model.pair_mixing[layer].tolist(), strict=True):
         if not weight:
             continue
         transform[one, other] += weight

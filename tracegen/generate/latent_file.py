@@ -85,9 +85,7 @@ def _by_scale(document: dict[str, Any]) -> LatentModel:
     index = values.layer_index(layers)
 
     def stack(name: str, unit: float) -> Floats:
-        rows = [
-            values.whole_list(layer, name, f"layer {i}: {name}") for i, layer in enumerate(layers)
-        ]
+        rows = [values.whole_list(layer, name, f"layer {i}: {name}") for i, layer in enumerate(layers)]
         sizes = {len(row) for row in rows}
         if len(sizes) != 1 or sizes.pop() % num_experts:
             msg = f"{name} must have as many numbers in every layer, a multiple of {num_experts}"
@@ -101,9 +99,7 @@ def _by_scale(document: dict[str, Any]) -> LatentModel:
         raise ValueError(msg)
     together = np.array(pairs, np.float64).reshape(len(layers), -1, 3)
     who = together[:, :, :2].astype(np.int64)
-    if who.size and not (
-        (who >= 0).all() and (who < num_experts).all() and (who[..., 0] != who[..., 1]).all()
-    ):
+    if who.size and not ((who >= 0).all() and (who < num_experts).all() and (who[..., 0] != who[..., 1]).all()):
         msg = f"pairs must name two different experts below {num_experts}"
         raise ValueError(msg)
     bias = stack("bias", BIAS_UNIT)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tracegen.generate import fields, transport
-from tracegen.generate.fields import Layout, Spectrum
+from tracegen.generate.fields import Spectrum, TokenLayout
 from tracegen.trace.arrays import Array, Floats
 
 
@@ -75,9 +75,7 @@ class KindModel:
         return share
 
 
-def latents(
-    model: KindModel, request: Array, position: Array, seed: int, *, balance: bool = False
-) -> Floats:
+def latents(model: KindModel, request: Array, position: Array, seed: int, *, balance: bool = False) -> Floats:
     """Latents of every token.
 
     Parameters
@@ -96,7 +94,7 @@ def latents(
     -------
     Shape (token, latent).
     """
-    layout = Layout.of(request, position)
+    layout = TokenLayout.of(request, position)
     drawn = fields.draw(model.spectrum, layout, seed, balance=balance)
     kind = choose(model, drawn, balance=balance)
     out = np.empty((request.size, model.kinds.shape[1]))

@@ -39,9 +39,7 @@ class Normal(Strict):
             return {**given, "skew": 8 * given["share_std_e8"]}
         return given
 
-    def weights(
-        self, num_experts: int, topk: int, layer: int, rng: np.random.Generator
-    ) -> npt.NDArray[np.float64]:
+    def weights(self, num_experts: int, topk: int, layer: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
         """Weight of each expert of a layer, shape (expert,)."""
         deviate = rng.standard_normal(num_experts)
         if not self.skew or num_experts == 1:

@@ -93,9 +93,7 @@ def whole_list(table: dict[str, Any], name: str, label: str) -> list[int]:
         If it is missing, or something else.
     """
     values = table[name]
-    if not isinstance(values, list) or not all(
-        type(value) is int and abs(value) <= MAX_NUMBER for value in values
-    ):
+    if not isinstance(values, list) or not all(type(value) is int and abs(value) <= MAX_NUMBER for value in values):
         msg = f"{label} must be a list of whole numbers up to {MAX_NUMBER}"
         raise ValueError(msg)
     return values

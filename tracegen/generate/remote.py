@@ -20,9 +20,7 @@ class Remote(Strict):
     remote_share: float = Field(default=0.5, ge=0, le=1, allow_inf_nan=False)
     """Share of the pairs whose expert is not on the GPU of the token."""
 
-    def weights_of_ranks(
-        self, num_experts: int, topk: int, ranks: int
-    ) -> list[npt.NDArray[np.float64]]:
+    def weights_of_ranks(self, num_experts: int, topk: int, ranks: int) -> list[npt.NDArray[np.float64]]:
         """Weight of each expert for the tokens of each GPU, an array (expert,) for each.
 
         Raises
@@ -35,7 +33,7 @@ class Remote(Strict):
             raise UserError(msg)
         own = num_experts // ranks
         for share, count, where in (
-            (1 - self.remote_share, own, "on the own rank"),
+            (1 - self.remote_share, own, "on its own rank"),
             (self.remote_share, num_experts - own, "on other ranks"),
         ):
             if share * topk > count:

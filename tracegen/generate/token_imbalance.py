@@ -78,9 +78,7 @@ class TokenImbalance(Strict):
         share = before * (2 * ranks - 1 - before)
         return np.diff(tokens_per_rank * share // (ranks - 1))
 
-    def rows(
-        self, num_experts: int, topk: int, tokens: Array, step: int, draws: np.random.Generator
-    ) -> Array:
+    def rows(self, num_experts: int, topk: int, tokens: Array, step: int, draws: np.random.Generator) -> Array:
         """Ids (token, k) of one layer and step, ascending in each row.
 
         Parameters

@@ -18,9 +18,7 @@ class Zipf(Strict):
     skew: float = Field(default=0.6, ge=0, le=10, allow_inf_nan=False)
     """Exponent; 0 is uniform."""
 
-    def weights(
-        self, num_experts: int, topk: int, layer: int, rng: np.random.Generator
-    ) -> npt.NDArray[np.float64]:
+    def weights(self, num_experts: int, topk: int, layer: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
         """Weight of each expert of a layer, shape (expert,)."""
         # Loads of neighbouring layers are unrelated by expert number in recorded traces.
         rank = rng.permutation(num_experts) + 1

@@ -90,9 +90,7 @@ def _start(visits: Single, latents: int) -> tuple[Single, Single]:
     return bias.astype(np.float32), factors.astype(np.float32)
 
 
-def _step(
-    visits: Single, offset: Single, known: Single, now: Single, penalty: Single
-) -> tuple[Single, Floats]:
+def _step(visits: Single, offset: Single, known: Single, now: Single, penalty: Single) -> tuple[Single, Floats]:
     """One step of Newton's method for each row of coefficients.
 
     Rows are logistic regressions on the same known values: of shape (row, column) the visits,

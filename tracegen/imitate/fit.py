@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tracegen.generate import fields
-from tracegen.generate.fields import Layout, Spectrum
+from tracegen.generate.fields import Spectrum, TokenLayout
 from tracegen.generate.kind_file import rounded
 from tracegen.generate.latent_kinds import KindModel, choose
 from tracegen.imitate import factors, kinds
@@ -98,9 +98,7 @@ def _places(trace: RoutingTrace, tokens: Tokens, seed: int) -> tuple[KindModel, 
     metric[np.diag_indices(width)] += _RIDGE * np.trace(metric)
     lower = np.linalg.cholesky(metric)
     sample = found.places.astype(np.float64) @ lower
-    centre, members = kinds.centres(
-        sample, min(MAX_KINDS, max(2, count // TOKENS_PER_KIND), len(sample)), seed
-    )
+    centre, members = kinds.centres(sample, min(MAX_KINDS, max(2, count // TOKENS_PER_KIND), len(sample)), seed)
     everywhere = _linear(visits, sample, tokens)
     kind, _ = kinds.nearest(everywhere, centre)
     lasting = covariances(centre[kind], tokens.counts)
@@ -139,7 +137,7 @@ def _linear(visits: factors.Single, places: Floats, tokens: Tokens) -> Floats:
 
 def _template(trace: RoutingTrace) -> KindModel:
     """Everything that is read off the trace directly."""
-    layout = Layout.of(trace.tokens.request, trace.tokens.position)
+    layout = TokenLayout.of(trace.tokens.request, trace.tokens.position)
     firsts = np.cumsum(layout.counts) - layout.counts
     prompts = trace.tokens.position[layout.order][firsts]
     grid = np.linspace(0, 1, QUANTILES)
@@ -205,13 +203,11 @@ def _lasting(model: KindModel, places: Floats, kind: Array, tokens: Tokens, seed
 
 def _draw_kinds(model: KindModel, tokens: Tokens, seed: int) -> Array:
     """Kinds of a trace with these requests."""
-    layout = Layout.of(tokens.request, tokens.position)
+    layout = TokenLayout.of(tokens.request, tokens.position)
     return choose(model, fields.draw(model.spectrum, layout, seed, balance=True), balance=True)
 
 
-def _kind_spectrum(
-    model: KindModel, real: Floats, ruler: Ruler, tokens: Tokens, seed: int
-) -> KindModel:
+def _kind_spectrum(model: KindModel, real: Floats, ruler: Ruler, tokens: Tokens, seed: int) -> KindModel:
     """Let the field last as long as makes kinds last as long as they do.
 
     Choosing the nearest of a few hundred sites loses some of a field's correlation.

@@ -22,7 +22,7 @@ TOLERANCE = 0.05
 
 
 @dataclass(frozen=True)
-class Row:
+class StatisticRow:
     """One statistic of three traces."""
 
     name: str
@@ -66,7 +66,7 @@ def compare_statistics(
     imitated: TraceStatistics,
     independent: TraceStatistics,
     floors: Mapping[str, float] | None = None,
-) -> list[Row]:
+) -> list[StatisticRow]:
     """One row for every statistic that all three have.
 
     Parameters
@@ -77,7 +77,7 @@ def compare_statistics(
         From :func:`tracegen.imitate.floors.floors`, of summaries.
     """
     return [
-        Row(
+        StatisticRow(
             name,
             statistic.label,
             statistic.summary,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracegen.generate.fields import Layout
+from tracegen.generate.fields import TokenLayout
 from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
 from tracegen.trace.routing import RoutingTrace
@@ -59,7 +59,7 @@ def in_order(trace: RoutingTrace) -> Tokens:
             f"fit takes {MAX_COLUMNS}: choose {MAX_COLUMNS // trace.num_experts} layers"
         )
         raise UserError(msg)
-    layout = Layout.of(trace.tokens.request, trace.tokens.position)
+    layout = TokenLayout.of(trace.tokens.request, trace.tokens.position)
     enough = int((layout.counts >= MIN_TOKENS).sum())
     if enough < MIN_REQUESTS:
         msg = (
@@ -84,6 +84,4 @@ def some_requests(tokens: Tokens, count: int) -> Tokens:
     stride = max(1, -(-tokens.ids.shape[1] // count))
     kept = np.arange(len(tokens.counts)) // RUN % stride == 0
     rows = kept[tokens.request]
-    return Tokens(
-        tokens.ids[:, rows], tokens.counts[kept], tokens.position[rows], tokens.num_experts
-    )
+    return Tokens(tokens.ids[:, rows], tokens.counts[kept], tokens.position[rows], tokens.num_experts)

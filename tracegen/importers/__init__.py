@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from tracegen.shared.errors import UserError, unknown
 
 if TYPE_CHECKING:
-    from tracegen.importers.options import Options
-    from tracegen.importers.routed import Imported, Routed
+    from tracegen.importers.options import ImportOptions
+    from tracegen.importers.routed import ImportedTrace, RoutedRows
 
 __all__ = ["FORMATS", "read"]
 
@@ -45,7 +45,7 @@ FORMATS: dict[str, tuple[str, str]] = {
 """Name to module of the reader, and what it reads."""
 
 
-def read(paths: Sequence[str | Path], format: str, **options: Any) -> Imported:
+def read(paths: Sequence[str | Path], format: str, **options: Any) -> ImportedTrace:
     """Read the dump of another tool as a trace.
 
     Parameters
@@ -55,7 +55,7 @@ def read(paths: Sequence[str | Path], format: str, **options: Any) -> Imported:
     format
         Key of :data:`FORMATS`.
     **options
-        Fields of :class:`tracegen.importers.options.Options`: the model (a name of the
+        Fields of :class:`tracegen.importers.options.ImportOptions`: the model (a name of the
         catalogue or a TOML file), or ``num_experts``, ``topk`` and ``hidden_size``;
         ``moe_layers``; ``ranks``, ``tp`` and ``pp`` of dumps of several ranks; ``prompts``;
         ``drop_repeats``; title, licence and source. One that is given is used, or refused.
@@ -80,7 +80,7 @@ def read(paths: Sequence[str | Path], format: str, **options: Any) -> Imported:
     return made._replace(notices=[as_arguments(notice) for notice in made.notices])
 
 
-def read_as_typed(paths: Sequence[str | Path], format: str, options: Mapping[str, Any]) -> Imported:
+def read_as_typed(paths: Sequence[str | Path], format: str, options: Mapping[str, Any]) -> ImportedTrace:
     """Read as :func:`read` does, with sentences that call options as the command line types them.
 
     Parameters
@@ -97,7 +97,7 @@ def read_as_typed(paths: Sequence[str | Path], format: str, options: Mapping[str
     """
     from tracegen.importers.build import build
     from tracegen.importers.folders import files_of
-    from tracegen.importers.options import NAMES, Options
+    from tracegen.importers.options import NAMES, ImportOptions
 
     if format not in FORMATS:
         raise unknown("format", format, FORMATS)
@@ -113,17 +113,17 @@ def read_as_typed(paths: Sequence[str | Path], format: str, options: Mapping[str
         if value is not None and value is not False and value not in ("", {})
     }
     files = files_of([Path(path) for path in paths], format)
-    chosen = Options(**given)
+    chosen = ImportOptions(**given)
     made = build(_reader(format)(files, chosen), chosen, format, files)
     chosen.refuse_unused(given, format)
     return made
 
 
-def _reader(format: str) -> Callable[[list[Path], Options], Routed]:
+def _reader(format: str) -> Callable[[list[Path], ImportOptions], RoutedRows]:
     """The function that reads a format."""
     import importlib
 
     module = importlib.import_module(f"tracegen.importers.{FORMATS[format][0]}")
     name = "read_" + format.replace("-", "_").replace(".", "_")
-    reader: Callable[[list[Path], Options], Routed] = getattr(module, name)
+    reader: Callable[[list[Path], ImportOptions], RoutedRows] = getattr(module, name)
     return reader

@@ -25,11 +25,11 @@ import numpy as np
 from tracegen.importers.columns import load_columns, request_numbers
 from tracegen.importers.equal_ranks import SameTokens
 from tracegen.importers.ids import ExpertIds, expert_ids, tell
-from tracegen.importers.options import Options
+from tracegen.importers.options import ImportOptions
 from tracegen.importers.padding import MASKED, load_mask
 from tracegen.importers.pivot import OF_FILE, by_token
-from tracegen.importers.replicas import Pass, Rank, in_order, merge
-from tracegen.importers.routed import UNTOLD, Routed, prompt_lengths
+from tracegen.importers.replicas import Rank, RankPass, in_order, merge
+from tracegen.importers.routed import UNTOLD, RoutedRows, prompt_lengths
 from tracegen.importers.values import few, whole_numbers
 from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array, place_in_group
@@ -43,7 +43,7 @@ YES_OR_NO = ("draft", "mask")
 """Columns that may be booleans."""
 
 
-def read_arrays(paths: list[Path], options: Options) -> Routed:
+def read_arrays(paths: list[Path], options: ImportOptions) -> RoutedRows:
     """Rows of all files, one after another; ranks side by side in each step.
 
     Parameters
@@ -120,9 +120,7 @@ def read_arrays(paths: list[Path], options: Options) -> Routed:
     return routed
 
 
-def _checked(
-    table: dict[str, Array], mask: Array | None, where: str
-) -> tuple[dict[str, Array], ExpertIds]:
+def _checked(table: dict[str, Array], mask: Array | None, where: str) -> tuple[dict[str, Array], ExpertIds]:
     """A table whose arrays have the shapes that they should, and its ids as they came."""
     if "token" in table and table["token"].dtype.kind not in "iu":
         del table["token"]  # its text
@@ -151,9 +149,7 @@ def _checked(
     shape = (len(ids), -1, ids.shape[-1]) if len(ids) else (0, ids.shape[-2] or 1, ids.shape[-1])
     if weights is not None:
         if weights.shape != ids.shape or weights.dtype.kind not in "iuf":
-            msg = (
-                f"{where}: weights are {weights.dtype} {weights.shape}, expert_ids are {ids.shape}"
-            )
+            msg = f"{where}: weights are {weights.dtype} {weights.shape}, expert_ids are {ids.shape}"
             raise UserError(msg)
         table["weights"] = weights.astype(np.float32).reshape(shape)
     table["ids"] = ids = ids.reshape(shape)
@@ -223,7 +219,7 @@ def _column(column: Array, name: str, rows: int, where: str) -> Array:
     return column
 
 
-def _complete(tables: list[dict[str, Array]], columns: set[str], options: Options) -> list[str]:
+def _complete(tables: list[dict[str, Array]], columns: set[str], options: ImportOptions) -> list[str]:
     """Add the columns that are missing; what was assumed of them."""
     assumed = []
     if "request" not in tables[0]:
@@ -244,17 +240,13 @@ def _complete(tables: list[dict[str, Array]], columns: set[str], options: Option
     if "phase" not in columns:
         assumed += _phases(tables, options)
     if "step" not in columns:
-        assumed.append(
-            "steps (one request at a time, a prompt is one step and every later token another)"
-        )
+        assumed.append("steps (one request at a time, a prompt is one step and every later token another)")
     return assumed
 
 
-def _phases(tables: list[dict[str, Array]], options: Options) -> list[str]:
+def _phases(tables: list[dict[str, Array]], options: ImportOptions) -> list[str]:
     """Tell prompts from decoding, by lengths of prompts or by steps; what was assumed."""
-    owner = [
-        np.stack([table.get("rank", table["request"] * 0), table["request"]]) for table in tables
-    ]
+    owner = [np.stack([table.get("rank", table["request"] * 0), table["request"]]) for table in tables]
     _, request = np.unique(np.concatenate(owner, axis=1), axis=1, return_inverse=True)
     request = request.ravel()
     position = np.concatenate([table["position"] for table in tables])
@@ -266,13 +258,10 @@ def _phases(tables: list[dict[str, Array]], options: Options) -> list[str]:
         decode = position >= np.array(told)[request]
     elif "step" in tables[0]:
         step = np.concatenate([table["step"] for table in tables])
-        _, of, rows = np.unique(
-            np.stack([request, step]), axis=1, return_inverse=True, return_counts=True
-        )
+        _, of, rows = np.unique(np.stack([request, step]), axis=1, return_inverse=True, return_counts=True)
         decode = (rows[of.ravel()] == 1) & (position > 0)
         assumed.append(
-            "phases (a request's only row in a step is decoding, unless it is the first of all; "
-            "the others are prefill)"
+            "phases (a request's only row in a step is decoding, unless it is the first of all; the others are prefill)"
         )
     else:
         decode = np.zeros(len(position), np.bool_)
@@ -332,9 +321,7 @@ def _rank(number: int, tables: list[dict[str, Array]]) -> Rank:
     """Rows of one process, step by step."""
     shapes = {table["ids"].shape[1:] for table in tables}
     layers = {
-        tuple(table["layers"].tolist())
-        if "layers" in table
-        else tuple(range(table["ids"].shape[1]))
+        tuple(table["layers"].tolist()) if "layers" in table else tuple(range(table["ids"].shape[1]))
         for table in tables
     }
     if len(shapes) != 1 or len(layers) != 1:
@@ -350,7 +337,7 @@ def _rank(number: int, tables: list[dict[str, Array]]) -> Rank:
     for step, rows in zip(steps.tolist(), np.split(order, begins[1:]), strict=True):
         part = {name: column[rows] for name, column in whole.items()}
         ids, weights = part.pop("ids"), part.pop("weights", None)
-        passes.append(Pass(step, ids, part, weights))
+        passes.append(RankPass(step, ids, part, weights))
     return Rank(number, layers.pop(), passes)
 
 
@@ -360,16 +347,14 @@ def _split(tables: list[dict[str, Array]]) -> list[Rank]:
     for table in tables:
         for number in np.unique(table["rank"]).tolist():
             rows = table["rank"] == number
-            of_rank[number].append(
-                {name: part if name in NO_COLUMNS else part[rows] for name, part in table.items()}
-            )
+            of_rank[number].append({name: part if name in NO_COLUMNS else part[rows] for name, part in table.items()})
     ranks = [_rank(number, parts) for number, parts in sorted(of_rank.items())]
     # A process whose file has no row was there, and had no token.
     named = {int(table[PROCESS]) for table in tables if PROCESS in table}
     return ranks + [Rank(number, ranks[0].layers, []) for number in sorted(named - set(of_rank))]
 
 
-def _routed(ranks: list[Rank]) -> Routed:
+def _routed(ranks: list[Rank]) -> RoutedRows:
     """Rows of all sources, step by step."""
     parts = in_order(ranks)
     lengths = [len(part.ids) for _, part in parts]
@@ -385,7 +370,7 @@ def _routed(ranks: list[Rank]) -> Routed:
     if "label" in parts[0][1].columns:
         labels = [str(label) for label in column("label")[first]]
     weights: list[Any] = [part.weights for _, part in parts]
-    return Routed(
+    return RoutedRows(
         ids=np.concatenate([part.ids for _, part in parts]),
         weights=None if weights[0] is None else np.concatenate(weights),
         request=request.ravel(),

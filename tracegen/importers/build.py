@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from tracegen.importers.layers import number_layers
-from tracegen.importers.options import Options
+from tracegen.importers.options import ImportOptions
 from tracegen.importers.padding import drop_missing, tell_repeats
-from tracegen.importers.routed import Imported, Routed
+from tracegen.importers.routed import ImportedTrace, RoutedRows
 from tracegen.shared.errors import UserError
 from tracegen.trace import provenance
 from tracegen.trace.arrays import Array
@@ -33,7 +33,7 @@ ORDER_ROWS = 20
 """Rows from which an order that holds in all of them is taken for a promise."""
 
 
-def build(routed: Routed, options: Options, format: str, files: list[Path]) -> Imported:
+def build(routed: RoutedRows, options: ImportOptions, format: str, files: list[Path]) -> ImportedTrace:
     """Check rows and make a trace of them.
 
     Parameters
@@ -71,10 +71,10 @@ def build(routed: Routed, options: Options, format: str, files: list[Path]) -> I
     for why, rows in routed.dropped.items():
         routed.notices.append(f"{rows} rows were dropped: {why}.")
     trace = _trace(routed, options, model, layers, order, num_ranks, format, files)
-    return Imported(trace, routed.notices)
+    return ImportedTrace(trace, routed.notices)
 
 
-def _num_ranks(routed: Routed, options: Options, model: TraceModel) -> int:
+def _num_ranks(routed: RoutedRows, options: ImportOptions, model: TraceModel) -> int:
     """GPUs of a trace, 0 where its rank column says it or there is none.
 
     Raises
@@ -105,7 +105,7 @@ def _num_ranks(routed: Routed, options: Options, model: TraceModel) -> int:
     return stated_ranks(routed.rank, number)
 
 
-def _refuse_none(routed: Routed, files: list[Path]) -> None:
+def _refuse_none(routed: RoutedRows, files: list[Path]) -> None:
     """Refuse a dump without rows, or of which none is left."""
     if not routed.ids.size:
         msg = f"{files[0]}: no rows"
@@ -113,7 +113,7 @@ def _refuse_none(routed: Routed, files: list[Path]) -> None:
         raise UserError(msg)
 
 
-def _check_signs(routed: Routed) -> None:
+def _check_signs(routed: RoutedRows) -> None:
     """Refuse ids below the one that says that a slot is empty, before their rows count as empty."""
     least = int(routed.ids.min())
     if least < -1:
@@ -121,7 +121,7 @@ def _check_signs(routed: Routed) -> None:
         raise UserError(msg + " (do they fit the type that they were saved in?)")
 
 
-def _check_columns(routed: Routed) -> None:
+def _check_columns(routed: RoutedRows) -> None:
     """Refuse numbers that a trace cannot hold."""
     for name, largest in LARGEST.items():
         column = getattr(routed, name)
@@ -141,7 +141,7 @@ def _check_columns(routed: Routed) -> None:
     _tell_twice(routed)
 
 
-def _tell_twice(routed: Routed) -> None:
+def _tell_twice(routed: RoutedRows) -> None:
     """Say which rows are of a token that their step has already."""
     columns = [routed.position, routed.request, routed.step]
     if routed.rank is not None:
@@ -157,15 +157,14 @@ def _tell_twice(routed: Routed) -> None:
         )
 
 
-def _check_ids(routed: Routed, layers: tuple[int, ...], experts: int) -> None:
+def _check_ids(routed: RoutedRows, layers: tuple[int, ...], experts: int) -> None:
     """Refuse ids that do not exist or are twice in a row."""
     ids = routed.ids
     bad = ids >= experts
     if bad.any():
         row, layer, slot = (int(i) for i in np.unravel_index(int(np.argmax(bad)), bad.shape))
         msg = (
-            f"row {row}, layer {layers[layer]}: expert {ids[row, layer, slot]} of {experts}; "
-            f"{_suspected(ids, experts)}"
+            f"row {row}, layer {layers[layer]}: expert {ids[row, layer, slot]} of {experts}; {_suspected(ids, experts)}"
         )
         raise UserError(msg)
     ordered = np.sort(ids, axis=2)
@@ -190,7 +189,7 @@ def _suspected(ids: Array, experts: int) -> str:
     )
 
 
-def _slot_order(routed: Routed) -> SlotOrder:
+def _slot_order(routed: RoutedRows) -> SlotOrder:
     """Meaning of the order of slots, found out from the rows."""
     ids, weights = routed.ids, routed.weights
     if ids.shape[2] < 2:
@@ -212,8 +211,8 @@ def _told(dropped: dict[str, int]) -> str:
 
 
 def _trace(
-    routed: Routed,
-    options: Options,
+    routed: RoutedRows,
+    options: ImportOptions,
     model: TraceModel,
     layers: tuple[int, ...],
     order: SlotOrder,
@@ -264,7 +263,7 @@ def _trace(
     return trace
 
 
-def _requests(routed: Routed, tokens: TokenTable, numbers: Array, options: Options) -> RequestTable:
+def _requests(routed: RoutedRows, tokens: TokenTable, numbers: Array, options: ImportOptions) -> RequestTable:
     """Requests as their rows tell, with labels if the dump has them."""
     prompt_len = np.zeros(numbers.size, np.int64)
     prompt = tokens.phase != 1
@@ -290,7 +289,7 @@ def _requests(routed: Routed, tokens: TokenTable, numbers: Array, options: Optio
     )
 
 
-def model_of(routed: Routed, options: Options) -> TraceModel:
+def model_of(routed: RoutedRows, options: ImportOptions) -> TraceModel:
     """Header of the trace: the shape that was named, else the sizes.
 
     Parameters
@@ -337,20 +336,16 @@ def model_of(routed: Routed, options: Options) -> TraceModel:
         f"No model was named: the trace has sizes alone ({experts} experts, top-{topk}, hidden "
         f"size {options.hidden_size}), and a replay needs its whole shape: give --model there."
     )
-    return TraceModel(
-        num_experts=experts, top_k=topk, hidden_size=options.hidden_size, num_zero_experts=zero
-    )
+    return TraceModel(num_experts=experts, top_k=topk, hidden_size=options.hidden_size, num_zero_experts=zero)
 
 
-def _record(routed: Routed, options: Options, format: str, files: list[Path]) -> dict[str, Any]:
+def _record(routed: RoutedRows, options: ImportOptions, format: str, files: list[Path]) -> dict[str, Any]:
     """Provenance: what was read, what was dropped, what was noticed."""
     names = sorted(path.name for path in files)
     facts = {"format": format, "files": names[:50], "num_files": len(names), **routed.facts}
     if options.source:
         facts["origin"] = options.source
-    parameters: dict[str, Any] = (
-        {"seed": options.seed} if routed.drawn else {"drop_repeats": options.drop_repeats}
-    )
+    parameters: dict[str, Any] = {"seed": options.seed} if routed.drawn else {"drop_repeats": options.drop_repeats}
     return provenance.record(
         "tracegen.importers.read",
         parameters=parameters,

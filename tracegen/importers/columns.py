@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tracegen.importers import files
-from tracegen.importers.options import Options
+from tracegen.importers.options import ImportOptions
 from tracegen.importers.safetensors import load_safetensors
 from tracegen.importers.values import as_array, few, numbers_in
 from tracegen.shared import regular
@@ -37,7 +37,7 @@ MOST_TEXT_BYTES = 4096
 """Of a label."""
 
 
-def load_columns(path: Path, options: Options) -> tuple[dict[str, Array], list[str]]:
+def load_columns(path: Path, options: ImportOptions) -> tuple[dict[str, Array], list[str]]:
     """Arrays of a file by what they are.
 
     Parameters
@@ -92,16 +92,11 @@ def load_columns(path: Path, options: Options) -> tuple[dict[str, Array], list[s
         notes.append(f"Arrays of {len(numbers)} layers, named by number, were put side by side.")
         return {"ids": ids, "layers": numbers}, notes
     if "ids" not in names:
-        msg = (
-            f"{path}: none of {', '.join(NAMES['ids'])}; it has {there} "
-            "(--columns ids=NAME says which)"
-        )
+        msg = f"{path}: none of {', '.join(NAMES['ids'])}; it has {there} (--columns ids=NAME says which)"
         raise UserError(msg)
     unread = [name for name in present if name not in names.values() and name not in INDEX]
     if unread:
-        notes.append(
-            f"Not read, since their names say nothing: {few(unread, SHOWN)} (--columns says)."
-        )
+        notes.append(f"Not read, since their names say nothing: {few(unread, SHOWN)} (--columns says).")
     return {what: found[name] for what, name in names.items()}, notes
 
 
@@ -153,9 +148,7 @@ def request_numbers(request: Array, names: dict[str, int]) -> Array:
     first = np.unique(place, return_index=True)[1]
     for name in found[np.argsort(first)].tolist():
         names.setdefault(name, len(names))
-    return np.array([names[name] for name in found.tolist()], np.int64)[place].reshape(
-        request.shape
-    )
+    return np.array([names[name] for name in found.tolist()], np.int64)[place].reshape(request.shape)
 
 
 class ParquetColumns:

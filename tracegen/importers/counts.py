@@ -8,16 +8,16 @@ import numpy as np
 
 from tracegen.importers.load_files import holds_loads
 from tracegen.importers.loads import read_loads
-from tracegen.importers.options import Options
+from tracegen.importers.options import ImportOptions
 from tracegen.importers.responses import TENSORRT_LLM, read_responses
-from tracegen.importers.routed import Routed
+from tracegen.importers.routed import RoutedRows
 from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array, place_in_group
 from tracegen.trace.drawn import rows_needed, rows_with_loads
 from tracegen.trace.tables import PREFILL
 
 
-def read_counts(paths: list[Path], options: Options) -> Routed:
+def read_counts(paths: list[Path], options: ImportOptions) -> RoutedRows:
     """Loads in any layout of :mod:`tracegen.importers.loads`, as rows that have them.
 
     Parameters
@@ -50,7 +50,7 @@ def read_counts(paths: list[Path], options: Options) -> Routed:
     return routed
 
 
-def read_tensorrt_llm(paths: list[Path], options: Options) -> Routed:
+def read_tensorrt_llm(paths: list[Path], options: ImportOptions) -> RoutedRows:
     """Statistics of TensorRT-LLM, loads in other files, or outputs of its ``LLM``.
 
     Parameters
@@ -71,7 +71,7 @@ def read_tensorrt_llm(paths: list[Path], options: Options) -> Routed:
     return read_responses(TENSORRT_LLM, paths, options)
 
 
-def counted(counts: Array, options: Options) -> Routed:
+def counted(counts: Array, options: ImportOptions) -> RoutedRows:
     """Rows of counts of all decoder layers.
 
     Parameters
@@ -91,7 +91,7 @@ def counted(counts: Array, options: Options) -> Routed:
     return routed
 
 
-def draw_rows(counts: Array, topk: int, options: Options) -> Routed:
+def draw_rows(counts: Array, topk: int, options: ImportOptions) -> RoutedRows:
     """Rows whose loads are the given counts, experts otherwise at random.
 
     Parameters
@@ -128,9 +128,7 @@ def draw_rows(counts: Array, topk: int, options: Options) -> Routed:
     parts = [
         np.stack(
             [
-                rows_with_loads(layer, int(rows), topk, rng)
-                if is_used
-                else np.full((rows, topk), -1)
+                rows_with_loads(layer, int(rows), topk, rng) if is_used else np.full((rows, topk), -1)
                 for layer, is_used in zip(step, used, strict=True)
             ],
             axis=1,
@@ -139,7 +137,7 @@ def draw_rows(counts: Array, topk: int, options: Options) -> Routed:
         if rows
     ]
     steps = np.repeat(np.arange(len(counts)), rows_of)
-    routed = Routed(
+    routed = RoutedRows(
         ids=np.concatenate(parts),
         request=steps,
         position=place_in_group(rows_of),
@@ -155,7 +153,6 @@ def draw_rows(counts: Array, topk: int, options: Options) -> Routed:
     )
     if short:
         routed.notices.append(
-            f"{short} slots are empty, where layers have fewer counts than others or no multiple "
-            f"of top-{topk}."
+            f"{short} slots are empty, where layers have fewer counts than others or no multiple of top-{topk}."
         )
     return routed

@@ -62,27 +62,18 @@ def same_tokens(
                 why = f"ranks {lowest} and {rank} agree in {share:.0%} of rows"
             else:
                 continue
-            msg = (
-                f"--tp {tp}: {why}, so they did not see the same tokens; --tp 1 takes each for a "
-                "source of its own"
-            )
+            msg = f"--tp {tp}: {why}, so they did not see the same tokens; --tp 1 takes each for a source of its own"
             raise UserError(msg)
     else:
         for rank in order:
             first[rank] = next(
-                (
-                    one
-                    for one in dict.fromkeys(first.values())
-                    if _is_replica(rows, one, rank, known, has_tp=has_tp)
-                ),
+                (one for one in dict.fromkeys(first.values()) if _is_replica(rows, one, rank, known, has_tp=has_tp)),
                 rank,
             )
     return first
 
 
-def replica_notice(
-    first: Mapping[int, int], rows: Mapping[int, Array], *, has_tp: bool = True
-) -> list[str]:
+def replica_notice(first: Mapping[int, int], rows: Mapping[int, Array], *, has_tp: bool = True) -> list[str]:
     """Tell the user of replicas that were left out.
 
     Parameters
@@ -103,9 +94,7 @@ def replica_notice(
     ]
 
 
-def _is_replica(
-    rows: Mapping[int, Array], one: int, other: int, known: SameTokens | None, *, has_tp: bool
-) -> bool:
+def _is_replica(rows: Mapping[int, Array], one: int, other: int, known: SameTokens | None, *, has_tp: bool) -> bool:
     """Tell whether two ranks had the same tokens.
 
     Raises
@@ -123,9 +112,7 @@ def _is_replica(
     if stated is None and not alike:
         return False
     stated_too = " and have the same positions and input ids" if stated else ""
-    msg = (
-        f"ranks {one} and {other} agree in {share:.0%} of rows{stated_too}: did they see the same "
-    )
+    msg = f"ranks {one} and {other} agree in {share:.0%} of rows{stated_too}: did they see the same "
     msg += "tokens? "
     msg += "Give --tp N, the ranks that do, or --tp 1" if has_tp else "Then give the file of one"
     raise UserError(msg)

@@ -78,11 +78,7 @@ def load_array(source: Path | bytes, where: str) -> Array:
     try:
         stream = io.BytesIO(data)
         version = np.lib.format.read_magic(stream)
-        read = (
-            np.lib.format.read_array_header_1_0
-            if version == (1, 0)
-            else np.lib.format.read_array_header_2_0
-        )
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = read(stream)
         if dtype.hasobject:
             msg = f"{where}: holds Python objects, which only unpickling could read: refused"
@@ -125,9 +121,7 @@ def load_npz(path: Path) -> dict[str, Array]:
         with zipfile.ZipFile(path) as archive:
             _check_unpacked(archive, path)
             return {
-                entry.filename.removesuffix(".npy"): load_array(
-                    archive.read(entry), f"{path}: {entry.filename}"
-                )
+                entry.filename.removesuffix(".npy"): load_array(archive.read(entry), f"{path}: {entry.filename}")
                 for entry in archive.infolist()
             }
     except UserError:
@@ -277,17 +271,10 @@ def json_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     text = load_text(path)
     if ".jsonl" in path.name:
         lines = enumerate(text.splitlines(), 1)
-        found = [
-            (f"{path}, line {n}", load_json(line, f"{path}, line {n}"))
-            for n, line in lines
-            if line.strip()
-        ]
+        found = [(f"{path}, line {n}", load_json(line, f"{path}, line {n}")) for n, line in lines if line.strip()]
     else:
         value = load_json(text, str(path))
-        found = [
-            (f"{path}, entry {n}", entry)
-            for n, entry in enumerate(value if isinstance(value, list) else [value])
-        ]
+        found = [(f"{path}, entry {n}", entry) for n, entry in enumerate(value if isinstance(value, list) else [value])]
     for where, entry in found:
         if not isinstance(entry, dict):
             msg = f"{where}: not an object"

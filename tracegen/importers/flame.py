@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from tracegen.importers.files import first_line
-from tracegen.importers.options import Options
-from tracegen.importers.routed import Routed
+from tracegen.importers.options import ImportOptions
+from tracegen.importers.routed import RoutedRows
 from tracegen.shared import regular
 from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
@@ -23,7 +23,7 @@ from tracegen.trace.tables import TRAINING
 INSTALL = "pip install 'moereplay[parquet]'"
 
 
-def read_flame(paths: list[Path], options: Options) -> Routed:
+def read_flame(paths: list[Path], options: ImportOptions) -> RoutedRows:
     """One capture: the files of all layers of one checkpoint.
 
     Parameters
@@ -61,7 +61,7 @@ def read_flame(paths: list[Path], options: Options) -> Routed:
     known = [part for part in found if part is not None]
     weights = np.stack(known, axis=1) if len(known) == len(found) else None
     rows = len(ids)
-    routed = Routed(
+    routed = RoutedRows(
         ids=ids.astype(np.int64),
         weights=weights,
         request=np.zeros(rows, np.int64),
@@ -127,9 +127,7 @@ def _columns(schema: Any) -> tuple[str, str | None]:
     lists = [
         field
         for field in schema
-        if types.is_list(field.type)
-        or types.is_large_list(field.type)
-        or types.is_fixed_size_list(field.type)
+        if types.is_list(field.type) or types.is_large_list(field.type) or types.is_fixed_size_list(field.type)
     ]
     ids = [field.name for field in lists if types.is_integer(field.type.value_type)]
     scores = [field.name for field in lists if types.is_floating(field.type.value_type)]

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tracegen.importers.routed import Routed
+from tracegen.importers.routed import RoutedRows
 from tracegen.importers.values import as_array
 from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
@@ -78,7 +78,7 @@ def expert_ids(array: Any, where: str, weights: Array | None = None) -> ExpertId
     return ExpertIds(whole.astype(np.int64), note=note, weights=weights)
 
 
-def tell(routed: Routed, found: list[ExpertIds]) -> None:
+def tell(routed: RoutedRows, found: list[ExpertIds]) -> None:
     """Keep what arrays said beside their ids.
 
     Parameters
@@ -116,7 +116,5 @@ def _of_map(found: Array, where: str, weights: Array | None) -> ExpertIds:
     ids = np.where(np.take_along_axis(chosen, order, axis=-1), order, -1)
     if weights is not None and weights.shape == found.shape:
         weights = np.take_along_axis(weights, order, axis=-1)
-    note = (
-        f"Expert ids came as a map of {found.dtype} over {experts} experts: ids ascend in each row."
-    )
+    note = f"Expert ids came as a map of {found.dtype} over {experts} experts: ids ascend in each row."
     return ExpertIds(ids.astype(np.int64), experts, note=note, weights=weights)

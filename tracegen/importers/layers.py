@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracegen.importers.options import Options
-from tracegen.importers.routed import Routed
+from tracegen.importers.options import ImportOptions
+from tracegen.importers.routed import RoutedRows
 from tracegen.importers.values import few
 from tracegen.models import ModelShape
 from tracegen.shared.errors import UserError
@@ -15,7 +15,7 @@ MOST_LAYERS = 2**16
 """What a trace numbers its decoder layers with."""
 
 
-def number_layers(routed: Routed, options: Options) -> tuple[int, ...]:
+def number_layers(routed: RoutedRows, options: ImportOptions) -> tuple[int, ...]:
     """Number the layers, and leave those out in which no row has a route.
 
     Parameters
@@ -48,7 +48,7 @@ def number_layers(routed: Routed, options: Options) -> tuple[int, ...]:
     return _without_empty(routed, numbers, shape)
 
 
-def _numbers(routed: Routed, options: Options, shape: ModelShape | None) -> tuple[int, ...]:
+def _numbers(routed: RoutedRows, options: ImportOptions, shape: ModelShape | None) -> tuple[int, ...]:
     """Of all layers, as the dump, the user or the model says, else counted from zero."""
     count = routed.ids.shape[1]
     stated = options.moe_layers
@@ -91,9 +91,7 @@ def _numbers(routed: Routed, options: Options, shape: ModelShape | None) -> tupl
     return tuple(first)
 
 
-def _without_empty(
-    routed: Routed, numbers: tuple[int, ...], shape: ModelShape | None
-) -> tuple[int, ...]:
+def _without_empty(routed: RoutedRows, numbers: tuple[int, ...], shape: ModelShape | None) -> tuple[int, ...]:
     """Numbers of the layers that have a route.
 
     Zero in every slot of every row would be expert 0 several times, which no router does; with
@@ -127,9 +125,7 @@ def _without_empty(
         dense = [number for number in empty if number not in with_experts]
         missing = [number for number in empty if number in with_experts]
         if dense:
-            routed.notices.append(
-                f"{len(dense)} of {total} layers are dense and were left out: {dense}."
-            )
+            routed.notices.append(f"{len(dense)} of {total} layers are dense and were left out: {dense}.")
             routed.facts["dense_layers_left_out"] = dense
         if missing:
             routed.notices.append(

@@ -20,8 +20,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tracegen.importers import files
-from tracegen.importers.options import Options
-from tracegen.importers.routed import Routed
+from tracegen.importers.options import ImportOptions
+from tracegen.importers.routed import RoutedRows
 from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array, place_in_group
 from tracegen.trace.tables import DECODE, PREFILL
@@ -29,9 +29,7 @@ from tracegen.trace.tables import DECODE, PREFILL
 PHASES = {"prefill": PREFILL, "prompt": PREFILL, "decode": DECODE, "generate": DECODE}
 LARGEST = 2**31
 """Beyond layers, tokens and experts."""
-HEADERS = (
-    "layer,expert (moe-trace), phase,token,layer,rank,expert, or pass,token,layer,e0,...[,w0,...]"
-)
+HEADERS = "layer,expert (moe-trace), phase,token,layer,rank,expert, or pass,token,layer,e0,...[,w0,...]"
 
 
 class TokenKey(NamedTuple):
@@ -55,7 +53,7 @@ Lines = list[tuple[int, list[str]]]
 """Fields of the lines that have some, with the number of each."""
 
 
-def read_llama_cpp(paths: list[Path], options: Options) -> Routed:
+def read_llama_cpp(paths: list[Path], options: ImportOptions) -> RoutedRows:
     """Sequences of llama.cpp, one a file.
 
     Parameters
@@ -82,14 +80,12 @@ def read_llama_cpp(paths: list[Path], options: Options) -> Routed:
     weights = [row.weights for part in parts for token in part for row in token]
     step, phase, base = [], [], 0
     for rows, told in found:
-        _, index, counts = np.unique(
-            [key.number for key in rows], return_inverse=True, return_counts=True
-        )
+        _, index, counts = np.unique([key.number for key in rows], return_inverse=True, return_counts=True)
         step.append(index + base)
         decode = (index > 0) & (counts[index] == 1)
         phase.append(np.where(decode, DECODE, PREFILL) if told is None else told)
         base += counts.size
-    routed = Routed(
+    routed = RoutedRows(
         ids=ids,
         weights=np.array(weights, np.float32).reshape(ids.shape) if all(weights) else None,
         request=np.repeat(np.arange(len(parts)), lengths),
@@ -103,7 +99,7 @@ def read_llama_cpp(paths: list[Path], options: Options) -> Routed:
     return routed
 
 
-def _tell(routed: Routed, is_assumed: bool) -> None:
+def _tell(routed: RoutedRows, is_assumed: bool) -> None:
     """Tell what the files do not say."""
     if is_assumed:
         routed.notices.append(
@@ -112,8 +108,7 @@ def _tell(routed: Routed, is_assumed: bool) -> None:
         )
     if routed.ids.shape[1] == 1 and is_assumed:
         routed.notices.append(
-            "There is one layer only: where it begins again cannot be seen unless the file numbers "
-            "its passes."
+            "There is one layer only: where it begins again cannot be seen unless the file numbers its passes."
         )
     empty = int((routed.ids < 0).all(axis=2).sum())
     if empty:
@@ -123,7 +118,7 @@ def _tell(routed: Routed, is_assumed: bool) -> None:
         )
 
 
-def _file(path: Path, options: Options) -> tuple[Rows, Array | None]:
+def _file(path: Path, options: ImportOptions) -> tuple[Rows, Array | None]:
     """Rows of a file in the order of passes and tokens, and their phases if it has them."""
     text = csv.reader(files.load_text(path).splitlines())
     lines = [(number, line) for number, line in enumerate(text, 1) if line]
@@ -198,7 +193,7 @@ def _named(path: Path, lines: Lines) -> tuple[Rows, dict[TokenKey, str]]:
     return rows, phases
 
 
-def _in_order(path: Path, lines: Lines, options: Options) -> Rows:
+def _in_order(path: Path, lines: Lines, options: ImportOptions) -> Rows:
     """Rows of lines that say nothing but layer and id: a pass begins where the layer falls."""
     topk = options.size("topk")
     passes: list[dict[int, list[int]]] = []

@@ -17,11 +17,20 @@ from tracegen.shared.errors import UserError
 NAMES = {
     "layer": ("layer_id", "layer", "layer_idx", "layer_index", "moe_layer", "moe_layer_id"),
     "expert": ("expert_id", "expert", "expert_idx", "expert_index", "logical_expert"),
-    "count": ("count", "counts", "load", "tokens", "num_tokens", "token_count", "hits",
-              "activations", "count_all_topk"),
+    "count": (
+        "count",
+        "counts",
+        "load",
+        "tokens",
+        "num_tokens",
+        "token_count",
+        "hits",
+        "activations",
+        "count_all_topk",
+    ),
     "step": ("step", "iteration", "iter", "forward_pass_id", "pass"),
     "rank": ("rank", "rank_id", "ep_rank", "dp_rank"),
-}  # fmt: skip
+}
 """Names of columns, in any case; the first is SGLang's."""
 INDEX = ("", "unnamed: 0", "index", "__index_level_0__")
 """Names that pandas gives to the numbers of rows."""
@@ -91,10 +100,7 @@ def parts_of_columns(columns: Any, where: str) -> list[LoadPart]:
         As :func:`parts_of_table`.
     """
     present = list(columns.keys())
-    known = {
-        what: next((name for name in present if name.lower() in names), None)
-        for what, names in NAMES.items()
-    }
+    known = {what: next((name for name in present if name.lower() in names), None) for what, names in NAMES.items()}
     if known["layer"] and known["expert"] and known["count"]:
         return _long(columns, known, where)
     experts = _expert_columns(present, known)
@@ -192,9 +198,7 @@ def _text(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
         if len(cells) != len(names):
             msg = f"{path}, line {number}: {len(cells)} fields of {len(names)}"
             raise UserError(msg)
-    columns = {
-        name: [_value(cells[place]) for _, cells in lines] for place, name in enumerate(names)
-    }
+    columns = {name: [_value(cells[place]) for _, cells in lines] for place, name in enumerate(names)}
     return columns, tuple(notices)
 
 

@@ -11,8 +11,7 @@ from tracegen.importers.values import numbers_in
 from tracegen.shared.errors import UserError, shown
 from tracegen.trace.arrays import Array
 
-LOGICAL = ("logical_count", "tokens_per_expert", "expert_counts", "expert_count", "counts", "loads",
-           "load")  # fmt: skip
+LOGICAL = ("logical_count", "tokens_per_expert", "expert_counts", "expert_count", "counts", "loads", "load")
 """Names of counts of the model's experts."""
 PHYSICAL = (
     "expert_load",
@@ -37,10 +36,7 @@ OTHERS = {
 MOST_EXPERTS = 2**16
 LARGEST_COUNT = 2**48
 """Tokens of an expert: a thousand times what the longest training run has."""
-WHAT = (
-    "counts of (layer, expert) or (step, layer, expert), {layer: {expert: count}}, or one of these "
-    "as logical_count"
-)
+WHAT = "counts of (layer, expert) or (step, layer, expert), {layer: {expert: count}}, or one of these as logical_count"
 """Where loads are expected, in words."""
 
 
@@ -249,9 +245,7 @@ def _logical(part: LoadPart, value: Mapping[str, Any], where: str) -> LoadPart:
     """Counts of slots as those of their experts."""
     name = next((name for name in MAPS if name in value), None)
     if name is None:
-        note = (
-            "These counts are of slots, and no map of slots is there: they were taken for experts."
-        )
+        note = "These counts are of slots, and no map of slots is there: they were taken for experts."
         return part._replace(notices=(note,))
     experts = whole(value[name], f"{where}: {name}")
     steps, layers, slots = part.counts.shape

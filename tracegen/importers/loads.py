@@ -111,9 +111,7 @@ class Loads:
             msg = f"the loads are of {self.num_experts} experts; {whose} has {num_experts}"
             raise UserError(msg)
         more = ((0, 0), (0, 0), (0, num_experts - self.num_experts))
-        note = (
-            f"Experts {self.num_experts} to {num_experts - 1} are not named: they have no tokens."
-        )
+        note = f"Experts {self.num_experts} to {num_experts - 1} are not named: they have no tokens."
         counts = np.pad(self.counts, more)
         return replace(self, counts=counts, notices=(*self.notices, note))
 
@@ -140,10 +138,7 @@ class Loads:
         if is_whole and set(places) - set(self.empty()) <= set(experts):
             return replace(self, layers=places)
         told = f"{count} layers" if numbers is None else f"layers {few(numbers)}"
-        msg = (
-            f"the loads are of {told}; --model {shape.name} has {len(experts)} layers with "
-            f"experts, {few(experts)}"
-        )
+        msg = f"the loads are of {told}; --model {shape.name} has {len(experts)} layers with experts, {few(experts)}"
         raise UserError(msg)
 
 
@@ -203,9 +198,7 @@ def _added_up(parts: list[LoadPart], tp: Callable[[], int | None] | None, first:
         msg = f"{first}: rank {max(numbers, key=numbers.count)} is there twice: several recordings?"
         raise UserError(msg)
     aligned, layers = _aligned(parts)
-    rows = {
-        rank: part.reshape(-1, part.shape[2]) for rank, part in zip(numbers, aligned, strict=True)
-    }
+    rows = {rank: part.reshape(-1, part.shape[2]) for rank, part in zip(numbers, aligned, strict=True)}
     same = _first_of(rows, tp)
     kept = [aligned[numbers.index(rank)] for rank in sorted(set(same.values()))]
     counts = np.sum(kept, axis=0)

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from tracegen.importers import files
-from tracegen.importers.options import Options
-from tracegen.importers.replicas import Pass, Rank, merge
-from tracegen.importers.routed import Routed
+from tracegen.importers.options import ImportOptions
+from tracegen.importers.replicas import Rank, RankPass, merge
+from tracegen.importers.routed import RoutedRows
 from tracegen.importers.values import integer
 from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
@@ -32,7 +32,7 @@ MOST_SLOTS = 255
 """Of a token, in a trace."""
 
 
-def read_megatron(paths: list[Path], options: Options) -> Routed:
+def read_megatron(paths: list[Path], options: ImportOptions) -> RoutedRows:
     """Steps of all ranks.
 
     Parameters
@@ -63,8 +63,7 @@ def read_megatron(paths: list[Path], options: Options) -> Routed:
                 mtp += integer(record, "num_tokens", where, 0)
                 continue
             step, rank, layer, width, tokens = (
-                integer(record, name, where)
-                for name in ("step", "rank", "layer", "topk", "num_tokens")
+                integer(record, name, where) for name in ("step", "rank", "layer", "topk", "num_tokens")
             )
             if not 1 <= width <= MOST_SLOTS:
                 msg = f"{where}: topk is {width}; 1 to {MOST_SLOTS} are possible"
@@ -106,7 +105,7 @@ def _ranks(found: dict[tuple[int, int], dict[int, list[Array]]], notices: list[s
     layers_of: dict[int, set[int]] = defaultdict(set)
     for (rank, _), calls in found.items():
         layers_of[rank] |= set(calls)
-    passes: dict[int, list[Pass]] = defaultdict(list)
+    passes: dict[int, list[RankPass]] = defaultdict(list)
     most = 1
     for (rank, step), calls in sorted(found.items()):
         layers, where = sorted(layers_of[rank]), f"step {step} of rank {rank}"
@@ -128,7 +127,7 @@ def _ranks(found: dict[tuple[int, int], dict[int, list[Array]]], notices: list[s
     return [Rank(rank, tuple(sorted(layers_of[rank])), passes[rank]) for rank in sorted(passes)]
 
 
-def _microbatches(calls: dict[int, list[Array]], where: str) -> list[Pass]:
+def _microbatches(calls: dict[int, list[Array]], where: str) -> list[RankPass]:
     """Forward passes of a step on one rank, first those that are new, then those recomputed.
 
     A router that is called again for what it has chosen before is recomputed: it sees the same
@@ -170,19 +169,19 @@ def _distinct(arrays: list[Array]) -> list[Array]:
     return list(kept.values())
 
 
-def _pass(ids: Array, microbatch: int, *, recomputed: bool) -> Pass:
+def _pass(ids: Array, microbatch: int, *, recomputed: bool) -> RankPass:
     tokens = len(ids)
     columns = {
         "microbatch": np.full(tokens, microbatch),
         "recomputed": np.full(tokens, recomputed),
     }
-    return Pass(0, ids, columns)
+    return RankPass(0, ids, columns)
 
 
-def _routed(ranks: list[Rank], options: Options, notices: list[str]) -> Routed:
+def _routed(ranks: list[Rank], options: ImportOptions, notices: list[str]) -> RoutedRows:
     """Rows of all sources, pass by pass."""
     sources = [rank.number for rank in ranks]
-    parts: list[tuple[int, int, int, Pass]] = []
+    parts: list[tuple[int, int, int, RankPass]] = []
     for rank in ranks:
         begun: dict[int, int] = defaultdict(int)
         for part in rank.passes:
@@ -199,12 +198,11 @@ def _routed(ranks: list[Rank], options: Options, notices: list[str]) -> Routed:
         return np.repeat(np.array(values, np.int64), lengths)
 
     microbatch, again = (
-        np.concatenate([part.columns[name] for *_, part in parts])
-        for name in ("microbatch", "recomputed")
+        np.concatenate([part.columns[name] for *_, part in parts]) for name in ("microbatch", "recomputed")
     )
     step, rank_of = column([step for step, *_ in parts]), column([rank for _, _, rank, _ in parts])
     _, request = np.unique(np.stack([step, rank_of, microbatch]), axis=1, return_inverse=True)
-    routed = Routed(
+    routed = RoutedRows(
         ids=np.concatenate([part.ids for *_, part in parts]),
         request=request.ravel(),
         position=np.concatenate([np.arange(length) for length in lengths]),

@@ -39,8 +39,7 @@ UNUSED = {
 }
 """Why nothing used an option that was given."""
 NEEDED = {
-    "num_experts": "the dump does not say how many experts there are: give --model or "
-    "--num-experts",
+    "num_experts": "the dump does not say how many experts there are: give --model or --num-experts",
     "topk": "the dump does not say how many experts a token has: give --model or --topk",
     "num_layers": "the dump has no header: give --model, or --num-layers and --topk",
 }
@@ -48,7 +47,7 @@ NEEDED = {
 
 
 @dataclass(frozen=True)
-class Options:
+class ImportOptions:
     """Facts that the dump does not say.
 
     An object remembers which of its fields were read: what nobody read was of no use, and
@@ -188,11 +187,9 @@ class Options:
             raise UserError(msg)
 
 
-NAMES = tuple(one.name for one in fields(Options) if one.init)
+NAMES = tuple(one.name for one in fields(ImportOptions) if one.init)
 """Of all options."""
-_TYPED = re.compile(
-    "--(" + "|".join(sorted(NAMES, key=len, reverse=True)).replace("_", "-") + r")\b"
-)
+_TYPED = re.compile("--(" + "|".join(sorted(NAMES, key=len, reverse=True)).replace("_", "-") + r")\b")
 
 
 def typed(name: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tracegen.importers import files
-from tracegen.importers.options import Options
+from tracegen.importers.options import ImportOptions
 from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
 
@@ -35,7 +35,7 @@ TYPE, SHAPE = "routed_experts_dtype", "routed_experts_shape"
 def unpack(
     value: Any,
     where: str,
-    options: Options,
+    options: ImportOptions,
     stated: Mapping[str, Any],
     default: str | None,
     due: int | None = None,
@@ -117,7 +117,7 @@ def _type(name: Any, where: str) -> np.dtype[Any]:
 def _raw(
     data: bytes,
     where: str,
-    options: Options,
+    options: ImportOptions,
     stated: Mapping[str, Any],
     default: str | None,
     due: int | None,
@@ -145,10 +145,7 @@ def _raw(
                 )
                 raise UserError(msg)
     if len(data) % (kind.itemsize * row):
-        msg = (
-            f"{where}: {len(data)} bytes are no whole number of tokens of {layers} "
-            f"layers x top-{topk} {kind.name}"
-        )
+        msg = f"{where}: {len(data)} bytes are no whole number of tokens of {layers} layers x top-{topk} {kind.name}"
         raise UserError(msg)
     return np.frombuffer(data, kind).reshape(-1, layers, topk).astype(np.int64)
 
@@ -160,10 +157,7 @@ def _shaped(data: bytes, kind: np.dtype[Any], shape: Any, where: str) -> Array:
     except (TypeError, ValueError, OverflowError):
         sizes = ()
     if len(sizes) != 3 or min(sizes) < 0 or math.prod(sizes) * kind.itemsize != len(data):
-        msg = (
-            f"{where}: {len(data)} bytes of {kind.name} are not of shape {str(shape)[:40]} "
-            "(tokens, layers, k)"
-        )
+        msg = f"{where}: {len(data)} bytes of {kind.name} are not of shape {str(shape)[:40]} (tokens, layers, k)"
         raise UserError(msg)
     return np.frombuffer(data, kind).reshape(sizes).astype(np.int64)
 
@@ -188,7 +182,7 @@ def _object(value: Mapping[str, Any], where: str) -> Array:
     raise UserError(msg)
 
 
-def _rows(flat: Array, where: str, options: Options) -> Array:
+def _rows(flat: Array, where: str, options: ImportOptions) -> Array:
     """Ids of a flat list."""
     layers, topk = options.size("num_layers"), options.size("topk")
     if flat.size % (layers * topk):

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from tracegen.importers import files
-from tracegen.importers.options import Options
-from tracegen.importers.routed import Routed
+from tracegen.importers.options import ImportOptions
+from tracegen.importers.routed import RoutedRows
 from tracegen.shared import regular
 from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
@@ -24,7 +24,7 @@ REPEAT_SHARE = 0.05
 tokens that agree in all layers are rare; published vLLM logs have 31 to 87 % of them."""
 
 
-def drop_missing(routed: Routed) -> None:
+def drop_missing(routed: RoutedRows) -> None:
     """Leave rows out that have no route.
 
     Zero in every slot would be expert 0 several times, which no router does; with one slot it
@@ -48,7 +48,7 @@ def drop_missing(routed: Routed) -> None:
             routed.keep(~idle, "zero weight in every slot of every layer (masked)")
 
 
-def tell_repeats(routed: Routed, options: Options) -> None:
+def tell_repeats(routed: RoutedRows, options: ImportOptions) -> None:
     """Notice rows that repeat others; leave them out if that was asked for.
 
     Parameters
@@ -88,7 +88,7 @@ def tell_repeats(routed: Routed, options: Options) -> None:
         )
 
 
-def _tails(routed: Routed, same: Array) -> Array:
+def _tails(routed: RoutedRows, same: Array) -> Array:
     """Rows of runs of one row, at least two, that end a step on a rank but are not all of it."""
     group = np.zeros(len(same), np.bool_)
     group[1:] = routed.step[1:] != routed.step[:-1]
@@ -140,8 +140,6 @@ def load_mask(path: Path, num_files: int) -> Array:
     found = files.load_array(path, str(path)) if path.suffix == ".npy" else files.load_tensors(path)
     mask: Array = np.asarray(found)
     if mask.dtype.kind not in "iufb" or not ((mask == 0) | (mask == 1)).all():
-        msg = (
-            f"{path}: {mask.dtype} {mask.shape}; a mask of ones, and zeros for padding, is expected"
-        )
+        msg = f"{path}: {mask.dtype} {mask.shape}; a mask of ones, and zeros for padding, is expected"
         raise UserError(msg)
     return mask

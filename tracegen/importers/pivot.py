@@ -36,11 +36,7 @@ def by_token(table: dict[str, Array], where: str) -> dict[str, Array]:
         If a token lacks a layer or a slot, or rows cannot be matched.
     """
     rows = table["layer"].shape
-    of_file = {
-        name: part
-        for name, part in table.items()
-        if name in OF_FILE or (name == "rank" and part.ndim == 0)
-    }
+    of_file = {name: part for name, part in table.items() if name in OF_FILE or (name == "rank" and part.ndim == 0)}
     table = {name: part for name, part in table.items() if name not in of_file}
     for name, part in {"layer": np.empty(rows), **table}.items():
         flat = name in ("layer", "slot", *KEYS)
@@ -87,10 +83,7 @@ def _disagreeing(table: dict[str, Array], by_layer: Array, keys: list[str]) -> b
 def _joined_slots(table: dict[str, Array], keys: list[str], where: str) -> dict[str, Array]:
     """Rows for slots as rows with lists of k."""
     if "slot" not in table or table["ids"].ndim != 1 or not keys:
-        msg = (
-            f"{where}: with one id a row, a column 'slot' and one of {', '.join(KEYS)} say where "
-            "it belongs"
-        )
+        msg = f"{where}: with one id a row, a column 'slot' and one of {', '.join(KEYS)} say where it belongs"
         raise UserError(msg)
     slot = whole_numbers(table["slot"], f"{where}: slot")
     slots = np.unique(slot)
@@ -100,7 +93,5 @@ def _joined_slots(table: dict[str, Array], keys: list[str], where: str) -> dict[
         raise UserError(msg)
     grid = order.reshape(-1, len(slots))
     return {
-        name: part[grid if name in ("ids", "weights") else grid[:, 0]]
-        for name, part in table.items()
-        if name != "slot"
+        name: part[grid if name in ("ids", "weights") else grid[:, 0]] for name, part in table.items() if name != "slot"
     }

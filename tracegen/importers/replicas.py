@@ -13,14 +13,14 @@ from itertools import combinations
 import numpy as np
 
 from tracegen.importers.equal_ranks import SameTokens, replica_notice, same_tokens
-from tracegen.importers.options import Options
+from tracegen.importers.options import ImportOptions
 from tracegen.importers.values import few
 from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
 
 
 @dataclass
-class Pass:
+class RankPass:
     """One forward pass as one rank saw it."""
 
     step: int
@@ -38,7 +38,7 @@ class Rank:
 
     number: int
     layers: tuple[int, ...]
-    passes: list[Pass]
+    passes: list[RankPass]
 
     @property
     def num_tokens(self) -> int:
@@ -56,7 +56,7 @@ class Rank:
 
 def merge(
     ranks: list[Rank],
-    options: Options,
+    options: ImportOptions,
     *,
     local_layers: bool,
     known: SameTokens | None = None,
@@ -109,9 +109,7 @@ def merge(
         return _placed(stages[0], first, 1, total, seen, idle=idle), notices
     if len({len(stage) for stage in stages}) != 1:
         told = "; ".join(few([rank.number for rank in stage]) for stage in stages)
-        msg = (
-            f"{len(stages)} pipeline stages have unequal numbers of sources of tokens: ranks {told}"
-        )
+        msg = f"{len(stages)} pipeline stages have unequal numbers of sources of tokens: ranks {told}"
         raise UserError(msg)
     overlap = any(set(a[0].layers) & set(b[0].layers) for a, b in combinations(stages, 2))
     if overlap:
@@ -124,7 +122,7 @@ def merge(
     return _placed(merged, first, len(stages), total, seen, idle=idle), notices
 
 
-def in_order(ranks: list[Rank]) -> list[tuple[int, Pass]]:
+def in_order(ranks: list[Rank]) -> list[tuple[int, RankPass]]:
     """Passes of all ranks, step by step, each with the number of its rank.
 
     Parameters
@@ -156,23 +154,16 @@ def _placed(
         return [replace(sources[0], number=0)]
     width = max(1, len(first) // (len(sources) * num_stages))
     places = [source.number // width for source in sources]
-    if len(set(places)) < len(places) or any(
-        rank // width != one // width for rank, one in first.items()
-    ):
+    if len(set(places)) < len(places) or any(rank // width != one // width for rank, one in first.items()):
         places = list(range(len(sources)))  # replicas are no neighbours: counted as they come
     each = width * num_stages
     if total is not None and total % each:
-        msg = (
-            f"--ranks {total}: no multiple of {width} ranks with the same tokens times "
-            f"{num_stages} pipeline stages"
-        )
+        msg = f"--ranks {total}: no multiple of {width} ranks with the same tokens times {num_stages} pipeline stages"
         raise UserError(msg)
     by_place = dict(zip(places, sources, strict=True))
     number = -(-(total or seen) // each)
     return [
-        replace(by_place[place], number=place)
-        if place in by_place
-        else Rank(place, sources[0].layers, [])
+        replace(by_place[place], number=place) if place in by_place else Rank(place, sources[0].layers, [])
         for place in range(max(number, max(places) + 1))
     ]
 
@@ -204,8 +195,7 @@ def _stages(
         twins = [
             (a, b)
             for a, b in combinations(kept, 2)
-            if a.lengths() == b.lengths()
-            and (known is None or known(a.number, b.number) is not False)
+            if a.lengths() == b.lengths() and (known is None or known(a.number, b.number) is not False)
         ]
         if twins:
             a, b = twins[0]
@@ -229,7 +219,7 @@ def _same_layers(ranks: list[Rank], where: str) -> None:
             raise UserError(msg)
 
 
-def _number_layers(stages: list[list[Rank]], options: Options) -> str:
+def _number_layers(stages: list[list[Rank]], options: ImportOptions) -> str:
     """Give the layers of stages that each count from zero their numbers in the model."""
     shape = options.shape()
     total = options.num_layers or (None if shape is None else shape.num_layers)
@@ -246,9 +236,7 @@ def _number_layers(stages: list[list[Rank]], options: Options) -> str:
         sizes, how = [share] * len(stages), f"each stage has {share} of {total} layers"
     begin = 0
     for place, (stage, size) in enumerate(zip(stages, sizes, strict=True)):
-        stages[place] = [
-            replace(rank, layers=tuple(begin + layer for layer in rank.layers)) for rank in stage
-        ]
+        stages[place] = [replace(rank, layers=tuple(begin + layer for layer in rank.layers)) for rank in stage]
         begin += size
     return f"Pipeline stages count their layers from zero; they were numbered as if {how}."
 

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tracegen.importers.options import Options
+from tracegen.importers.options import ImportOptions
 from tracegen.importers.packed import SHAPE, TYPE, is_filler, unpack
-from tracegen.importers.routed import Routed, Sequence, first_position, from_sequences
+from tracegen.importers.routed import RoutedRows, Sequence, first_position, from_sequences
 from tracegen.importers.streams import documents
 from tracegen.importers.values import integer
 from tracegen.shared.errors import UserError
@@ -59,7 +59,7 @@ class ChoiceIds(NamedTuple):
     """Type and shape of the ids."""
 
 
-class Engine(NamedTuple):
+class ResponseDialect(NamedTuple):
     """Marks of the responses of an engine."""
 
     type: str | None
@@ -70,26 +70,25 @@ class Engine(NamedTuple):
     """Said where no response holds ids."""
 
 
-SGLANG = Engine(
+SGLANG = ResponseDialect(
     "int32",
     is_exact=True,
-    missing="no response has meta_info.routed_experts or sglext.routed_experts; was "
-    "return_routed_experts set?",
+    missing="no response has meta_info.routed_experts or sglext.routed_experts; was return_routed_experts set?",
 )
-VLLM = Engine(
+VLLM = ResponseDialect(
     None,
     is_exact=False,
     missing="no response has 'routed_experts'; was the server asked for them "
     "(--enable-return-routed-experts)? It streams them from /inference/v1/generate alone",
 )
-TENSORRT_LLM = Engine(
+TENSORRT_LLM = ResponseDialect(
     None,
     is_exact=True,
     missing="neither a folder of EXPERT_STATISTIC_PATH nor outputs with 'routed_experts'",
 )
 
 
-def read_responses(engine: Engine, paths: list[Path], options: Options) -> Routed:
+def read_responses(engine: ResponseDialect, paths: list[Path], options: ImportOptions) -> RoutedRows:
     """Read files that hold nothing but responses.
 
     Parameters
@@ -124,7 +123,7 @@ class Responses:
         responses do not repeat it.
     """
 
-    def __init__(self, engine: Engine, options: Options) -> None:
+    def __init__(self, engine: ResponseDialect, options: ImportOptions) -> None:
         self.engine, self.options = engine, options
         self.sequences: list[Sequence] = []
         self.without: list[str] = []
@@ -159,7 +158,7 @@ class Responses:
             if len(self.sequences) == before:
                 self.without.append(where)
 
-    def routed(self, path: Path) -> Routed:
+    def routed(self, path: Path) -> RoutedRows:
         """Rows of all sequences, and what is to be told of them.
 
         Parameters
@@ -229,9 +228,7 @@ class Responses:
         total = None if prompt is None or completion is None else prompt + completion
         due = None if total is None else total - 1 - begin
         ids, head = (
-            None
-            if packed is None
-            else unpack(packed, place, self.options, stated, self.engine.type, rows)
+            None if packed is None else unpack(packed, place, self.options, stated, self.engine.type, rows)
             for packed, place, rows in (
                 (answer.ids, where, due),
                 (answer.head, f"{where}, prompt", None),
@@ -282,9 +279,7 @@ def _first(places: list[Any], name: str) -> Any:
     return next((value for value in found if value is not None), None)
 
 
-def _count(
-    places: list[Any], names: tuple[str, ...], lists: tuple[str, ...], where: str
-) -> int | None:
+def _count(places: list[Any], names: tuple[str, ...], lists: tuple[str, ...], where: str) -> int | None:
     """A number of tokens as the first object states it that does, or lists them.
 
     Raises

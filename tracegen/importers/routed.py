@@ -12,14 +12,14 @@ from tracegen.trace.arrays import Array, place_in_group
 from tracegen.trace.tables import DECODE, PREFILL
 
 if TYPE_CHECKING:
-    from tracegen.importers.options import Options
+    from tracegen.importers.options import ImportOptions
     from tracegen.trace.routing import RoutingTrace
 
 UNTOLD = "of speculative decoding, accepted and rejected ones, which cannot be told apart"
 """Said of draft tokens, which are left out."""
 
 
-class Imported(NamedTuple):
+class ImportedTrace(NamedTuple):
     """A trace, and what to tell the user about the dump."""
 
     trace: RoutingTrace
@@ -28,7 +28,7 @@ class Imported(NamedTuple):
 
 
 @dataclass
-class Routed:
+class RoutedRows:
     """Rows as a reader found them."""
 
     ids: Array
@@ -104,7 +104,7 @@ class Sequence(NamedTuple):
     """Position of its first row."""
 
 
-def from_sequences(sequences: list[Sequence], options: Options, **facts: Any) -> Routed:
+def from_sequences(sequences: list[Sequence], options: ImportOptions, **facts: Any) -> RoutedRows:
     """Rows of dumps that hold one array per request.
 
     Parameters
@@ -115,7 +115,7 @@ def from_sequences(sequences: list[Sequence], options: Options, **facts: Any) ->
         ``prompts`` or ``prompt_len`` say where prompts end that a request does not say itself;
         where nothing does, all its rows are prefill, and that is told.
     **facts
-        Further fields of :class:`Routed`.
+        Further fields of :class:`RoutedRows`.
 
     Raises
     ------
@@ -131,17 +131,13 @@ def from_sequences(sequences: list[Sequence], options: Options, **facts: Any) ->
     place = place_in_group(lengths)
     request = np.repeat(np.arange(len(lengths)), lengths)
     position = begins[request] + place
-    known = prompt_lengths(
-        [sequence.prompt_len for sequence in sequences], (begins + lengths).tolist(), options
-    )
+    known = prompt_lengths([sequence.prompt_len for sequence in sequences], (begins + lengths).tolist(), options)
     # Without a length, the prompt is all there is.
-    prompts = np.array(
-        [end if one is None else one for one, end in zip(known, begins + lengths, strict=True)]
-    )
+    prompts = np.array([end if one is None else one for one, end in zip(known, begins + lengths, strict=True)])
     phase = np.where(position < prompts[request], PREFILL, DECODE).astype(np.uint8)
     # One request at a time: a prompt is one pass, each later token another.
     step = np.cumsum((place == 0) | (phase == DECODE)) - 1
-    routed = Routed(
+    routed = RoutedRows(
         ids=np.concatenate([sequence.ids for sequence in sequences]).astype(np.int64),
         request=request,
         position=position,
@@ -163,7 +159,7 @@ def from_sequences(sequences: list[Sequence], options: Options, **facts: Any) ->
     return routed
 
 
-def prompt_lengths(own: list[int | None], ends: list[int], options: Options) -> list[int | None]:
+def prompt_lengths(own: list[int | None], ends: list[int], options: ImportOptions) -> list[int | None]:
     """Tokens of the prompt of each request: its own word, else the user's.
 
     Parameters
@@ -206,9 +202,7 @@ def _refuse_longer(given: int, end: int, own: int | None, where: str) -> None:
         raise UserError(msg)
 
 
-def first_position(
-    rows: int, start: int | None, tokens: int | None, prompt: int | None, where: str
-) -> int:
+def first_position(rows: int, start: int | None, tokens: int | None, prompt: int | None, where: str) -> int:
     """Position of the first row of a request whose last token is never routed.
 
     Parameters
@@ -236,7 +230,5 @@ def first_position(
     msg = f"{where}: {rows} rows for {tokens} tokens{asked}; {tokens - 1 - begin} are due"
     missing = tokens - 1 - rows
     if start is None and prompt is not None and 0 < missing <= prompt:
-        msg += (
-            f". Were they asked for with routed_experts_start_len? Then give --start-len {missing}"
-        )
+        msg += f". Were they asked for with routed_experts_start_len? Then give --start-len {missing}"
     raise UserError(msg)

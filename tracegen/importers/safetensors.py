@@ -15,10 +15,20 @@ from tracegen.trace.arrays import Array
 MAX_HEADER_BYTES = 16 * 2**20
 """Longest header of a safetensors file."""
 TYPES = {
-    "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
-    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1",
-    "BOOL": "?", "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2",
-}  # fmt: skip
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "i1",
+    "U64": "<u8",
+    "U32": "<u4",
+    "U16": "<u2",
+    "U8": "u1",
+    "BOOL": "?",
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": "<u2",
+}
 """safetensors' names of types, as numpy names them; BF16 by its bits."""
 
 
@@ -49,10 +59,7 @@ def load_safetensors(path: Path) -> dict[str, Array]:
                 continue
             dtype, (begin, end) = np.dtype(TYPES[entry["dtype"]]), entry["data_offsets"]
             shape = tuple(int(size) for size in entry["shape"])
-            if (
-                not 0 <= begin <= end <= len(body)
-                or math.prod(shape) * dtype.itemsize != end - begin
-            ):
+            if not 0 <= begin <= end <= len(body) or math.prod(shape) * dtype.itemsize != end - begin:
                 raise ValueError(f"tensor {name!r} is not where the header says")
             found = np.frombuffer(body[begin:end], dtype).reshape(shape)
             if entry["dtype"] == "BF16":  # the upper half of a float32

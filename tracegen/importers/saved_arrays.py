@@ -16,8 +16,11 @@ import numpy as np
 from tracegen.trace.arrays import Array
 
 CODES = frozenset(f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)) | {
-    "f2", "f4", "f8", "b1",
-}  # fmt: skip
+    "f2",
+    "f4",
+    "f8",
+    "b1",
+}
 """Types of numbers, as numpy pickles them."""
 ORDERS = ("<", ">", "=", "|")
 
@@ -56,9 +59,7 @@ class SavedArray:
         if any(size < 0 for size in shape) or math.prod(shape) * kind.dtype.itemsize != len(data):
             msg = f"an array {tuple(shape)} of {kind.dtype} in {len(data)} bytes"
             raise ValueError(msg)
-        self.array = np.frombuffer(data, kind.dtype).reshape(
-            shape, order="F" if is_fortran else "C"
-        )
+        self.array = np.frombuffer(data, kind.dtype).reshape(shape, order="F" if is_fortran else "C")
 
 
 def _reconstruct(*_: Any) -> SavedArray:

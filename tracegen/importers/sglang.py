@@ -23,10 +23,10 @@ from tracegen.importers import files
 from tracegen.importers.counts import counted, read_counts
 from tracegen.importers.equal_ranks import replica_notice, same_tokens
 from tracegen.importers.load_files import holds_loads
-from tracegen.importers.options import Options
-from tracegen.importers.replicas import Pass, Rank, in_order, merge
+from tracegen.importers.options import ImportOptions
+from tracegen.importers.replicas import Rank, RankPass, in_order, merge
 from tracegen.importers.responses import SGLANG, read_responses
-from tracegen.importers.routed import UNTOLD, Routed
+from tracegen.importers.routed import UNTOLD, RoutedRows
 from tracegen.importers.values import integer, records
 from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
@@ -43,7 +43,7 @@ DRAFTS = {
 """Further values, with what is said of their rows, which are left out."""
 
 
-def read_sglang(paths: list[Path], options: Options) -> Routed:
+def read_sglang(paths: list[Path], options: ImportOptions) -> RoutedRows:
     """Recorder files of all ranks, or responses.
 
     Parameters
@@ -88,7 +88,7 @@ def _logical(dump: dict[str, Any], path: Path) -> Array:
     return files.integers(found, 2, f"{path}: last_physical_to_logical_map")
 
 
-def _passes(dumps: Dumps, options: Options) -> Routed:
+def _passes(dumps: Dumps, options: ImportOptions) -> RoutedRows:
     """per_pass: counts of physical experts, one step a forward pass."""
     steps: dict[int, dict[int, Array]] = defaultdict(dict)
     experts = max(int(_logical(dump, path).max()) for path, dump in dumps) + 1
@@ -113,10 +113,7 @@ def _passes(dumps: Dumps, options: Options) -> Routed:
         msg = f"{dumps[0][0]}: the ranks' counts differ in (layers, experts): {sorted(shapes)}"
         raise UserError(msg)
     none = np.zeros(next(iter(shapes)), np.int64)
-    counts = {
-        rank: np.stack([parts.get(number, none) for number in numbers])
-        for rank, parts in steps.items()
-    }
+    counts = {rank: np.stack([parts.get(number, none) for number in numbers]) for rank, parts in steps.items()}
     rows = {rank: part.reshape(-1, part.shape[2]) for rank, part in counts.items()}
     first = same_tokens(rows, options.tp)
     kept = [counts[rank] for rank in sorted(set(first.values()))]
@@ -128,16 +125,13 @@ def _passes(dumps: Dumps, options: Options) -> Routed:
 def _once(there: bool, path: Path, number: int, rank: int) -> None:
     """Refuse a pass that another file, or the same, has already."""
     if there:
-        msg = (
-            f"{path}: pass {number} of rank {rank} is there twice: a file given twice, or files of "
-            "several runs?"
-        )
+        msg = f"{path}: pass {number} of rank {rank} is there twice: a file given twice, or files of several runs?"
         raise UserError(msg)
 
 
-def _tokens(dumps: Dumps, options: Options) -> Routed:
+def _tokens(dumps: Dumps, options: ImportOptions) -> RoutedRows:
     """per_token: ids of every token, ranks side by side in each forward pass."""
-    found: dict[int, dict[int, Pass]] = defaultdict(dict)
+    found: dict[int, dict[int, RankPass]] = defaultdict(dict)
     changed = experts = 0
     for path, dump in dumps:
         to_logical = _logical(dump, path)
@@ -159,7 +153,7 @@ def _tokens(dumps: Dumps, options: Options) -> Routed:
             number = integer(record, "forward_pass_id", where, place)
             _once(number in passes, path, number, rank)
             columns = _columns(record, mode, ids.shape[1], f"{path}: pass {number}")
-            passes[number] = Pass(number, mapped.transpose(1, 0, 2), columns)
+            passes[number] = RankPass(number, mapped.transpose(1, 0, 2), columns)
     if not any(found.values()):
         msg = f"{dumps[0][0]}: no records"
         raise UserError(msg)
@@ -232,7 +226,7 @@ def _columns(record: Mapping[str, Any], mode: int, tokens: int, where: str) -> d
     return columns
 
 
-def _rank(number: int, passes: dict[int, Pass]) -> Rank:
+def _rank(number: int, passes: dict[int, RankPass]) -> Rank:
     """One process, with the layers and slots that it used."""
     if not passes:
         return Rank(number, (), [])
@@ -243,7 +237,7 @@ def _rank(number: int, passes: dict[int, Pass]) -> Rank:
     return Rank(number, tuple(int(layer) for layer in np.flatnonzero(used)), order)
 
 
-def _known(found: dict[int, dict[int, Pass]]) -> Any:
+def _known(found: dict[int, dict[int, RankPass]]) -> Any:
     """Tell whether two ranks had the same tokens, told by their passes, positions and input ids."""
     if not all("token" in part.columns for passes in found.values() for part in passes.values()):
         return None
@@ -251,15 +245,13 @@ def _known(found: dict[int, dict[int, Pass]]) -> Any:
     def same(one: int, other: int) -> bool:
         a, b = found[one], found[other]
         return a.keys() == b.keys() and all(
-            np.array_equal(a[step].columns[name], b[step].columns[name])
-            for step in a
-            for name in ("position", "token")
+            np.array_equal(a[step].columns[name], b[step].columns[name]) for step in a for name in ("position", "token")
         )
 
     return same
 
 
-def _assembled(ranks: list[Rank]) -> Routed:
+def _assembled(ranks: list[Rank]) -> RoutedRows:
     """Rows of all passes, with requests joined by position."""
     parts = in_order(ranks)
     waiting: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -281,10 +273,9 @@ def _assembled(ranks: list[Rank]) -> Routed:
     lengths = [len(part.ids) for _, part in parts]
     ids = np.concatenate([part.ids for _, part in parts])
     columns = {
-        name: np.concatenate([part.columns[name] for _, part in parts])
-        for name in ("position", "phase", "mode")
+        name: np.concatenate([part.columns[name] for _, part in parts]) for name in ("position", "phase", "mode")
     }
-    routed = Routed(
+    routed = RoutedRows(
         ids=ids[:, :, (ids >= 0).any(axis=(0, 1))],  # the recorder has 8 slots for every model
         request=np.concatenate(requests),
         position=columns["position"],

@@ -51,9 +51,7 @@ def documents(path: Path) -> Iterator[ResponseDocument]:
     yield from _streams(_parts(path, text, lines))
 
 
-def _parts(
-    path: Path, text: str, lines: list[tuple[int, str]]
-) -> Iterator[tuple[str, dict[str, Any] | None]]:
+def _parts(path: Path, text: str, lines: list[tuple[int, str]]) -> Iterator[tuple[str, dict[str, Any] | None]]:
     """Objects of a JSON file, or of the lines of one; a line may be a list of them."""
     if ".jsonl" in path.name or (len(lines) > 1 and _is_whole(lines[0][1])):
         values = [(f"{path}, line {n}", files.load_json(s, f"{path}, line {n}")) for n, s in lines]
@@ -86,9 +84,7 @@ def _object(value: Any, where: str) -> dict[str, Any]:
     return value
 
 
-def _events(
-    path: Path, lines: list[tuple[int, str]]
-) -> Iterator[tuple[str, dict[str, Any] | None]]:
+def _events(path: Path, lines: list[tuple[int, str]]) -> Iterator[tuple[str, dict[str, Any] | None]]:
     """Objects of an event stream; None where a response ends."""
     for number, line in lines:
         where = f"{path}, line {number}"

@@ -17,11 +17,11 @@ import numpy as np
 
 from tracegen.importers import files
 from tracegen.importers.ids import ExpertIds, expert_ids, tell
-from tracegen.importers.options import Options
+from tracegen.importers.options import ImportOptions
 from tracegen.importers.packed import is_filler
 from tracegen.importers.padding import load_mask
 from tracegen.importers.responses import START_NAMES, VLLM, Responses
-from tracegen.importers.routed import Routed, Sequence, first_position, from_sequences
+from tracegen.importers.routed import RoutedRows, Sequence, first_position, from_sequences
 from tracegen.importers.values import as_array, integer
 from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
@@ -31,7 +31,7 @@ IDS = ("rollout_routed_experts", "routed_experts")
 PADDING = "padding of a rectangular tensor"
 
 
-def read_vllm(paths: list[Path], options: Options) -> Routed:
+def read_vllm(paths: list[Path], options: ImportOptions) -> RoutedRows:
     """Requests of vLLM.
 
     Parameters
@@ -93,7 +93,7 @@ def _request(path: Path, begin: int, found: list[ExpertIds]) -> Sequence:
     return Sequence(ids, prompt, begin)
 
 
-def read_rollout(paths: list[Path], options: Options) -> Routed:
+def read_rollout(paths: list[Path], options: ImportOptions) -> RoutedRows:
     """Rollouts of verl, slime or NeMo-RL.
 
     Parameters
@@ -201,16 +201,14 @@ def _samples_of_columns(value: dict[str, Any], name: str, where: str) -> list[di
     columns = {"tokens": value["tokens"], name: value[name]}
     if value.get("response_lengths") is not None:
         columns["response_length"] = value["response_lengths"]
-    sizes = {
-        what: len(part) for what, part in columns.items() if isinstance(part, list | np.ndarray)
-    }
+    sizes = {what: len(part) for what, part in columns.items() if isinstance(part, list | np.ndarray)}
     if len(sizes) < len(columns) or len(set(sizes.values())) > 1:
         msg = f"{where}: columns with an entry for each sample are expected; their lengths: {sizes}"
         raise UserError(msg)
     return [dict(zip(columns, entry, strict=True)) for entry in zip(*columns.values(), strict=True)]
 
 
-def _sample(sample: dict[str, Any], options: Options, where: str) -> Sequence:
+def _sample(sample: dict[str, Any], options: ImportOptions, where: str) -> Sequence:
     """One sample of slime, its rows held against its tokens."""
     packed = next((sample[name] for name in IDS if sample.get(name) is not None), None)
     if packed is None:

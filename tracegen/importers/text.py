@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from tracegen.importers import files
-from tracegen.importers.options import Options
-from tracegen.importers.routed import Routed
+from tracegen.importers.options import ImportOptions
+from tracegen.importers.routed import RoutedRows
 from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
 from tracegen.trace.tables import DECODE
@@ -17,7 +17,7 @@ GPT_OSS_EXPERTS = 32
 """Routed experts of gpt-oss-20b (configuration of openai/gpt-oss-20b)."""
 
 
-def read_gpt_oss(paths: list[Path], options: Options) -> Routed:
+def read_gpt_oss(paths: list[Path], options: ImportOptions) -> RoutedRows:
     """Generations of the GPT-OSS expert-fingerprinting recorder, one file each.
 
     ``router_data`` is a list of ``{"token_N": {"layer_L": {"selected_experts": [...],
@@ -66,7 +66,7 @@ def read_gpt_oss(paths: list[Path], options: Options) -> Routed:
     if len(shapes) != 1 or len(next(iter(shapes))) != 2:
         msg = f"{paths[0]}: rows differ in layers or slots: {sorted(shapes)[:3]}"
         raise UserError(msg)
-    routed = Routed(
+    routed = RoutedRows(
         ids=np.stack(ids),
         weights=np.stack(weights),
         request=np.array(request),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from tracegen.library import catalogue as catalogues
 from tracegen.library import fetched, listed, resolve, settings
 from tracegen.library.catalogue import Entry
-from tracegen.library.resolve import Found, search
+from tracegen.library.resolve import ListedTrace, search
 from tracegen.shared.errors import UserError
 from tracegen.shared.managed import ManagedFolder
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Entry",
-    "Found",
+    "ListedTrace",
     "entries",
     "fetch",
     "find",
@@ -52,7 +52,7 @@ def entries() -> dict[str, Entry]:
     return dict(catalogues.built_in().entries)
 
 
-def lookup(name: str | Path, catalogue: str | None = None) -> Found | None:
+def lookup(name: str | Path, catalogue: str | None = None) -> ListedTrace | None:
     """Statement of the first catalogue that lists a name.
 
     Parameters
@@ -125,10 +125,10 @@ def fetch(
     present = settings.Settings(offline)
     place = resolve.resolve(name, catalogue, present)
     path = _have(place, present, on_bytes)
-    if isinstance(place.location if isinstance(place, Found) else place, Path):
+    if isinstance(place.location if isinstance(place, ListedTrace) else place, Path):
         with _opened(place, present, path) as file:
             file.verify()  # as what is downloaded was, before it came into the cache
-    if isinstance(place, Found) and place.catalogue != catalogues.BUILT_IN:
+    if isinstance(place, ListedTrace) and place.catalogue != catalogues.BUILT_IN:
         fetched.note(present.cache, place.catalogue, place.entry)
     return path if out is None else _copy(path, out, place)
 
@@ -147,7 +147,7 @@ def taken(name: str, catalogue: str | None = None, *, offline: bool | None = Non
     """
     present = settings.Settings(offline)
     place = resolve.resolve(name, catalogue, present)
-    if not isinstance(place, Found):
+    if not isinstance(place, ListedTrace):
         return ""
     try:
         alone = resolve.lookup(place.entry.name, None, present)
@@ -207,9 +207,7 @@ def load(
 
 
 @contextlib.contextmanager
-def open_trace(
-    name: str | Path | BinaryIO, catalogue: str | None = None
-) -> Iterator[TraceFile]:  # fmt: skip
+def open_trace(name: str | Path | BinaryIO, catalogue: str | None = None) -> Iterator[TraceFile]:
     """Open a trace by name, path or URL: the header now, the body on request.
 
     Parameters
@@ -266,19 +264,17 @@ def verify(name: str | Path, catalogue: str | None = None) -> str:
         return file.content_id
 
 
-def _on_this_machine(place: Path | Found | str, present: settings.Settings) -> Path | None:
+def _on_this_machine(place: Path | ListedTrace | str, present: settings.Settings) -> Path | None:
     """The file, if reading it needs no connection."""
     if isinstance(place, Path):
         return place
-    if isinstance(place, Found) and isinstance(place.location, Path):
+    if isinstance(place, ListedTrace) and isinstance(place.location, Path):
         return place.location
-    is_cached = isinstance(place, Found) and place.cached is not None
+    is_cached = isinstance(place, ListedTrace) and place.cached is not None
     return _have(place, settings.Settings(offline=True)) if is_cached or present.offline else None
 
 
-def _have(
-    place: Path | Found | str, present: settings.Settings, on_bytes: OnBytes | None = None
-) -> Path:
+def _have(place: Path | ListedTrace | str, present: settings.Settings, on_bytes: OnBytes | None = None) -> Path:
     """The file, downloaded if need be; of a listed one, with the bytes that are listed."""
     from tracegen.library import cache
 
@@ -292,18 +288,13 @@ def _have(
     if not present.offline:
         return cache.fetch(present.cache, place.entry, place.location, on_bytes)
     if place.cached is None:
-        msg = (
-            f"{place.entry.name}: not in the cache {present.cache}, "
-            "and connections are switched off"
-        )
+        msg = f"{place.entry.name}: not in the cache {present.cache}, and connections are switched off"
         raise UserError(msg)
     return place.cached
 
 
 @contextlib.contextmanager
-def _opened(
-    place: Path | Found | str, present: settings.Settings, path: Path | None
-) -> Iterator[TraceFile]:  # fmt: skip
+def _opened(place: Path | ListedTrace | str, present: settings.Settings, path: Path | None) -> Iterator[TraceFile]:
     """Open a file of this machine, or a remote one, and compare it with what its catalogue says."""
     from tracegen.file import reader
 
@@ -312,16 +303,16 @@ def _opened(
         with _open_remote(place, present) as file:
             yield file
     else:
-        if isinstance(place, Found) and listed.leads_out(path, place.entry):
+        if isinstance(place, ListedTrace) and listed.leads_out(path, place.entry):
             listed.check_bytes(path, place.entry)
         with reader.open_trace(path) as file:
-            if isinstance(place, Found):
+            if isinstance(place, ListedTrace):
                 listed.check_header(file, place.entry)
             yield file
 
 
 @contextlib.contextmanager
-def _open_remote(place: Found | str, present: settings.Settings) -> Iterator[TraceFile]:
+def _open_remote(place: ListedTrace | str, present: settings.Settings) -> Iterator[TraceFile]:
     """Open a remote file in place, or download it if its server sends whole files only."""
     from tracegen.file import reader
     from tracegen.library import cache
@@ -334,14 +325,14 @@ def _open_remote(place: Found | str, present: settings.Settings) -> Iterator[Tra
         return
     remote = RemoteFile(source, cache.retry)
     with reader.open_trace(remote) as file:  # type: ignore[arg-type] # it reads, seeks and tells
-        if isinstance(place, Found):
+        if isinstance(place, ListedTrace):
             listed.check_header(file, place.entry)
         yield file
 
 
-def _copy(path: Path, folder: Path, place: Path | Found | str) -> Path:
+def _copy(path: Path, folder: Path, place: Path | ListedTrace | str) -> Path:
     """A copy of a file under the name of its trace."""
-    target = folder / (f"{place.entry.name}.h5" if isinstance(place, Found) else path.name)
+    target = folder / (f"{place.entry.name}.h5" if isinstance(place, ListedTrace) else path.name)
     files = ManagedFolder(folder)
     with files.made():
         if files.check(target.name):

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from tracegen.library import transport, watch
 from tracegen.library.catalogue import Entry, sha256_of
-from tracegen.library.watch import Interrupted
+from tracegen.library.watch import ConnectionLoss
 from tracegen.shared import regular
 from tracegen.shared.errors import UserError
 from tracegen.shared.managed import ManagedFolder
@@ -46,7 +46,7 @@ def retry(action: Callable[[], T], attempts: int | None = None) -> T:
     Parameters
     ----------
     action
-        Raises :class:`Interrupted` when it may be tried again.
+        Raises :class:`ConnectionLoss` when it may be tried again.
     attempts
         Largest number of attempts; None for :data:`ATTEMPTS`.
 
@@ -56,13 +56,13 @@ def retry(action: Callable[[], T], attempts: int | None = None) -> T:
         The last one.
     """
     for attempt in range((attempts or ATTEMPTS) - 1):
-        with contextlib.suppress(Interrupted):
+        with contextlib.suppress(ConnectionLoss):
             return action()
         time.sleep(WAIT_S * 2**attempt)
     return action()
 
 
-def connect(url: str, attempts: int | None = None) -> transport.Source:
+def connect(url: str, attempts: int | None = None) -> transport.RemoteSource:
     """A remote file, attempts included.
 
     Parameters
@@ -79,7 +79,7 @@ def connect(url: str, attempts: int | None = None) -> transport.Source:
     """
     try:
         return retry(lambda: transport.connect(url), attempts)
-    except Interrupted as error:
+    except ConnectionLoss as error:
         msg = f"{url}: {error}"
         raise UserError(msg) from error
 
@@ -146,9 +146,7 @@ def fetch(cache: Path, entry: Entry, url: str, on_bytes: OnBytes | None = None) 
     return target
 
 
-def fetch_unlisted(
-    cache: Path, url: str, offline: bool, on_bytes: OnBytes | None = None
-) -> Path:  # fmt: skip
+def fetch_unlisted(cache: Path, url: str, offline: bool, on_bytes: OnBytes | None = None) -> Path:
     """Path in the cache of a trace that no catalogue lists, downloaded if it changed.
 
     Parameters
@@ -196,9 +194,7 @@ def fetch_unlisted(
     return target
 
 
-def _download(
-    url: str, files: ManagedFolder, part: str, size: int | None, on_bytes: OnBytes | None
-) -> str:
+def _download(url: str, files: ManagedFolder, part: str, size: int | None, on_bytes: OnBytes | None) -> str:
     """Complete a partial file; returns its SHA-256."""
     source = connect(url)
     if size is not None and source.size is not None and source.size != size:
@@ -217,7 +213,7 @@ def _download(
                 if size is None:
                     break
                 problem = f"{out.tell()} of {size} bytes arrived"
-            except Interrupted as error:
+            except ConnectionLoss as error:
                 problem = str(error)
             failures = 1 if out.tell() - before >= PROGRESS_BYTES else failures + 1
             if out.tell() != size:
@@ -235,7 +231,7 @@ def _download(
 
 
 def _take(
-    source: transport.Source,
+    source: transport.RemoteSource,
     out: BinaryIO,
     digest: hashlib._Hash,
     size: int | None,

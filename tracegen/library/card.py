@@ -19,20 +19,52 @@ from tracegen.shared.display.escape import json_text, line, markdown
 
 CROISSANT = "croissant.json"
 """File name of the Croissant metadata."""
-# fmt: off
-HUB_LICENSES = frozenset({
-    "afl-3.0", "apache-2.0", "artistic-2.0", "bsd-2-clause", "bsd-3-clause",
-    "bsd-3-clause-clear", "bsl-1.0", "cc-by-2.0", "cc-by-2.5", "cc-by-3.0", "cc-by-4.0",
-    "cc-by-nc-2.0", "cc-by-nc-3.0", "cc-by-nc-4.0", "cc-by-nc-nd-3.0", "cc-by-nc-nd-4.0",
-    "cc-by-nc-sa-2.0", "cc-by-nc-sa-3.0", "cc-by-nc-sa-4.0", "cc-by-nd-4.0", "cc-by-sa-3.0",
-    "cc-by-sa-4.0", "cc0-1.0", "isc", "mit", "mpl-2.0", "ms-pl", "unlicense",
-})
-# fmt: on
+HUB_LICENSES = frozenset(
+    {
+        "afl-3.0",
+        "apache-2.0",
+        "artistic-2.0",
+        "bsd-2-clause",
+        "bsd-3-clause",
+        "bsd-3-clause-clear",
+        "bsl-1.0",
+        "cc-by-2.0",
+        "cc-by-2.5",
+        "cc-by-3.0",
+        "cc-by-4.0",
+        "cc-by-nc-2.0",
+        "cc-by-nc-3.0",
+        "cc-by-nc-4.0",
+        "cc-by-nc-nd-3.0",
+        "cc-by-nc-nd-4.0",
+        "cc-by-nc-sa-2.0",
+        "cc-by-nc-sa-3.0",
+        "cc-by-nc-sa-4.0",
+        "cc-by-nd-4.0",
+        "cc-by-sa-3.0",
+        "cc-by-sa-4.0",
+        "cc0-1.0",
+        "isc",
+        "mit",
+        "mpl-2.0",
+        "ms-pl",
+        "unlicense",
+    }
+)
 """SPDX identifiers, in lower case, that the Hugging Face Hub knows by that name
 (https://huggingface.co/docs/hub/repositories-licenses)."""
-SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"),
-         (10**7, "1M<n<10M"), (10**8, "10M<n<100M"), (10**9, "100M<n<1B"),
-         (10**10, "1B<n<10B"), (10**11, "10B<n<100B"), (10**12, "100B<n<1T"))  # fmt: skip
+SIZES = (
+    (10**3, "n<1K"),
+    (10**4, "1K<n<10K"),
+    (10**5, "10K<n<100K"),
+    (10**6, "100K<n<1M"),
+    (10**7, "1M<n<10M"),
+    (10**8, "10M<n<100M"),
+    (10**9, "100M<n<1B"),
+    (10**10, "1B<n<10B"),
+    (10**11, "10B<n<100B"),
+    (10**12, "100B<n<1T"),
+)
 """Numbers of rows below which the Hub has a size category, and its name."""
 
 TABLES = """
@@ -84,7 +116,7 @@ _CONTEXT: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class About:
+class FolderFacts:
     """Facts about a published folder that its traces do not say themselves."""
 
     title: str
@@ -105,9 +137,7 @@ Views = Mapping[str, View]
 """Tables by name of the trace; empty where there are none."""
 
 
-def texts(
-    entries: Sequence[Entry], views: Views, about: About, date: datetime.date
-) -> dict[str, str]:  # fmt: skip
+def texts(entries: Sequence[Entry], views: Views, about: FolderFacts, date: datetime.date) -> dict[str, str]:
     """Files that go beside the traces.
 
     Parameters
@@ -135,7 +165,7 @@ def texts(
     return made
 
 
-def readme(entries: Sequence[Entry], views: Views, about: About) -> str:
+def readme(entries: Sequence[Entry], views: Views, about: FolderFacts) -> str:
     """The data set card: metadata as the Hugging Face Hub reads it, then prose.
 
     Parameters
@@ -167,9 +197,7 @@ def readme(entries: Sequence[Entry], views: Views, about: About) -> str:
     )
 
 
-def croissant(
-    entries: Sequence[Entry], views: Views, about: About, date: datetime.date
-) -> dict[str, Any]:
+def croissant(entries: Sequence[Entry], views: Views, about: FolderFacts, date: datetime.date) -> dict[str, Any]:
     """Croissant 1.0 metadata: the data set, its files with their hashes, and its records.
 
     Parameters
@@ -217,7 +245,7 @@ def _summary(entry: Entry) -> str:
     )
 
 
-def _file(one: Entry | View, about: About, description: str, encoding: str) -> dict[str, Any]:
+def _file(one: Entry | View, about: FolderFacts, description: str, encoding: str) -> dict[str, Any]:
     """A file of the data set."""
     return {
         "@type": "cr:FileObject",
@@ -317,7 +345,7 @@ def _row(entry: Entry) -> str:
     return "| " + " | ".join([link, *(markdown(str(cell)) for cell in cells)]) + " |"
 
 
-def _citations(entries: Sequence[Entry], about: About) -> list[str]:
+def _citations(entries: Sequence[Entry], about: FolderFacts) -> list[str]:
     """Publications to cite, each once."""
     cited = [about.citation, *(entry.citation for entry in entries)]
     return [text for text in dict.fromkeys(map(line, cited)) if text]

@@ -22,7 +22,7 @@ OPTIONAL = ("token_id", "gate_weights", "rank", "flags", "requests")
 
 
 @dataclass(frozen=True)
-class Converted:
+class Conversion:
     """Outcome of a conversion."""
 
     content_id: str
@@ -47,7 +47,7 @@ def convert(
     without: tuple[str, ...] = (),
     overwrite: bool = False,
     max_bytes: int | None = None,
-) -> Converted:
+) -> Conversion:
     """Rewrite a trace, whole or in part.
 
     Parameters
@@ -115,9 +115,7 @@ def convert(
             source=trace.info.provenance.get("source", {}),
             dropped=dropped,
         )
-        converted = dataclasses.replace(
-            converted, info=dataclasses.replace(converted.info, provenance=record)
-        )
+        converted = dataclasses.replace(converted, info=dataclasses.replace(converted.info, provenance=record))
     from tracegen.file import header
     from tracegen.file.writer import write
 
@@ -128,7 +126,7 @@ def convert(
         )
         raise UserError(msg)
     digest = write(converted, out, overwrite=overwrite)
-    return Converted(digest, parent, header.version_of(converted.info))
+    return Conversion(digest, parent, header.version_of(converted.info))
 
 
 def _leave_out(trace: RoutingTrace, without: tuple[str, ...]) -> RoutingTrace:

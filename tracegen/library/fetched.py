@@ -78,9 +78,7 @@ def names(cache: Path | None, name: str | None = None) -> Iterator[Catalogue]:
         return
     for path in sorted((cache / "fetched").glob(f"*/{name or '*'}.json")):
         try:
-            text = ManagedFolder(cache, "fetched", path.parent.name).read_text(
-                path.name, MOST_BYTES
-            )
+            text = ManagedFolder(cache, "fetched", path.parent.name).read_text(path.name, MOST_BYTES)
             yield FetchedName.model_validate_json(text).origin
         except (OSError, UnicodeDecodeError, ValidationError, UserError):
             _log.warning("%s is passed over: it says of no trace that it was fetched", path)

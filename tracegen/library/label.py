@@ -74,9 +74,7 @@ def describe(
     return write(changed, path, overwrite=True)
 
 
-def _info(
-    info: TraceInfo, title: str | None, license: str | None, source: str | None, notes: str | None
-) -> TraceInfo:
+def _info(info: TraceInfo, title: str | None, license: str | None, source: str | None, notes: str | None) -> TraceInfo:
     """The same with new texts."""
     record = info.provenance
     if source is not None or notes is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tracegen import library
 from tracegen.library import card, catalogue, describe, resolve, view
-from tracegen.library.card import About
+from tracegen.library.card import FolderFacts
 from tracegen.library.catalogue import INDEX, Entry
 from tracegen.shared.errors import UserError
 from tracegen.shared.managed import ManagedFolder
@@ -95,7 +95,7 @@ def add(
 def publish(
     folder: Path,
     traces: Sequence[str],
-    about: About,
+    about: FolderFacts,
     *,
     with_token_ids: bool = False,
     with_tables: bool = True,
@@ -148,8 +148,7 @@ def publish(
     draft = folder.absolute().with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
     try:
         entries = [
-            add(draft, trace, dataset=about.dataset, citation=about.citation, source=about.source)
-            for trace in traces
+            add(draft, trace, dataset=about.dataset, citation=about.citation, source=about.source) for trace in traces
         ]
         views = {
             one.name: view.write(draft / one.file, draft, f"{TABLES}/{one.name}.parquet")

@@ -8,13 +8,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tracegen.library.watch import Interrupted
+from tracegen.library.watch import ConnectionLoss
 from tracegen.shared.errors import UserError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from tracegen.library.transport import Source
+    from tracegen.library.transport import RemoteSource
 
 PAGE_BYTES = 64 * 2**10
 """Bytes fetched at least: the header of a trace takes about two such pages."""
@@ -32,10 +32,10 @@ class RemoteFile(io.RawIOBase):
     source
         Whose size is known.
     retry
-        Calls a function again while it raises :class:`Interrupted`.
+        Calls a function again while it raises :class:`ConnectionLoss`.
     """
 
-    def __init__(self, source: Source, retry: Callable[[Callable[[], bytes]], bytes]) -> None:
+    def __init__(self, source: RemoteSource, retry: Callable[[Callable[[], bytes]], bytes]) -> None:
         if source.size is None:
             msg = f"{source.url}: the server does not say how large it is"
             raise UserError(msg)
@@ -123,7 +123,7 @@ class RemoteFile(io.RawIOBase):
         self.fetched_bytes += stop - start
         try:
             data = self._retry(lambda: self._source.read(start, stop))
-        except Interrupted as error:
+        except ConnectionLoss as error:
             message = f"{self.name}: {error}"
             raise UserError(message) from error
         if len(data) != stop - start:

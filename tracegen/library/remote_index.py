@@ -8,7 +8,7 @@ from pathlib import Path
 from tracegen.library import cache as cache_files
 from tracegen.library import transport
 from tracegen.library.catalogue import MAX_INDEX_BYTES
-from tracegen.library.watch import Interrupted
+from tracegen.library.watch import ConnectionLoss
 from tracegen.shared.errors import UserError
 from tracegen.shared.managed import ManagedFolder
 
@@ -43,9 +43,7 @@ def read_index(cache: Path, url: str, offline: bool) -> tuple[str, str | None]:
         raise UserError(msg)
     try:
         # Little patience where there is something to fall back on.
-        text = _read_small(
-            cache_files.connect(url, 2 if copy is not None else None), MAX_INDEX_BYTES
-        )
+        text = _read_small(cache_files.connect(url, 2 if copy is not None else None), MAX_INDEX_BYTES)
     except UserError as error:
         if copy is None:
             raise
@@ -63,7 +61,7 @@ def _copy_of(files: ManagedFolder, name: str) -> str | None:
     return None
 
 
-def _read_small(source: transport.Source, limit: int) -> str:
+def _read_small(source: transport.RemoteSource, limit: int) -> str:
     """A whole text of bounded size."""
 
     def whole() -> bytes:
@@ -75,12 +73,12 @@ def _read_small(source: transport.Source, limit: int) -> str:
                 raise UserError(msg)
         if source.size is not None and len(data) < source.size:
             msg = f"{len(data)} of {source.size} bytes arrived"
-            raise Interrupted(msg)
+            raise ConnectionLoss(msg)
         return bytes(data)
 
     try:
         return cache_files.retry(whole).decode("utf-8")
-    except Interrupted as error:
+    except ConnectionLoss as error:
         msg = f"{source.url}: {error}"
         raise UserError(msg) from error
     except UnicodeDecodeError as error:

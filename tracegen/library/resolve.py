@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Found:
+class ListedTrace:
     """A trace that a catalogue lists."""
 
     entry: Entry
@@ -46,9 +46,7 @@ class Found:
         return f"{self.catalogue}{MARK}{self.entry.name}"
 
 
-def search(
-    catalogue: str | None = None, *, offline: bool | None = None
-) -> tuple[list[Found], list[str]]:  # fmt: skip
+def search(catalogue: str | None = None, *, offline: bool | None = None) -> tuple[list[ListedTrace], list[str]]:
     """Every trace that can be named.
 
     Parameters
@@ -70,7 +68,7 @@ def search(
         If the one catalogue asked for cannot be read.
     """
     present = settings.Settings(offline)
-    found: dict[str, list[Found]] = {}
+    found: dict[str, list[ListedTrace]] = {}
     problems: list[str] = []
     for item in _catalogues(catalogue, present, problems):
         for entry in item.entries.values():
@@ -83,9 +81,7 @@ def search(
     return [one for ones in several.values() for one in ones], problems
 
 
-def resolve(
-    name: str | Path, catalogue: str | None, present: settings.Settings
-) -> Path | Found | str:
+def resolve(name: str | Path, catalogue: str | None, present: settings.Settings) -> Path | ListedTrace | str:
     """Place of a trace.
 
     Parameters
@@ -174,9 +170,7 @@ def is_path(name: str | Path) -> bool:
     return is_path or regular.is_file(path)
 
 
-def lookup(
-    name: str | Path, catalogue: str | None, present: settings.Settings
-) -> Found | None:  # fmt: skip
+def lookup(name: str | Path, catalogue: str | None, present: settings.Settings) -> ListedTrace | None:
     """Statement of the first catalogue that lists a name.
 
     Parameters
@@ -197,7 +191,7 @@ def lookup(
     if is_path(name) or is_url(str(name)):
         return None
     problems: list[str] = []
-    found: list[Found] = []
+    found: list[ListedTrace] = []
     for item in _catalogues(catalogue, present, problems):
         if str(name) in item.entries:
             for problem in problems:
@@ -213,7 +207,7 @@ def lookup(
     return found[0] if found else None
 
 
-def _several(found: list[Found]) -> list[Found]:
+def _several(found: list[ListedTrace]) -> list[ListedTrace]:
     """Traces of one name that are not the same: the first, and others that were fetched.
 
     What its catalogue says now stands for what it said when the trace was fetched. A name of the
@@ -228,15 +222,13 @@ def _several(found: list[Found]) -> list[Found]:
     return list(different.values())
 
 
-def _ambiguity(found: list[Found]) -> str:
+def _ambiguity(found: list[ListedTrace]) -> str:
     """The sentence that says how different traces of one name are told apart."""
     name = found[0].entry.name
     return f"{name} names different traces: write {' or '.join(one.reference for one in found)}"
 
 
-def _catalogues(
-    only: str | None, present: settings.Settings, problems: list[str]
-) -> Iterator[Catalogue]:
+def _catalogues(only: str | None, present: settings.Settings, problems: list[str]) -> Iterator[Catalogue]:
     """Catalogues in the order in which they are searched, each read when its turn comes."""
     if only is not None:
         yield _read(only, present, problems)
@@ -274,7 +266,7 @@ def _read_remote(where: str, cache_folder: Path, offline: bool) -> tuple[Catalog
     return Catalogue(where, base, catalogues.parse(text, index)), problem
 
 
-def _found(item: Catalogue, entry: Entry, present: settings.Settings) -> Found:
+def _found(item: Catalogue, entry: Entry, present: settings.Settings) -> ListedTrace:
     """An entry together with the place of its file."""
     location = item.locate(entry)
     cached = None
@@ -282,4 +274,4 @@ def _found(item: Catalogue, entry: Entry, present: settings.Settings) -> Found:
         from tracegen.library import cache
 
         cached = cache.cached(present.cache, entry)
-    return Found(entry, item.where, location, cached)
+    return ListedTrace(entry, item.where, location, cached)

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from tracegen.library import watch
 from tracegen.library.catalogue import check_url
-from tracegen.library.watch import Interrupted, Overdrawn
+from tracegen.library.watch import ConnectionLoss, Overdrawn
 from tracegen.shared.errors import UserError
 
 BLOCK_BYTES = 2**20
@@ -24,11 +24,11 @@ LONGEST_REASON = 200
 """Characters of what a server says that a message shows."""
 
 
-class Refused(Interrupted):
+class ConnectionRefusal(ConnectionLoss):
     """Nobody listens at the address."""
 
 
-class Source(Protocol):
+class RemoteSource(Protocol):
     """A remote file."""
 
     url: str
@@ -56,7 +56,7 @@ class Source(Protocol):
         """
 
 
-def connect(url: str) -> Source:
+def connect(url: str) -> RemoteSource:
     """A remote file, its size known if the server says.
 
     Parameters
@@ -82,9 +82,14 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     max_redirections = 5
 
     def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any,
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: Any,
         newurl: str,
-    ) -> urllib.request.Request | None:  # fmt: skip
+    ) -> urllib.request.Request | None:
         # urllib has parsed the address, and refuses one that is none.
         old, new = urlsplit(req.full_url).scheme, urlsplit(newurl).scheme
         if new not in ("http", "https") or (old == "https" and new == "http"):
@@ -141,7 +146,7 @@ class HttpSource:
         try:
             with self._get("bytes=0-0") as answer:
                 yield answer
-        except Refused as error:
+        except ConnectionRefusal as error:
             problem = f"{self.url}: {error}; no server listens there"
             raise UserError(problem) from error
 
@@ -168,7 +173,7 @@ class HttpSource:
             data = b"".join(_blocks(answer, stop - start))
         if len(data) != stop - start:
             msg = f"{len(data)} of {stop - start} bytes arrived"
-            raise Interrupted(msg)
+            raise ConnectionLoss(msg)
         return data
 
     def stream(self, start: int) -> Iterator[bytes]:
@@ -210,7 +215,7 @@ class HttpSource:
             error.close()
             said = f"the server answered {error.code} {_line(error.reason)}"
             if error.code in (408, 425, 429) or error.code >= 500:
-                raise Interrupted(said) from error
+                raise ConnectionLoss(said) from error
             problem = f"{self.url}: {said}"
             raise UserError(problem) from error
         except urllib.error.URLError as error:
@@ -218,13 +223,13 @@ class HttpSource:
                 problem = f"{self.url}: {error.reason}"
                 raise UserError(problem) from error
             if isinstance(error.reason, ConnectionRefusedError):
-                raise Refused("the connection was refused") from error
-            raise Interrupted(_line(error.reason)) from error
+                raise ConnectionRefusal("the connection was refused") from error
+            raise ConnectionLoss(_line(error.reason)) from error
         except (http.client.InvalidURL, ValueError, Overdrawn) as error:  # of a redirection, too
             problem = f"{self.url}: {_line(error)}"
             raise UserError(problem) from error
         except (OSError, http.client.HTTPException) as error:
-            raise Interrupted(_line(error)) from error
+            raise ConnectionLoss(_line(error)) from error
 
 
 def _line(said: object) -> str:
@@ -317,7 +322,7 @@ class FsspecSource:
             data = bytes(self._system.cat_file(self._path, start=start, end=stop))
         if len(data) != stop - start:
             msg = f"{len(data)} of {stop - start} bytes arrived"
-            raise Interrupted(msg)
+            raise ConnectionLoss(msg)
         return data
 
     def stream(self, start: int) -> Iterator[bytes]:
@@ -347,7 +352,7 @@ class FsspecSource:
         """Sort errors into those to retry and the user's."""
         try:
             yield
-        except (UserError, Interrupted):
+        except (UserError, ConnectionLoss):
             raise
         except (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError) as error:
             msg = f"{self.url}: {error.strerror or type(error).__name__}"
@@ -355,4 +360,4 @@ class FsspecSource:
         except Exception as error:
             # Every service has its own exceptions, and fsspec hands them through.
             lines = str(error).strip().splitlines()
-            raise Interrupted(lines[0] if lines else type(error).__name__) from error
+            raise ConnectionLoss(lines[0] if lines else type(error).__name__) from error

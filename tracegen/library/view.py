@@ -22,7 +22,7 @@ ROWS = 2**17
 """Rows of a table that are made at a time: what a reader has to unpack to see one of them."""
 
 
-class Column(NamedTuple):
+class CatalogueColumn(NamedTuple):
     """One column of the table."""
 
     name: str
@@ -33,15 +33,15 @@ class Column(NamedTuple):
 
 
 COLUMNS = (
-    Column("layer", "sc:Integer", False, "Number of the decoder layer"),
-    Column("token", "sc:Integer", False, "Row of the token, the same in all layers"),
-    Column("step", "sc:Integer", False, "Forward pass in which the token was routed"),
-    Column("request", "sc:Integer", False, "Sequence that the token belongs to"),
-    Column("position", "sc:Integer", False, "Position of the token in its sequence, from 0"),
-    Column("phase", "sc:Text", False, f"One of {', '.join(PHASES)}"),
-    Column("rank", "sc:Integer", False, "GPU that the token was on"),
-    Column("experts", "sc:Integer", True, "Experts that the token visited in the layer"),
-    Column("weights", "sc:Float", True, "Gate weight of each of these experts, as recorded"),
+    CatalogueColumn("layer", "sc:Integer", False, "Number of the decoder layer"),
+    CatalogueColumn("token", "sc:Integer", False, "Row of the token, the same in all layers"),
+    CatalogueColumn("step", "sc:Integer", False, "Forward pass in which the token was routed"),
+    CatalogueColumn("request", "sc:Integer", False, "Sequence that the token belongs to"),
+    CatalogueColumn("position", "sc:Integer", False, "Position of the token in its sequence, from 0"),
+    CatalogueColumn("phase", "sc:Text", False, f"One of {', '.join(PHASES)}"),
+    CatalogueColumn("rank", "sc:Integer", False, "GPU that the token was on"),
+    CatalogueColumn("experts", "sc:Integer", True, "Experts that the token visited in the layer"),
+    CatalogueColumn("weights", "sc:Float", True, "Gate weight of each of these experts, as recorded"),
 )
 
 
@@ -62,7 +62,7 @@ class View:
     file: str
     file_bytes: int
     sha256: str
-    columns: tuple[Column, ...]
+    columns: tuple[CatalogueColumn, ...]
 
 
 def check_installed() -> None:
@@ -117,7 +117,7 @@ def write(trace: Path, folder: Path, file: str) -> View:
     return View(file, target.stat().st_size, sha256_of(target), columns)
 
 
-def _columns(trace: TraceFile) -> tuple[Column, ...]:
+def _columns(trace: TraceFile) -> tuple[CatalogueColumn, ...]:
     """The columns that a trace has."""
     absent = set() if trace.has_rank else {"rank"}
     absent |= set() if trace.has_gate_weights else {"weights"}
@@ -131,7 +131,7 @@ def _parts(trace: TraceFile) -> Iterator[tuple[int, RoutingTrace]]:
             yield start, trace.read([layer], slice(start, start + ROWS))
 
 
-def _table(part: RoutingTrace, columns: tuple[Column, ...], start: int) -> Any:
+def _table(part: RoutingTrace, columns: tuple[CatalogueColumn, ...], start: int) -> Any:
     """The rows of one layer (or no rows, of none), as an Arrow table."""
     import pyarrow
 

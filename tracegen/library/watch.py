@@ -1,7 +1,7 @@
 """HTTP of which every byte is counted: what a server sends has an end, in time and in bytes.
 
 `http.client` waits for a server as long as each of its bytes comes in time, and reads as many
-heads, trailers and extensions of chunks as are sent. All that it reads goes through a `Watch`.
+heads, trailers and extensions of chunks as are sent. All that it reads goes through a `TransferWatch`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ENV_MEGABYTES = "MOEREPLAY_DOWNLOAD_MB"
 _DEFAULTS = {ENV_SECONDS: 3600.0, ENV_MEGABYTES: 256.0}
 
 
-class Interrupted(Exception):
+class ConnectionLoss(Exception):
     """The connection failed in a way that may not happen again."""
 
 
@@ -71,7 +71,7 @@ def allowed(name: str) -> float:
     return value
 
 
-class Watch:
+class TransferWatch:
     """Bytes that have come over one connection, and the time they took.
 
     Attributes
@@ -127,14 +127,14 @@ class Watch:
         if elapsed > PATIENCE_S:
             if self.content - self._content_since < MIN_BYTES_PER_S * elapsed:
                 message = f"slower than {MIN_BYTES_PER_S} bytes per second"
-                raise Interrupted(message)
+                raise ConnectionLoss(message)
             self._since, self._content_since = self._waited, self.content
 
 
 class _Watched(io.RawIOBase):
     """The bytes of a connection, each reading watched."""
 
-    def __init__(self, raw: Any, connection: socket.socket, watch: Watch) -> None:
+    def __init__(self, raw: Any, connection: socket.socket, watch: TransferWatch) -> None:
         self._raw, self._connection, self._watch = raw, connection, watch
 
     def readable(self) -> bool:
@@ -151,7 +151,7 @@ class _Watched(io.RawIOBase):
 class Answer(http.client.HTTPResponse):
     """An answer, watched from its first byte on."""
 
-    def __init__(self, watch: Watch, sock: socket.socket, *rest: Any, **options: Any) -> None:
+    def __init__(self, watch: TransferWatch, sock: socket.socket, *rest: Any, **options: Any) -> None:
         super().__init__(sock, *rest, **options)
         self._watch = watch
         raw = self.fp.detach()
@@ -170,7 +170,7 @@ class Answer(http.client.HTTPResponse):
 
 
 def handlers() -> tuple[urllib.request.BaseHandler, ...]:
-    """HTTP and HTTPS, each connection with a `Watch` of its own."""
+    """HTTP and HTTPS, each connection with a `TransferWatch` of its own."""
     return _Http(), _Https(context=_context())
 
 
@@ -189,7 +189,7 @@ def _watched(kind: type[http.client.HTTPConnection]) -> Any:
 
     def make(host: str, **options: Any) -> http.client.HTTPConnection:
         connection = kind(host, **options)
-        connection.response_class = functools.partial(Answer, Watch())  # type: ignore[assignment]  # makes one
+        connection.response_class = functools.partial(Answer, TransferWatch())  # type: ignore[assignment]  # makes one
         return connection
 
     return make

@@ -4,13 +4,13 @@ from importlib import resources
 from pathlib import Path
 
 from tracegen.models import config
-from tracegen.models.catalogue import Catalogue
+from tracegen.models.catalogue import ModelCatalogue
 from tracegen.models.schema import ModelShape
 from tracegen.shared.errors import unknown
 
 __all__ = ["ModelShape", "aliases", "completed", "load", "names", "of_checkpoint", "parse"]
 
-_CATALOGUE = Catalogue(resources.files(__name__), ModelShape, ("title", "model_id", "notes"))
+_CATALOGUE = ModelCatalogue(resources.files(__name__), ModelShape, ("title", "model_id", "notes"))
 
 
 def names() -> tuple[str, ...]:

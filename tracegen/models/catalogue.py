@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Shape = TypeVar("Shape", bound=BaseModel)
 
 
-class Catalogue(Generic[Shape]):
+class ModelCatalogue(Generic[Shape]):
     """TOML files of one schema in one folder of a package, each named as its model.
 
     A file has ``name``, a table ``[shape]`` whose keys are fields of the schema, each
@@ -48,11 +48,7 @@ class Catalogue(Generic[Shape]):
     @functools.cached_property
     def aliases(self) -> dict[str, str]:
         """Alias to model name."""
-        return {
-            alias: name
-            for name, text in self._texts.items()
-            for alias in tomllib.loads(text).get("aliases", [])
-        }
+        return {alias: name for name, text in self._texts.items() for alias in tomllib.loads(text).get("aliases", [])}
 
     @functools.cached_property
     def _shipped(self) -> dict[str, Shape]:
@@ -117,9 +113,7 @@ class Catalogue(Generic[Shape]):
             msg = f"{where}: {first_problem(error)}"
             raise UserError(msg) from error
 
-    def _split_sources(
-        self, shape: dict[str, Any], where: str
-    ) -> tuple[dict[str, Any], dict[str, str]]:
+    def _split_sources(self, shape: dict[str, Any], where: str) -> tuple[dict[str, Any], dict[str, str]]:
         """Values and their sources of a ``[shape]`` table."""
         fields = set(self._schema.model_fields) - {"name", *self._prose, "sources"}
         values: dict[str, Any] = {}

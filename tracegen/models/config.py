@@ -129,18 +129,19 @@ class _Config:
         self._router()
         self._rest()
         if not self._family:
-            said = (
-                f"model_type {self._type!r} is" if self._type else "A model without model_type is"
-            )
+            said = f"model_type {self._type!r} is" if self._type else "A model without model_type is"
             self._notes.append(
                 f"{said} not known here: read by the names of its values; experts are taken to be "
                 "gated, and weights to be scaled to sum to one where nothing else is stated."
             )
         try:
             return ModelShape(
-                name=self._type or "model", sources=self._sources, notes=" ".join(self._notes),
-                title=self._title(), **self._values,
-            )  # fmt: skip
+                name=self._type or "model",
+                sources=self._sources,
+                notes=" ".join(self._notes),
+                title=self._title(),
+                **self._values,
+            )
         except ValidationError as error:
             problem = error.errors()[0]
             place = ".".join(map(str, problem["loc"]))
@@ -191,9 +192,7 @@ class _Config:
         """Experts, shared ones, and their widths."""
         if not self._has(names.NUM_EXPERTS):
             said = f" of model_type {self._type!r}" if self._type else ""
-            msg = (
-                f"a model{said} without experts, as none of {', '.join(names.NUM_EXPERTS)} is there"
-            )
+            msg = f"a model{said} without experts, as none of {', '.join(names.NUM_EXPERTS)} is there"
             raise self._error(msg)
         hidden = self._read("hidden", names.HIDDEN, "the hidden size")
         rows = next((name for name in names.ROWS if self.get(name) is not None), "")
@@ -242,8 +241,7 @@ class _Config:
         """Heads, if they are the same in all layers."""
         if said := config_layers.other_attention(self._text):
             self._notes.append(
-                f"Attention is left out: by {said} not all layers have the same, and a shape has "
-                "one for all."
+                f"Attention is left out: by {said} not all layers have the same, and a shape has one for all."
             )
             return
         if not self._has(names.HEADS):

@@ -180,7 +180,5 @@ class ModelShape(StrictDocument):
         notes, sources and :data:`PARAMETERS_ONLY`, which `tracegen.models.completed` adds.
         """
         left_out = {"title", "notes", "sources", *PARAMETERS_ONLY}
-        sizes: dict[str, Any] = self.model_dump(
-            mode="json", exclude=left_out, exclude_defaults=True
-        )
+        sizes: dict[str, Any] = self.model_dump(mode="json", exclude=left_out, exclude_defaults=True)
         return sizes

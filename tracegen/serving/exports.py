@@ -95,10 +95,7 @@ def _plan(trace: RoutingTrace, ids: Array, engine: str, path: str | Path) -> lis
     }[engine]
     again = _again(trace)
     return [
-        *(
-            [f"{again} tokens are at a position their request had before, and count once."]
-            * bool(again)
-        ),
+        *([f"{again} tokens are at a position their request had before, and count once."] * bool(again)),
         f"Followed by: MOEREPLAY_FOLLOW={path} {simulated}",
     ]
 

@@ -45,9 +45,7 @@ class RoutePlan:
         If there is no row, or a row has fewer than k experts.
     """
 
-    def __init__(
-        self, ids: Array, request: Array, position: Array, layers: tuple[int, ...]
-    ) -> None:
+    def __init__(self, ids: Array, request: Array, position: Array, layers: tuple[int, ...]) -> None:
         if not ids.size:
             msg = "the plan holds no row"
             raise UserError(msg)
@@ -83,14 +81,11 @@ class RoutePlan:
         arrays = load_npz(path)
         missing = {"expert_ids", "request", "position", "layers"} - set(arrays)
         if missing:
-            msg = (
-                f"{path}: no {', '.join(sorted(missing))}; moereplay trace export writes such files"
-            )
+            msg = f"{path}: no {', '.join(sorted(missing))}; moereplay trace export writes such files"
             raise UserError(msg)
         ids = integers(arrays["expert_ids"], 3, f"{path}: expert_ids")
         request, position, layers = (
-            integers(arrays[name], 1, f"{path}: {name}")
-            for name in ("request", "position", "layers")
+            integers(arrays[name], 1, f"{path}: {name}") for name in ("request", "position", "layers")
         )
         if not len(request) == len(position) == len(ids) or len(layers) != ids.shape[1]:
             msg = f"{path}: {ids.shape} ids, {len(request)} requests, {len(position)} positions"
@@ -156,17 +151,12 @@ class PlanBuffer:
         If the plan is of another model.
     """
 
-    def __init__(
-        self, plan: RoutePlan, max_tokens: int, device: Any, num_experts: int, topk: int
-    ) -> None:
+    def __init__(self, plan: RoutePlan, max_tokens: int, device: Any, num_experts: int, topk: int) -> None:
         import torch
 
         highest = int(plan.ids.max())
         if plan.topk != topk or highest >= num_experts:
-            msg = (
-                f"{FILE} has top-{plan.topk} up to expert {highest}, the model top-{topk} of "
-                f"{num_experts} experts"
-            )
+            msg = f"{FILE} has top-{plan.topk} up to expert {highest}, the model top-{topk} of {num_experts} experts"
             raise UserError(msg)
         self._plan, self._strays = plan, 0
         self._places = {layer: place for place, layer in enumerate(plan.layers)}

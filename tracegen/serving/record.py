@@ -32,7 +32,7 @@ HELD_BYTES = 2**26
 log = logging.getLogger("vllm.moereplay")
 
 
-class Recorder:
+class PassRecorder:
     """Collects passes and writes them as ``rank{r}-{n}.npz``, each file under its name when whole.
 
     While a file cannot be written (a full disk, a folder that is gone or read-only), rows wait in
@@ -121,9 +121,7 @@ class Recorder:
         with self._lock:
             self._write_waiting()  # makes room for what has come since
             if self._rows:
-                arrays: dict[str, Any] = {
-                    name: np.concatenate(parts) for name, parts in self._parts.items()
-                }
+                arrays: dict[str, Any] = {name: np.concatenate(parts) for name, parts in self._parts.items()}
                 arrays |= {"layers": np.array(self._layers), "rank": np.array(self.rank)}
                 arrays["num_ranks"] = np.array(self.num_ranks)
                 self._rows = 0

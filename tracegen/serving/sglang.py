@@ -145,9 +145,7 @@ class SimulatedRouters:
             Decoder layer.
         """
         if self.buffer is None:
-            self.buffer = PlanBuffer(
-                self.plan, MOST_TOKENS, topk_ids.device, int(num_experts), num_routed_topk
-            )
+            self.buffer = PlanBuffer(self.plan, MOST_TOKENS, topk_ids.device, int(num_experts), num_routed_topk)
             if self._first is not None:
                 self.buffer.fill(*self._first)
         topk_ids[:, :num_routed_topk].copy_(self.buffer.of_layer(layer_id, topk_ids.shape[0]))

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tracegen.serving.plan import FILE, PlanBuffer, RoutePlan
-from tracegen.serving.record import Recorder
+from tracegen.serving.record import PassRecorder
 from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array, place_in_group
 from tracegen.trace.tables import DECODE, PREFILL
@@ -125,14 +125,12 @@ def attach(runner_class: Any, folder: Path | None, plan: RoutePlan | None = None
         return  # vLLM may call plug-ins more than once
     runner_class.moereplay_attached = True
     if folder is not None:
-        _wrap(runner_class, "moereplay", lambda runner: Worker(runner, folder), is_harmless=True)
+        _wrap(runner_class, "moereplay", lambda runner: RunnerRecording(runner, folder), is_harmless=True)
     if plan is not None:
         _wrap(runner_class, "moereplay_guide", lambda runner: Guide(runner, plan))
 
 
-def _wrap(
-    runner_class: Any, held: str, make: Callable[[Any], Any], *, is_harmless: bool = False
-) -> None:
+def _wrap(runner_class: Any, held: str, make: Callable[[Any], Any], *, is_harmless: bool = False) -> None:
     """Have a part of each runner see its passes.
 
     Parameters
@@ -160,9 +158,7 @@ def _wrap(
             except Exception as error:
                 if not is_harmless:
                     raise
-                log.error(
-                    "nothing more is recorded: %s", error, exc_info=not isinstance(error, UserError)
-                )
+                log.error("nothing more is recorded: %s", error, exc_info=not isinstance(error, UserError))
                 setattr(self, held, None)
             return made
 
@@ -264,9 +260,7 @@ class Guide:
                 state = getattr(router, "eplb_state", None)
                 if state is not None and state.logical_replica_count is not None:
                     experts = len(state.logical_replica_count)  # replicas are no experts
-                self.buffer = PlanBuffer(
-                    plan, runner.max_num_tokens, runner.device, experts, int(router.top_k)
-                )
+                self.buffer = PlanBuffer(plan, runner.max_num_tokens, runner.device, experts, int(router.top_k))
             self.buffer.of_layer(layer, 0)
             router._compute_routing = functools.partial(self._route, layer)
         log.info("%d layers follow the plan of %s", len(layers), FILE)
@@ -299,7 +293,7 @@ class Guide:
         return weights, ids
 
 
-class Worker:
+class RunnerRecording:
     """Recording of one model runner.
 
     Parameters
@@ -342,7 +336,7 @@ class Worker:
         parallel = config.parallel_config
         rank = parallel.data_parallel_rank * parallel.world_size + parallel.rank
         num_ranks = parallel.data_parallel_size * parallel.world_size
-        self.recorder = Recorder(folder, rank, num_ranks)
+        self.recorder = PassRecorder(folder, rank, num_ranks)
         self.batch: Any = None
         log.info("recording the routing of rank %d to %s", rank, folder)
 

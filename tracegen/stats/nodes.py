@@ -87,10 +87,7 @@ def node_statistics(
     rank = trace.tokens.rank
     own = None if rank is None else rank[sample.order].astype(np.int64) // gpus_per_node
     num_nodes = num_gpus // gpus_per_node
-    counts = [
-        _counts(ids, gpu_of[layer], own, num_gpus, gpus_per_node)
-        for layer, ids in enumerate(sample.ids)
-    ]
+    counts = [_counts(ids, gpu_of[layer], own, num_gpus, gpus_per_node) for layer, ids in enumerate(sample.ids)]
     # Of a trace without GPUs, a visited node is another than the token's own by chance.
     factor = np.ones(len(LABELS)) if own is not None else np.array([1, 1] + [1 - 1 / num_nodes] * 3)
     found = {}
@@ -127,12 +124,10 @@ def _gpus_of_experts(trace: RoutingTrace, num_gpus: int, placement: str | Array)
     return np.broadcast_to(given, (trace.num_layers, num_experts))
 
 
-def _counts(
-    ids: Array, gpu_of: Array, own: Array | None, num_gpus: int, gpus_per_node: int
-) -> Array:
+def _counts(ids: Array, gpu_of: Array, own: Array | None, num_gpus: int, gpus_per_node: int) -> Array:
     """Counts of each token of a layer in the order of `LABELS`, shape (token, label).
 
-    Where the own node is not known, nodes that are visited count as other nodes.
+    Where its own node is not known, nodes that are visited count as other nodes.
     """
     num_nodes = num_gpus // gpus_per_node
     # Empty slots and zero experts lie on a GPU of a node of their own, behind the others.

@@ -13,6 +13,7 @@ import numpy as np
 
 from tracegen.shared.display.content import (
     Axis,
+    BarPart,
     Bars,
     Chart,
     Column,
@@ -20,7 +21,6 @@ from tracegen.shared.display.content import (
     Item,
     Line,
     Page,
-    Part,
     Plot,
     Section,
     Table,
@@ -86,9 +86,7 @@ def layers_table(found: Mapping[str, Statistic]) -> Table:
     rows = [
         (one.label, layer, value, SURE * error)
         for one in found.values()
-        for layer, (value, error) in enumerate(
-            zip(_floats(one.value), _floats(one.error), strict=True)
-        )
+        for layer, (value, error) in enumerate(zip(_floats(one.value), _floats(one.error), strict=True))
     ]
     return Table("layers", "Statistics by layer", columns, rows)
 
@@ -117,9 +115,7 @@ def statistics_page(found: TraceStatistics, title: str = "Routing", command: str
             Section("Statistics", [statistics_table(found.by_name)]),
             Section("Load of experts", [*load, *_imbalance(found.by_name)]),
             Section("Reuse within a request", _some(_locality(found.by_name))),
-            Section(
-                "Experts that are chosen together", [*_together(found), *_some(_travel(found))]
-            ),
+            Section("Experts that are chosen together", [*_together(found), *_some(_travel(found))]),
             Section("Groups of experts that a token visits", _some(_fanout(found))),
             Section("Layer by layer", [layers_table(found.by_name)], is_open=False),
         ],
@@ -145,14 +141,14 @@ def nodes_page(found: Mapping[str, Statistic], title: str = "Routing", command: 
             "nodes",
             "Tokens by the number of nodes that hold experts of theirs",
             [f"{number} {'node' if number == '1' else 'nodes'}" for number in numbers],
-            [Part("tokens", [one.summary for _, one in shares])],
+            [BarPart("tokens", [one.summary for _, one in shares])],
             "share of tokens",
         ),
         Bars(
             "rows",
             "Rows that a token sends to other nodes",
             [f"one per (token, {name.removeprefix('rows_per_')})" for name, _ in rows],
-            [Part("rows", [one.summary for _, one in rows])],
+            [BarPart("rows", [one.summary for _, one in rows])],
             "rows per token",
         ),
     ]
@@ -337,9 +333,7 @@ def _together(found: TraceStatistics) -> list[Item]:
             [None if row == column else float(matrix[row, column]) for column in range(kept.size)]
             for row in range(kept.size)
         ]
-        which = (
-            f"the {MOST_EXPERTS} most visited experts" if experts > MOST_EXPERTS else "all experts"
-        )
+        which = f"the {MOST_EXPERTS} most visited experts" if experts > MOST_EXPERTS else "all experts"
         names = [str(one) for one in kept.tolist()]
         charts.append(
             Heat(

@@ -62,9 +62,7 @@ def sample_of(trace: RoutingTrace, seed: int) -> Sample:
         If there are fewer than two requests.
     """
     order = np.lexsort((trace.tokens.position, trace.tokens.request))
-    _, begins, counts = np.unique(
-        trace.tokens.request[order], return_index=True, return_counts=True
-    )
+    _, begins, counts = np.unique(trace.tokens.request[order], return_index=True, return_counts=True)
     if counts.size < 2:
         msg = f"{counts.size} requests; statistics compare tokens of one with those of others"
         raise UserError(msg)
@@ -81,14 +79,10 @@ def sample_of(trace: RoutingTrace, seed: int) -> Sample:
             owner = experts * number // num_experts
             # Zero experts are on no GPU; they and empty slots have a group of their own, the last.
             groups[number] = np.append(owner, np.full(trace.empty_slot + 1 - owner.size, number))
-    return Sample(
-        ids, request, group_of[request], begins, counts, trace.num_experts, rng, groups, order
-    )
+    return Sample(ids, request, group_of[request], begins, counts, trace.num_experts, rng, groups, order)
 
 
-def jackknifed(
-    label: str, sums: Array, measure: Callable[[Array], Floats], over: Callable[..., Any]
-) -> Statistic:
+def jackknifed(label: str, sums: Array, measure: Callable[[Array], Floats], over: Callable[..., Any]) -> Statistic:
     """Give a statistic of sums by group, with its jackknife error.
 
     Parameters
@@ -108,9 +102,7 @@ def jackknifed(
     count = sums.shape[0]
     error = np.sqrt((count - 1) * left_out.var(axis=0))
     overall = np.array([over(one) for one in left_out])
-    return Statistic(
-        label, value, error, float(over(value)), float(np.sqrt((count - 1) * overall.var()))
-    )
+    return Statistic(label, value, error, float(over(value)), float(np.sqrt((count - 1) * overall.var())))
 
 
 def distinct(visited: Array, number: int) -> Array:

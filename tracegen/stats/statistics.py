@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tracegen.shared.display.shown import Shown
+from tracegen.shared.display.shown import Exhibit
 from tracegen.stats.sample import (
     Sample,
     Statistic,
@@ -39,7 +39,7 @@ MAX_REUSES = 20_000
 
 
 @dataclass(frozen=True)
-class TraceStatistics(Shown):
+class TraceStatistics(Exhibit):
     """Everything that ``moereplay trace stats`` shows."""
 
     PAGE: ClassVar[str] = "tracegen.stats.page:statistics_page"
@@ -69,9 +69,7 @@ class TraceStatistics(Shown):
                 "standard_error": error,
             }
             for name, one in self.by_name.items()
-            for layer, (value, error) in enumerate(
-                zip(one.value.tolist(), one.error.tolist(), strict=True)
-            )
+            for layer, (value, error) in enumerate(zip(one.value.tolist(), one.error.tolist(), strict=True))
         ]
 
     def to_json(self) -> dict[str, Any]:
@@ -110,9 +108,7 @@ def statistics(trace: RoutingTrace, *, seed: int = 0) -> TraceStatistics:
     correlation, travel = _together(sample, found)
     fanout = _fanout(sample, found)
     _busiest(sample, found)
-    return TraceStatistics(
-        found, _load(sample).sum(0) / sample.request.size, correlation, fanout, travel
-    )
+    return TraceStatistics(found, _load(sample).sum(0) / sample.request.size, correlation, fanout, travel)
 
 
 def _load(sample: Sample) -> Array:
@@ -231,20 +227,14 @@ def _together(sample: Sample, found: dict[str, Statistic]) -> tuple[Floats, Floa
                 recall[:, layer - 1, column] = np.bincount(group[~learns], count, groups)
         before = present
     visits = np.bincount(group, minlength=groups).astype(np.float64)
-    packed = np.concatenate(
-        [joint.reshape(groups, layers, -1), np.tile(visits[:, None, None], (1, layers, 1))], axis=2
-    )
+    packed = np.concatenate([joint.reshape(groups, layers, -1), np.tile(visits[:, None, None], (1, layers, 1))], axis=2)
     upper = np.triu_indices(width, 1)
 
     def pairs(sums: Array) -> Floats:
         return _correlation(sums, width)[:, upper[0], upper[1]]
 
-    found["pair_std"] = jackknifed(
-        "co-activation: spread", packed, lambda s: pairs(s).std(axis=1), np.median
-    )
-    found["pair_max"] = jackknifed(
-        "co-activation: strongest pair", packed, lambda s: pairs(s).max(axis=1), np.median
-    )
+    found["pair_std"] = jackknifed("co-activation: spread", packed, lambda s: pairs(s).std(axis=1), np.median)
+    found["pair_max"] = jackknifed("co-activation: strongest pair", packed, lambda s: pairs(s).max(axis=1), np.median)
     if layers > 1:
         # Groups that only taught the table have no hits to leave out.
         tested = recall[recall[:, 0, 1] > 0]
@@ -281,9 +271,7 @@ def _fanout(sample: Sample, found: dict[str, Statistic]) -> dict[int, Floats]:
         histogram = np.zeros((groups, layers, topk + 1))
         for layer, ids in enumerate(sample.ids):
             key = sample.group * (topk + 1) + distinct(owner[ids], number)
-            histogram[:, layer] = np.bincount(key, minlength=groups * (topk + 1)).reshape(
-                groups, topk + 1
-            )
+            histogram[:, layer] = np.bincount(key, minlength=groups * (topk + 1)).reshape(groups, topk + 1)
         found[f"distinct_groups_{number}"] = jackknifed(
             f"distinct of {number} groups per token",
             histogram,

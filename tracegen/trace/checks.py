@@ -88,9 +88,7 @@ def _check_requests(trace: TraceData) -> None:
             _expect(f"requests.{name}", column, wanted, column.shape)
 
 
-def _expect(
-    name: str, array: npt.NDArray[Any] | None, dtype: npt.DTypeLike, shape: tuple[int, ...]
-) -> None:
+def _expect(name: str, array: npt.NDArray[Any] | None, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> None:
     """Refuse an array that is there but not of this type and shape."""
     if array is None:
         return

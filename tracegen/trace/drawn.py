@@ -72,9 +72,7 @@ def rows_with_loads(counts: Array, rows: int, topk: int, rng: np.random.Generato
         left, right = np.array_split(rng.permutation(rows)[: rows // 2 * 2], 2)
         a, b = rng.integers(topk, size=(2, left.size))
         left_ids, right_ids = ids[left, a], ids[right, b]
-        clash = (ids[left] == right_ids[:, None]).any(axis=1) | (
-            ids[right] == left_ids[:, None]
-        ).any(axis=1)
+        clash = (ids[left] == right_ids[:, None]).any(axis=1) | (ids[right] == left_ids[:, None]).any(axis=1)
         free = ~clash
         ids[left[free], a[free]], ids[right[free], b[free]] = right_ids[free], left_ids[free]
     return ids

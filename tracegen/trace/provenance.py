@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from tracegen.shared.errors import UserError
 
 
-class Dropped(BaseModel):
+class DroppedRows(BaseModel):
     """Rows of the source that are not in the trace."""
 
     model_config = ConfigDict(extra="forbid")
@@ -39,7 +39,7 @@ class Provenance(BaseModel):
     """Versions of what it ran on."""
     source: dict[str, Any] = {}
     """Origin of imported or captured data: repository, commit, files, licence, checkpoint."""
-    dropped: list[Dropped] = []
+    dropped: list[DroppedRows] = []
     """Rows that were left out, and the reason."""
     parents: list[str] = []
     """Content ids of the traces this one was derived from."""

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tracegen import models
 from tracegen.models import ModelShape
-from tracegen.shared.display.shown import Shown
+from tracegen.shared.display.shown import Exhibit
 from tracegen.shared.errors import UserError
 from tracegen.trace import checks
 from tracegen.trace.arrays import Array
@@ -38,7 +38,7 @@ class LayerDag(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RoutingTrace(TraceData, Shown):
+class RoutingTrace(TraceData, Exhibit):
     """Expert choices of every token, layer by layer, with what made them.
 
     ``expert_ids[l, t, k]`` is the edge list of the token-expert graph: token row
@@ -273,9 +273,7 @@ class RoutingTrace(TraceData, Shown):
         rows = self.step_rows(step)
         graph.add_nodes_from(("token", layer, row) for row in range(rows.start, rows.stop))
         experts = np.repeat(np.arange(self.num_experts), np.diff(dag.indptr))
-        for expert, row, slot in zip(
-            experts.tolist(), dag.tokens.tolist(), dag.slots.tolist(), strict=True
-        ):
+        for expert, row, slot in zip(experts.tolist(), dag.tokens.tolist(), dag.slots.tolist(), strict=True):
             edge: dict[str, Any] = {"slot": slot}
             if self.gate_weights is not None:
                 edge["weight"] = float(self.gate_weights[layer, row, slot])

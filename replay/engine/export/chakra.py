@@ -125,8 +125,7 @@ class _Nodes:
         self._programs = programs
         self._unit_ps = unit_ps
         self._names = {
-            what: [_text(_NODE_NAME, name + suffix) for name in graph.kind_names]
-            for what, suffix in _SUFFIX.items()
+            what: [_text(_NODE_NAME, name + suffix) for name in graph.kind_names] for what, suffix in _SUFFIX.items()
         }
         resources = (*graph.resources.names, graph.resources.name(NULL_RESOURCE))
         self._resources = [_attribute(_string("resource", name)) for name in resources]
@@ -230,9 +229,7 @@ def _attribute(message: bytes) -> bytes:
 
 
 _IS_GPU_OP = _attribute(_head("is_cpu_op", _ATTR_BOOL) + _varint(0))
-_TASK, _START_PS, _DURATION_PS = (
-    _head(name, _ATTR_UINT64) for name in ("task", "start_ps", "duration_ps")
-)
+_TASK, _START_PS, _DURATION_PS = (_head(name, _ATTR_UINT64) for name in ("task", "start_ps", "duration_ps"))
 # Signed types: what the feeder reads, and what its later versions convert.
 _COMM_SIZE = _head("comm_size", _ATTR_INT64)
 _COMM_SRC, _COMM_DST, _COMM_TAG, _SERVER = (

@@ -177,9 +177,7 @@ class _Picture:
     threads: Mapping[Thread, int]
 
     @classmethod
-    def of(
-        cls, timeline: Timeline, tasks: Int64s, scene: Scene, window_ps: tuple[int, int] | None
-    ) -> _Picture:
+    def of(cls, timeline: Timeline, tasks: Int64s, scene: Scene, window_ps: tuple[int, int] | None) -> _Picture:
         """Give everything its thread, and threads their numbers."""
         rows, row = threads_of(timeline, tasks, scene)
         followed: list[Slice] = []
@@ -225,9 +223,7 @@ class _Picture:
         for number, arrow in enumerate(self.arrows, 1):
             yield from _arrow_events(number, arrow, self.threads)
         yield from self._task_events()
-        for gauge, process, times, values in sampled(
-            self.timeline, self.scene.gauges, self.window_ps
-        ):
+        for gauge, process, times, values in sampled(self.timeline, self.scene.gauges, self.window_ps):
             head = f'{{"ph":"C","name":{json.dumps(gauge.name)},"pid":{pid_of(process)},"ts":'
             of = json.dumps(gauge.of)
             for time, value in zip(times, values, strict=True):
@@ -264,9 +260,14 @@ class _Picture:
         timeline, graph = self.timeline, self.timeline.graph
         on_the_way = timeline.visible_ps[tasks] - timeline.end_ps[tasks]
         columns = (
-            timeline.start_ps[tasks], timeline.end_ps[tasks], tasks, graph.payload_bytes[tasks],
-            graph.wire_bytes[tasks], on_the_way, graph.tag[tasks],
-        )  # fmt: skip
+            timeline.start_ps[tasks],
+            timeline.end_ps[tasks],
+            tasks,
+            graph.payload_bytes[tasks],
+            graph.wire_bytes[tasks],
+            on_the_way,
+            graph.tag[tasks],
+        )
         rows = zip(*(column.tolist() for column in columns), strict=True)
         for start, end, task, payload, wire, latency, tag in rows:
             args = f'"task":{task},"start_ps":{start},"dur_ps":{end - start}'
@@ -292,9 +293,12 @@ class _Picture:
 
 def _slice_event(one: Slice, thread: int) -> str:
     event = {
-        "ph": "X", "name": one.name, "cat": one.category, "pid": pid_of(one.thread.process),
+        "ph": "X",
+        "name": one.name,
+        "cat": one.category,
+        "pid": pid_of(one.thread.process),
         "tid": thread,
-    }  # fmt: skip
+    }
     head = json.dumps(event, separators=(",", ":"))[:-1]
     exact = {"start_ps": one.start_ps, "dur_ps": one.end_ps - one.start_ps}
     args = json.dumps({**one.details, **exact}, separators=(",", ":"))
@@ -310,9 +314,13 @@ def _arrow_events(number: int, arrow: Arrow, threads: Mapping[Thread, int]) -> I
     """
     for phase, one in (("s", arrow.source), ("f", arrow.target)):
         event = {
-            "ph": phase, "name": arrow.name, "cat": "followed", "id": number,
-            "pid": pid_of(one.thread.process), "tid": threads[one.thread],
-        }  # fmt: skip
+            "ph": phase,
+            "name": arrow.name,
+            "cat": "followed",
+            "id": number,
+            "pid": pid_of(one.thread.process),
+            "tid": threads[one.thread],
+        }
         if phase == "f":
             event["bp"] = "e"  # the enclosing slice, not the next one
         head = json.dumps(event, separators=(",", ":"))[:-1]
@@ -337,9 +345,7 @@ def _ns(ps: int, since_ps: int = 0) -> str:
     return f"{ns // _NS_PER_US}.{ns % _NS_PER_US:03d}"
 
 
-def _write(
-    file: IO[bytes], other: dict[str, str], names: Iterable[str], events: Iterable[str]
-) -> int:
+def _write(file: IO[bytes], other: dict[str, str], names: Iterable[str], events: Iterable[str]) -> int:
     """Write the JSON object piece by piece, never all of it in memory; the number of events."""
     head = {"displayTimeUnit": "ns", "otherData": other}
     file.write(json.dumps(head, indent=1)[:-2].encode() + b',\n "traceEvents": [\n')

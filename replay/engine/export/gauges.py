@@ -31,9 +31,7 @@ class Samples(NamedTuple):
     value: list[float]
 
 
-def sampled(
-    timeline: Timeline, gauges: Sequence[Gauge], window_ps: tuple[int, int]
-) -> Iterator[Samples]:
+def sampled(timeline: Timeline, gauges: Sequence[Gauge], window_ps: tuple[int, int]) -> Iterator[Samples]:
     """Read gauges off a schedule, in equal parts of some of the time.
 
     A value is the mean over its part of the time; where it stays the same, it stands once. The last
@@ -78,14 +76,9 @@ def in_service(timeline: Timeline, gauge: Gauge, low: int, part_ps: int, count: 
         ]
         # Services of a weight are rows of their own; a last row is for what does not count.
         weights, which = np.unique(gauge.weight, return_inverse=True)
-        row = np.where(
-            gauge.level >= 0, which.reshape(-1) * size + gauge.level, weights.size * size
-        )
+        row = np.where(gauge.level >= 0, which.reshape(-1) * size + gauge.level, weights.size * size)
     past = low + part_ps * count
-    cut = [
-        (owner, np.clip(start, low, past) - low, np.clip(end, low, past) - low, None)
-        for owner, start, end in spans
-    ]
+    cut = [(owner, np.clip(start, low, past) - low, np.clip(end, low, past) - low, None) for owner, start, end in spans]
     # One part more, in which those end that reach the end of the last.
     busy = busy_by_window(cut, part_ps, row.astype(np.int64), (weights.size * size + 1, count + 1))
     by_weight = busy[:-1, :count].reshape(weights.size, size, count)

@@ -159,9 +159,7 @@ def _distinct(src: Int64s, dst: Int64s) -> tuple[Int64s, Int64s]:
     return pairs[:, 0], pairs[:, 1]
 
 
-def make_programs(
-    timeline: Timeline, transfers: Transfers = "network", one_per: OnePer = "gpu"
-) -> Programs:
+def make_programs(timeline: Timeline, transfers: Transfers = "network", one_per: OnePer = "gpu") -> Programs:
     """Turn a schedule into programs.
 
     Parameters
@@ -221,9 +219,7 @@ def make_programs(
 
     # A message hangs on the operation at its end of the edge.
     at = np.concatenate([np.arange(task.size), sender, receiver])
-    what = np.repeat(
-        [CALCULATION, DELAY, SEND, RECEIVE], [tasks.size, delayed.size, sender.size, sender.size]
-    )
+    what = np.repeat([CALCULATION, DELAY, SEND, RECEIVE], [tasks.size, delayed.size, sender.size, sender.size])
     level = _levels(timeline.start_ps, src, dst)
     order = np.lexsort((_PLACE[what], task[at], level[task[at]], start[at], rank[at]))
     number = np.empty(order.size, np.int64)
@@ -332,9 +328,7 @@ def _notes(
         notes.append(f"{shared} resources serve several ranks: each of these has its own")
     fan_out = int(np.count_nonzero(np.bincount(src[is_between], minlength=1) > 1))
     if fan_out:
-        notes.append(
-            f"{fan_out} tasks send to several ranks: each of these is a message of its own"
-        )
+        notes.append(f"{fan_out} tasks send to several ranks: each of these is a message of its own")
     homeless = int(np.count_nonzero(graph.rank != home))
     if homeless:
         notes.append(f"{homeless} tasks without a rank are with their resource or a neighbour")

@@ -142,7 +142,6 @@ class Scene:
         groups = list(dict.fromkeys(resources.groups))
         place = np.array([groups.index(group) for group in resources.groups], np.int64)
         gauges = [
-            Gauge.share(group, timeline.graph, place == number)
-            for number, group in enumerate(groups[:MOST_GROUPS])
+            Gauge.share(group, timeline.graph, place == number) for number, group in enumerate(groups[:MOST_GROUPS])
         ]
         return cls(place, gauges)

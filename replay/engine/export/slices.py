@@ -104,9 +104,14 @@ def path_slices(timeline: Timeline) -> Iterator[Slice]:
     graph, path = timeline.graph, critical_path(timeline)
     thread = Thread(PATH, RESOURCE, 0, 0, 0, "task, and what its time went by with")
     columns = (
-        path.task, path.kind, path.resource, path.queueing_ps, path.credits_ps, path.service_ps,
+        path.task,
+        path.kind,
+        path.resource,
+        path.queueing_ps,
+        path.credits_ps,
+        path.service_ps,
         path.latency_ps,
-    )  # fmt: skip
+    )
     now = 0
     for task, kind, resource, *parts in zip(*(each.tolist() for each in columns), strict=True):
         name = path.kind_names[kind]
@@ -158,9 +163,7 @@ def _stages(timeline: Timeline, journey: Journey) -> Iterator[Slice]:
         yield Slice(thread, name, "followed", begun, ended, stage.details)
 
 
-def _steps(
-    timeline: Timeline, journey: Journey, tasks: Int64s, stage_of: Mapping[int, str]
-) -> Iterator[Slice]:
+def _steps(timeline: Timeline, journey: Journey, tasks: Int64s, stage_of: Mapping[int, str]) -> Iterator[Slice]:
     """Tasks on the ways, in lanes of their process."""
     graph = timeline.graph
     process = process_of(graph, tasks)
@@ -268,9 +271,7 @@ class _Rows:
     def of_one(self, task: int) -> Int64s:
         return self.neighbours[self.indptr[task] : self.indptr[task + 1]]
 
-    def reached(
-        self, tasks: Int64s, among: npt.NDArray[np.bool_] | None = None
-    ) -> npt.NDArray[np.bool_]:
+    def reached(self, tasks: Int64s, among: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.bool_]:
         """Mark the tasks that can be reached from some, which can be (task,)."""
         found = np.zeros(self.indptr.size - 1, np.bool_)
         found[tasks] = True

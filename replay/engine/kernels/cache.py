@@ -170,9 +170,7 @@ def cache_folder() -> Path | None:
     found = next(filter(None, (_made(one, shared) for one in _candidates(installation))), None)
     if shared:
         place = "every process compiles them again" if found is None else f"they are in {found}"
-        _left_aside.append(
-            f"compiled kernels are not kept where {' and where '.join(shared)}: {place}"
-        )
+        _left_aside.append(f"compiled kernels are not kept where {' and where '.join(shared)}: {place}")
     if os.environ.get("NUMBA_CACHE_DIR"):  # its user should know, whatever is read elsewhere
         _tell_of_others()
     return found

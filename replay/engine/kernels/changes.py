@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from replay.engine.kernels.compiling import entry, inlined
-from replay.engine.kernels.memory import Fixed, KernelMemory, Stepped, Vector
+from replay.engine.kernels.memory import FixedNumber, KernelMemory, StridedColumn, Vector
 
 #: How many changes a window has, their sum, and the sum of those that add something.
 COUNT, NET, GAINED = range(3)
@@ -16,13 +16,13 @@ NUM_SUMS = 3
 class Changes(KernelMemory):
     """Changes of the levels of some owners, one a row, and windows of time (owner, window)."""
 
-    num_rows = Fixed()
+    num_rows = FixedNumber()
     owner = Vector(np.int32)  # -1: the row does not count
-    by_task = Fixed()  # whether `task` says where a row's time stands; else the row itself does
+    by_task = FixedNumber()  # whether `task` says where a row's time stands; else the row itself does
     task = Vector(np.int32)
     time = Vector(np.int64)
-    change = Stepped()
-    sign = Fixed()
+    change = StridedColumn()
+    sign = FixedNumber()
     # Of each owner: its changes, and when the first and the last of them are.
     rows = Vector(np.int64)
     first = Vector(np.int64)
@@ -34,7 +34,7 @@ class Changes(KernelMemory):
     windows = Vector(np.int64)
     # Changes of the windows that are looked into, window after window: where the next one of each
     # window goes, and what the owner has when the window begins.
-    num_windows = Fixed()
+    num_windows = FixedNumber()
     is_wanted = Vector(np.int8)
     place = Vector(np.int64)
     before = Vector(np.int64)

@@ -37,12 +37,12 @@ from numba.extending import (
 from replay.engine.kernels.memory import (
     IS_PLAIN,
     WORD_BYTES,
-    Fixed,
+    FixedNumber,
     KernelMemory,
     Number,
     RecordLayout,
     Records,
-    Stepped,
+    StridedColumn,
     Vector,
 )
 
@@ -98,7 +98,7 @@ def _type_of(part):
         return RecordsType(part.layout)
     if isinstance(part, Vector):
         return VectorType(8 * part.dtype.itemsize)
-    if isinstance(part, Stepped):
+    if isinstance(part, StridedColumn):
         return ColumnType()
     return types.int64
 
@@ -209,9 +209,9 @@ def _get_part(context, builder, kind, value, name):
     part, offset = kind.memory.parts[name], kind.memory.offsets[name]
     if isinstance(part, Number):
         return _load(builder, value, _I64(offset), 64, f"number {name}")
-    if isinstance(part, Fixed):
+    if isinstance(part, FixedNumber):
         return _load_word(builder, value, offset, _I64)
-    if isinstance(part, Stepped):
+    if isinstance(part, StridedColumn):
         return builder.gep(value, [_I64(offset)], inbounds=True)
     return _load_word(builder, value, offset, _POINTER)
 

@@ -150,9 +150,17 @@ class _Compiler(CompilerBase):
     def define_pipelines(self) -> list[Any]:
         steps = PassManager("kernel")
         for step in (
-            TranslateByteCode, FixupArgs, IRProcessing, ReconstructSSA, _InferTypes,
-            PreLowerStripPhis, IRLegalization, AnnotateTypes, self.lowering, NoPythonBackend,
-        ):  # fmt: skip
+            TranslateByteCode,
+            FixupArgs,
+            IRProcessing,
+            ReconstructSSA,
+            _InferTypes,
+            PreLowerStripPhis,
+            IRLegalization,
+            AnnotateTypes,
+            self.lowering,
+            NoPythonBackend,
+        ):
             steps.add_pass(step, step.__name__)
         steps.finalize()
         return [steps]
@@ -183,9 +191,7 @@ def inner(function: Callable[..., Any]) -> Any:
 
 def inlined(function: Callable[..., Any]) -> Any:
     """Compile a function that becomes a part of each kernel that calls it."""
-    return _without_literals(
-        njit(pipeline_class=_InnerCompiler, forceinline=True, **_INNER)(function)
-    )
+    return _without_literals(njit(pipeline_class=_InnerCompiler, forceinline=True, **_INNER)(function))
 
 
 def _without_literals(kernel: Any) -> Any:
@@ -239,9 +245,7 @@ class _Entry:
     def is_missing(self) -> bool:
         """Tell whether it is neither loaded nor in the cache."""
         kernel, kinds = self._kernel, self._kinds
-        return kinds not in kernel.overloads and not kernel._cache.has(
-            kinds, kernel.targetctx.codegen()
-        )
+        return kinds not in kernel.overloads and not kernel._cache.has(kinds, kernel.targetctx.codegen())
 
     def __call__(self, memory: KernelMemory) -> Any:
         if type(memory) is not self._memory:
@@ -305,13 +309,8 @@ def _start_helper() -> subprocess.Popen[bytes] | None:
 
     if num_processors() < 2 or cache_folder() is None or not sys.executable:
         return None
-    code = (
-        f"import sys; sys.path[:] = {sys.path!r}\n"
-        f"from {__name__} import compile_backwards; compile_backwards()"
-    )
+    code = f"import sys; sys.path[:] = {sys.path!r}\nfrom {__name__} import compile_backwards; compile_backwards()"
     nowhere = subprocess.DEVNULL
     with contextlib.suppress(OSError):  # it is compiled here, then
-        return subprocess.Popen(
-            [sys.executable, "-P", "-c", code], stdin=nowhere, stdout=nowhere, stderr=nowhere
-        )
+        return subprocess.Popen([sys.executable, "-P", "-c", code], stdin=nowhere, stdout=nowhere, stderr=nowhere)
     return None

@@ -12,18 +12,18 @@ from replay.engine.columns import EdgeBlocks, IntArray
 from replay.engine.errors import GraphError
 from replay.engine.kernels.compiling import entry, inlined
 from replay.engine.kernels.layout import SIGNAL
-from replay.engine.kernels.memory import Fixed, KernelMemory, Number, Stepped, Vector
+from replay.engine.kernels.memory import FixedNumber, KernelMemory, Number, StridedColumn, Vector
 
 
 class EdgeBlock(KernelMemory):
     """A block of edges: edge ``i`` goes from ``source[i] + i * source_slope``; see `EdgeBlocks`."""
 
-    count = Fixed()
-    num_tasks = Fixed()
-    source = Stepped()
-    source_slope = Fixed()
-    target = Stepped()
-    target_slope = Fixed()
+    count = FixedNumber()
+    num_tasks = FixedNumber()
+    source = StridedColumn()
+    source_slope = FixedNumber()
+    target = StridedColumn()
+    target_slope = FixedNumber()
     indptr = Vector(np.int32)
     num_predecessors = Vector(np.int32)
     successors = Vector(np.int32)
@@ -109,9 +109,7 @@ def sort_edges(
         if bad >= 0:
             of = block.arrays
             u, v = (int(of[end][bad]) + bad * of[f"{end}_slope"] for end in ("source", "target"))
-            message = (
-                f"edge {u} -> {v} names a task that does not exist; there are {num_tasks} tasks"
-            )
+            message = f"edge {u} -> {v} names a task that does not exist; there are {num_tasks} tasks"
             raise GraphError(message)
     np.cumsum(indptr[1:], out=indptr[1:], dtype=np.int32)  # the first places, one row further on
     blocks.reverse()
@@ -124,8 +122,8 @@ def sort_edges(
 class KeyedRows(KernelMemory):
     """Rows with a key each, to be sorted by it."""
 
-    num_rows = Fixed()
-    num_groups = Fixed()
+    num_rows = FixedNumber()
+    num_groups = FixedNumber()
     key = Vector(np.int32)
     indptr = Vector(np.int32)
     order = Vector(np.int32)
@@ -147,9 +145,7 @@ def _group_rows(r):
         indptr[key] = place + 1
 
 
-def group_rows(
-    keys: IntArray, num_groups: int
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+def group_rows(keys: IntArray, num_groups: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """Sort rows by their key, from 0 on: rows ``order[indptr[g]:indptr[g + 1]]`` have key ``g``.
 
     Returns
@@ -167,9 +163,9 @@ def group_rows(
 class Order(KernelMemory):
     """A graph with its gates, to be brought into an order."""
 
-    num_tasks = Fixed()
-    num_members = Fixed()
-    num_gates = Fixed()
+    num_tasks = FixedNumber()
+    num_members = FixedNumber()
+    num_gates = FixedNumber()
     done = Number()
     indptr = Vector(np.int32)
     successors = Vector(np.int32)

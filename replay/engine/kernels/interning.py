@@ -7,7 +7,7 @@ import numpy as np
 
 from replay.engine.kernels.compiling import entry, inlined, inner
 from replay.engine.kernels.layout import TRIPLE
-from replay.engine.kernels.memory import Fixed, KernelMemory, Records, Stepped, Vector
+from replay.engine.kernels.memory import FixedNumber, KernelMemory, Records, StridedColumn, Vector
 
 
 @inlined
@@ -46,8 +46,8 @@ def intern(table, room, triples, sizes, what, a, b, c):
 class Triples(KernelMemory):
     """A table of triples, and where they are found."""
 
-    size = Fixed()
-    room = Fixed()
+    size = FixedNumber()
+    room = FixedNumber()
     triples = Records(TRIPLE)
     table = Vector(np.int32)
 
@@ -64,22 +64,22 @@ def rehash(t):
         t.table[place] = number
 
 
-class KeyNaming(KernelMemory):
+class KeyReferences(KernelMemory):
     """Rows that name a key each, by its table and its name there, and the numbers of the keys."""
 
-    first_row = Fixed()
-    num_rows = Fixed()
-    room = Fixed()  # for keys
+    first_row = FixedNumber()
+    num_rows = FixedNumber()
+    room = FixedNumber()  # for keys
     order = Vector(np.int32)  # of the rows
-    table = Stepped()
-    key = Stepped()
+    table = StridedColumn()
+    key = StridedColumn()
     names = Records(TRIPLE)
     name_table = Vector(np.int32)
     number = Vector(np.int32)  # of the rows in that order
     sizes = Vector(np.int64)  # how many keys there are
 
 
-@entry(KeyNaming)
+@entry(KeyReferences)
 def number_keys(n):
     """Number the keys as they are named first: those that are wanted together lie together.
 
@@ -89,7 +89,5 @@ def number_keys(n):
         if n.sizes[0] == n.room:
             return place
         row = n.order[place]
-        n.number[place] = intern(
-            n.name_table, n.room, n.names, n.sizes, 0, n.table[row], n.key[row], 0
-        )
+        n.number[place] = intern(n.name_table, n.room, n.names, n.sizes, 0, n.table[row], n.key[row], 0)
     return n.num_rows

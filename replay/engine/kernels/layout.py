@@ -10,12 +10,12 @@ from __future__ import annotations
 import numpy as np
 
 from replay.engine.kernels.memory import (
-    Fixed,
+    FixedNumber,
     KernelMemory,
     Number,
     RecordLayout,
     Records,
-    Stepped,
+    StridedColumn,
     Vector,
 )
 
@@ -175,31 +175,31 @@ class Packing(KernelMemory):
     Without takes or touches their ``indptr`` have size 1.
     """
 
-    first_task = Fixed()
-    num_tasks = Fixed()
-    has_credits = Fixed()
-    has_touches = Fixed()
-    resource = Stepped()
-    priority = Stepped()
-    duration = Stepped()
-    latency = Stepped()
+    first_task = FixedNumber()
+    num_tasks = FixedNumber()
+    has_credits = FixedNumber()
+    has_touches = FixedNumber()
+    resource = StridedColumn()
+    priority = StridedColumn()
+    duration = StridedColumn()
+    latency = StridedColumn()
     indptr = Vector(np.int32)
     num_predecessors = Vector(np.int32)
     successors = Vector(np.int32)
     # Takes, and their rows by who takes and by who gives back
     taker = Vector(np.int32)
-    pool = Stepped()
-    units = Stepped()
+    pool = StridedColumn()
+    units = StridedColumn()
     take_indptr = Vector(np.int32)
     take_order = Vector(np.int32)
     give_indptr = Vector(np.int32)
     give_order = Vector(np.int32)
-    share = Stepped()
+    share = StridedColumn()
     touch_indptr = Vector(np.int32)  # touches by who touches
     # What is filled
-    room = Fixed()  # of each table of triples
-    null = Fixed()  # number of resources
-    num_single = Fixed()
+    room = FixedNumber()  # of each table of triples
+    null = FixedNumber()  # number of resources
+    num_single = FixedNumber()
     lane_rule = Vector(np.int64)  # per resource
     single_lane = Vector(np.int64)  # lane of a resource if nothing separates its tasks
     is_stream = Vector(np.int8)  # per resource: one server, one lane, no credits
@@ -227,20 +227,20 @@ LANES, NODES, WAYS, CLASSES, DIRECT = range(5)
 class PackedTouches(KernelMemory):
     """Columns of the touches in the order in which they were added, and what becomes of them."""
 
-    first_place = Fixed()
-    num_touches = Fixed()
-    room = Fixed()  # of forms, prices and costs
+    first_place = FixedNumber()
+    num_touches = FixedNumber()
+    room = FixedNumber()  # of forms, prices and costs
     order = Vector(np.int32)  # touches by task
     number = Vector(np.int32)  # of the key of each touch, in that order
-    table = Stepped()
-    miss_latency = Stepped()
-    miss_duration = Stepped()
-    evict_duration = Stepped()
-    port_duration = Stepped()
-    lag = Stepped()
-    units = Stepped()
-    charged = Stepped()
-    drops = Stepped()
+    table = StridedColumn()
+    miss_latency = StridedColumn()
+    miss_duration = StridedColumn()
+    evict_duration = StridedColumn()
+    port_duration = StridedColumn()
+    lag = StridedColumn()
+    units = StridedColumn()
+    charged = StridedColumn()
+    drops = StridedColumn()
     forms = Records(TRIPLE)
     form_table = Vector(np.int32)
     prices = Records(TRIPLE)
@@ -259,19 +259,19 @@ class RunPlan(KernelMemory):
     """Everything a run changes, and what it reads of the graph."""
 
     # Of the graph
-    num_tasks = Fixed()
-    num_members = Fixed()
-    num_tiles = Fixed()
-    has_touches = Fixed()
-    has_turns = Fixed()
-    has_instant = Fixed()  # tasks that are visible the moment they start
+    num_tasks = FixedNumber()
+    num_members = FixedNumber()
+    num_tiles = FixedNumber()
+    has_touches = FixedNumber()
+    has_turns = FixedNumber()
+    has_instant = FixedNumber()  # tasks that are visible the moment they start
     successors = Vector(np.int32)  # a negative one is an event of a gate
-    latency = Stepped()  # for tasks whose channel does not know
+    latency = StridedColumn()  # for tasks whose channel does not know
     # Channels: flights first, then one for each station, that of pure delays last
-    shift = Fixed()  # a key of the tree is ``time << shift | channel``
-    num_flights = Fixed()
-    last_channel = Fixed()
-    first_leaf = Fixed()
+    shift = FixedNumber()  # a key of the tree is ``time << shift | channel``
+    num_flights = FixedNumber()
+    last_channel = FixedNumber()
+    first_leaf = FixedNumber()
     tasks = Records(TASK)
     slots = Vector(np.int32)  # queues of the lanes and of the channels in order
     tree = Vector(np.int64)  # tournament over the channels
@@ -279,8 +279,8 @@ class RunPlan(KernelMemory):
     heap_time = Vector(np.int64)
     heap_task = Vector(np.int32)
     # Lanes; those of streams are the first ones
-    num_streams = Fixed()
-    num_stations = Fixed()
+    num_streams = FixedNumber()
+    num_stations = FixedNumber()
     lanes = Records(LANE)
     stations = Records(STATION)
     station_lanes = Vector(np.int64)
@@ -293,7 +293,7 @@ class RunPlan(KernelMemory):
     give_indptr = Vector(np.int32)  # takes by who gives back: of shares, or perhaps too early
     give_order = Vector(np.int32)
     taker = Vector(np.int32)
-    share = Stepped()  # of each take, -1 for none
+    share = StridedColumn()  # of each take, -1 for none
     shares = Records(SHARE)
     # Gates
     members = Records(MEMBER)
@@ -314,7 +314,7 @@ class RunPlan(KernelMemory):
     backing_served = Vector(np.int64)
     extra_latency = Vector(np.int64)  # what touches add to the latency of each task
     # Going on after a pause
-    resume_at = Fixed()  # time of the pause
+    resume_at = FixedNumber()  # time of the pause
     queue = Vector(np.int32)  # tasks that waited for a server or credits then, by (ready time, id)
     num_queued = Number()
     # Work lists and their lengths

@@ -175,9 +175,7 @@ def look_up(p, task):
                 if cost.miss_duration > 0:
                     key.arrival = _draw(p, table.backing, cost.miss_duration)
                     p.backing_served[touch.row] = key.arrival
-            if not drops and _insert(
-                p, table, number, touch.form, task, touch.charged, cost.evict_duration
-            ):
+            if not drops and _insert(p, table, number, touch.form, task, touch.charged, cost.evict_duration):
                 outcome += AND_EVICTED
         if table.backing >= 0:
             has_backing = True

@@ -113,7 +113,7 @@ class Vector(MemoryPart):
         self.dtype = np.dtype(dtype)
 
 
-class Stepped(MemoryPart):
+class StridedColumn(MemoryPart):
     """A column of whole numbers of any width, perhaps one number that stands for every row.
 
     The words are where it lies, the bytes from row to row, and the bits of a word that a number
@@ -142,7 +142,7 @@ class Records(MemoryPart):
         return _PlainRecords(value)
 
 
-class Fixed(MemoryPart):
+class FixedNumber(MemoryPart):
     """A whole number that stays the same while kernels run."""
 
     def words(self, value: Any) -> list[int]:
@@ -154,7 +154,7 @@ class Fixed(MemoryPart):
         return int(value)
 
 
-class Number(Fixed):
+class Number(FixedNumber):
     """A whole number that kernels may set; 0 where no value is given."""
 
 

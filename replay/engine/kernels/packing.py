@@ -42,7 +42,7 @@ from replay.engine.kernels.layout import (
     PackedTouches,
     Packing,
 )
-from replay.engine.kernels.memory import Fixed, KernelMemory, Records, Stepped, Vector
+from replay.engine.kernels.memory import FixedNumber, KernelMemory, Records, StridedColumn, Vector
 
 #: Edges of a task that :func:`_follows` looks at.
 MOST_ASKED = 4
@@ -51,27 +51,27 @@ MOST_ASKED = 4
 # --- Resources ----------------------------------------------------------------------------------
 
 
-class Surveyed(KernelMemory):
+class SurveyColumns(KernelMemory):
     """Columns that the survey reads, and the resources, the null one last."""
 
-    num_tasks = Fixed()
-    num_touches = Fixed()
-    null = Fixed()
-    has_credits = Fixed()
-    has_levels = Fixed()  # whether tasks have different priorities
-    resource = Stepped()
-    priority = Stepped()
-    duration = Stepped()
-    latency = Stepped()
+    num_tasks = FixedNumber()
+    num_touches = FixedNumber()
+    null = FixedNumber()
+    has_credits = FixedNumber()
+    has_levels = FixedNumber()  # whether tasks have different priorities
+    resource = StridedColumn()
+    priority = StridedColumn()
+    duration = StridedColumn()
+    latency = StridedColumn()
     take_indptr = Vector(np.int32)
     give_indptr = Vector(np.int32)
-    toucher = Stepped()  # of each touch
-    charged = Stepped()
-    miss_latency = Stepped()
+    toucher = StridedColumn()  # of each touch
+    charged = StridedColumn()
+    miss_latency = StridedColumn()
     resources = Records(SURVEY)
 
 
-@entry(Surveyed)
+@entry(SurveyColumns)
 def survey(s):
     """Count tasks per resource and note what keeps a resource from being a simple stream."""
     for task in range(s.num_tasks):
@@ -194,7 +194,7 @@ def _gives_of(w, task):
 @inner
 def _has_shares(w, task):
     """Tell whether a task gives something back together with others."""
-    for at in range(w.give_indptr[task], w.give_indptr[task + 1]):
+    for at in range(w.give_indptr[task], w.give_indptr[task + 1]):  # noqa: SIM110 - no generators are compiled
         if w.share[w.give_order[at]] >= 0:
             return True
     return False
@@ -230,11 +230,7 @@ def _may_be_early(w, task):
 @inlined
 def _follows(w, first, task):
     """Tell whether a task follows another within three edges; not all are asked."""
-    return (
-        _is_next(w, first, task)
-        or _is_next_but_one(w, first, task)
-        or _is_next_but_two(w, first, task)
-    )
+    return _is_next(w, first, task) or _is_next_but_one(w, first, task) or _is_next_but_two(w, first, task)
 
 
 @inlined
@@ -298,9 +294,7 @@ def _lane_of(w, task, where, needs):
         elif rule != BY_NEEDS:
             needs = -1
         level = w.priority[task]
-        lane = w.num_single + intern(
-            w.lane_table, w.room, w.lanes, w.sizes, LANES, where, level, needs
-        )
+        lane = w.num_single + intern(w.lane_table, w.room, w.lanes, w.sizes, LANES, where, level, needs)
     w.lane_tasks[lane] = w.lane_tasks[lane] + 1
     return lane
 
@@ -386,13 +380,25 @@ def pack_touches(t):
         if t.sizes[FORMS] == t.room or t.sizes[PRICES] == t.room or t.sizes[COSTS] == t.room:
             return place
         cost = intern(
-            t.cost_table, t.room, t.costs, t.sizes, COSTS,
-            t.miss_latency[row], t.miss_duration[row], t.evict_duration[row],
-        )  # fmt: skip
+            t.cost_table,
+            t.room,
+            t.costs,
+            t.sizes,
+            COSTS,
+            t.miss_latency[row],
+            t.miss_duration[row],
+            t.evict_duration[row],
+        )
         price = intern(
-            t.price_table, t.room, t.prices, t.sizes, PRICES,
-            cost, t.port_duration[row], t.lag[row],
-        )  # fmt: skip
+            t.price_table,
+            t.room,
+            t.prices,
+            t.sizes,
+            PRICES,
+            cost,
+            t.port_duration[row],
+            t.lag[row],
+        )
         table = t.table[row]
         room = (t.units[row] << ROOM_FLAGS) | t.drops[row]
         form = intern(t.form_table, t.room, t.forms, t.sizes, FORMS, table, room, price)
@@ -407,21 +413,21 @@ def pack_touches(t):
 # --- After the run ------------------------------------------------------------------------------
 
 
-class Unpacking(KernelMemory):
+class RunRecords(KernelMemory):
     """Records after a run, and the times in them."""
 
-    num_tasks = Fixed()
-    has_touches = Fixed()
-    resource = Stepped()
-    duration = Stepped()
-    latency = Stepped()
+    num_tasks = FixedNumber()
+    has_touches = FixedNumber()
+    resource = StridedColumn()
+    duration = StridedColumn()
+    latency = StridedColumn()
     tasks = Records(TASK)
     extra_latency = Vector(np.int64)
     start = Vector(np.int64)
     end = Vector(np.int64)
 
 
-@entry(Unpacking)
+@entry(RunRecords)
 def unpack(u):
     """Read start and end of every task out of the records."""
     for task in range(u.num_tasks):

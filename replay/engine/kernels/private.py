@@ -101,9 +101,7 @@ def read(path: Path) -> bytes | None:
             status = os.fstat(file.fileno())  # of what is open, whatever the name leads to now
             if not stat.S_ISREG(status.st_mode):
                 return None
-            if hasattr(os, "getuid") and (
-                status.st_uid != os.getuid() or status.st_mode & OTHERS_WRITE
-            ):
+            if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & OTHERS_WRITE):
                 return None
             return file.read()
     except OSError:

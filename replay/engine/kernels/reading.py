@@ -8,18 +8,18 @@ import numpy as np
 from replay.engine.kernels.compiling import entry, inlined
 from replay.engine.kernels.lanes import sort_ids
 from replay.engine.kernels.layout import LATE_LANE, NEVER, TASK
-from replay.engine.kernels.memory import Fixed, KernelMemory, Number, Records, Stepped, Vector
+from replay.engine.kernels.memory import FixedNumber, KernelMemory, Number, Records, StridedColumn, Vector
 
 
 class Chain(KernelMemory):
     """A graph in the order of `order_tasks`, and when each of its tasks could be ready."""
 
-    num_tasks = Fixed()
-    num_nodes = Fixed()
-    has_order = Fixed()  # else the ids are one
+    num_tasks = FixedNumber()
+    num_nodes = FixedNumber()
+    has_order = FixedNumber()  # else the ids are one
     order = Vector(np.int32)
-    duration = Stepped()
-    latency = Stepped()
+    duration = StridedColumn()
+    latency = StridedColumn()
     indptr = Vector(np.int32)
     successors = Vector(np.int32)
     member_indptr = Vector(np.int64)
@@ -83,10 +83,10 @@ def longest_chain(g):
 class Causes(KernelMemory):
     """A schedule, when each of its tasks became ready, and for whom it waited last."""
 
-    num_tasks = Fixed()
-    num_members = Fixed()
-    is_visible = Stepped()
-    number = Stepped()  # of each task in the whole
+    num_tasks = FixedNumber()
+    num_members = FixedNumber()
+    is_visible = StridedColumn()
+    number = StridedColumn()  # of each task in the whole
     visible = Vector(np.int64)
     indptr = Vector(np.int32)
     successors = Vector(np.int32)
@@ -143,15 +143,15 @@ def last_admitted(g):
 class Meanwhile(KernelMemory):
     """Services, and the times of interest at their resources."""
 
-    num_services = Fixed()
-    resource = Stepped()
+    num_services = FixedNumber()
+    resource = StridedColumn()
     start = Vector(np.int64)
     end = Vector(np.int64)
     # Of each resource, the null one last: what ends by the first or begins at the second is of no
     # interest.
     low = Vector(np.int64)
     high = Vector(np.int64)
-    null = Fixed()
+    null = FixedNumber()
     found = Vector(np.int32)
 
 
@@ -173,11 +173,11 @@ def find_services(g):
 class Draws(KernelMemory):
     """Service times of draws that touches make from a line of their tables, and rows for each draw."""
 
-    num_touches = Fixed()
+    num_touches = FixedNumber()
     served = Vector(np.int64)  # of each touch; 0 where it draws nothing
-    table = Stepped()
+    table = StridedColumn()
     line = Vector(np.int32)  # of each table
-    duration = Stepped()
+    duration = StridedColumn()
     num_found = Number()  # rows that are written
     resource = Vector(np.int32)
     start = Vector(np.int64)
@@ -200,18 +200,18 @@ def find_draws(d):
     return d.num_found
 
 
-class Paused(KernelMemory):
+class PausedRecords(KernelMemory):
     """Records of tasks where a run was paused."""
 
-    num_tasks = Fixed()
-    num_streams = Fixed()
-    now = Fixed()
+    num_tasks = FixedNumber()
+    num_streams = FixedNumber()
+    now = FixedNumber()
     tasks = Records(TASK)
     visible = Vector(np.int64)
     left = Vector(np.int32)  # tasks that are not over
 
 
-@entry(Paused)
+@entry(PausedRecords)
 def find_left(p):
     """Find the tasks that are not over, and note when all are visible; how many are left.
 

@@ -6,30 +6,30 @@ from __future__ import annotations
 import numpy as np
 
 from replay.engine.kernels.compiling import entry
-from replay.engine.kernels.memory import Fixed, KernelMemory, Stepped, Vector
+from replay.engine.kernels.memory import FixedNumber, KernelMemory, StridedColumn, Vector
 
 #: Sums of a kind at a place, in this order.
 PAYLOAD, WIRE, DURATION, SERVICE, SHARE = range(5)
 NUM_SUMS = 5
 
 
-class Tallied(KernelMemory):
+class TaskTallies(KernelMemory):
     """Tasks, and what those of one kind at one place, or on one resource, are together."""
 
-    num_tasks = Fixed()
-    is_counted = Stepped()
-    num_places = Fixed()
-    has_times = Fixed()
-    resource = Stepped()
-    kind = Stepped()
-    payload = Stepped()
-    wire = Stepped()
-    duration = Stepped()
+    num_tasks = FixedNumber()
+    is_counted = StridedColumn()
+    num_places = FixedNumber()
+    has_times = FixedNumber()
+    resource = StridedColumn()
+    kind = StridedColumn()
+    payload = StridedColumn()
+    wire = StridedColumn()
+    duration = StridedColumn()
     start = Vector(np.int64)
     end = Vector(np.int64)
     visible = Vector(np.int64)
     # Of each resource, the null one last.
-    null = Fixed()
+    null = FixedNumber()
     place = Vector(np.int64)
     divisor = Vector(np.int64)
     work = Vector(np.int64)
@@ -39,7 +39,7 @@ class Tallied(KernelMemory):
     last = Vector(np.int64)
 
 
-@entry(Tallied)
+@entry(TaskTallies)
 def tally(s):
     """Add up bytes and times; first start and last time visible by kind."""
     for task in range(s.num_tasks):
@@ -69,17 +69,17 @@ def tally(s):
         s.sums[at + SHARE] = s.sums[at + SHARE] + service
 
 
-class Keyed(KernelMemory):
+class KeyedValues(KernelMemory):
     """Values with keys, and their sums by key; the last one is that of the key -1."""
 
-    num_rows = Fixed()
-    key = Stepped()
-    value = Stepped()
-    nobody = Fixed()
+    num_rows = FixedNumber()
+    key = StridedColumn()
+    value = StridedColumn()
+    nobody = FixedNumber()
     total = Vector(np.int64)
 
 
-@entry(Keyed)
+@entry(KeyedValues)
 def sum_keyed(s):
     """Add values up by key."""
     for row in range(s.num_rows):
@@ -92,11 +92,11 @@ def sum_keyed(s):
 class Services(KernelMemory):
     """Services, and the time in service of each resource by windows of time."""
 
-    num_services = Fixed()
-    is_counted = Stepped()
-    window = Fixed()  # its length
-    num_windows = Fixed()
-    resource = Stepped()
+    num_services = FixedNumber()
+    is_counted = StridedColumn()
+    window = FixedNumber()  # its length
+    num_windows = FixedNumber()
+    resource = StridedColumn()
     start = Vector(np.int64)
     end = Vector(np.int64)
     # Of each resource: the row that it is added to, the window that its last service began in, and
@@ -140,10 +140,10 @@ def sum_services(s):
 class LastEnds(KernelMemory):
     """Tasks, and when the last service of each resource ends."""
 
-    num_tasks = Fixed()
-    resource = Stepped()
+    num_tasks = FixedNumber()
+    resource = StridedColumn()
     status = Vector(np.int8)
-    is_known_from = Fixed()  # the least status of tasks whose end is known
+    is_known_from = FixedNumber()  # the least status of tasks whose end is known
     end = Vector(np.int64)
     last = Vector(np.int64)
 
@@ -170,7 +170,7 @@ class Flags(KernelMemory):
     ``num_flags + i`` takes it back.
     """
 
-    num_flags = Fixed()
+    num_flags = FixedNumber()
     order = Vector(np.int64)  # of the events
     time = Vector(np.int64)  # of the events
     # Of each flag: what it is, how many parts it takes, and whose it is.

@@ -81,12 +81,7 @@ class Size(NamedTuple):
     @property
     def num_bytes(self) -> float:
         """Memory at the peak of its replay."""
-        return (
-            TASK_BYTES * self.tasks
-            + TAKE_BYTES * self.takes
-            + TOUCH_BYTES * self.touches
-            + PAIR_BYTES * self.pairs
-        )
+        return TASK_BYTES * self.tasks + TAKE_BYTES * self.takes + TOUCH_BYTES * self.touches + PAIR_BYTES * self.pairs
 
     @classmethod
     def of(cls, graph: TaskGraph, pairs: int) -> Size:
@@ -95,7 +90,7 @@ class Size(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReplayCounts:
     """Counts of layers, passes and results that are asked for.
 
     Attributes
@@ -272,7 +267,7 @@ class Estimate(Need):
     unit = "layers"
 
     scheme: str
-    asked: Asked
+    asked: ReplayCounts
     layer: Size
     layer_seconds: float
 
@@ -312,7 +307,7 @@ class Estimate(Need):
 
 
 @dataclass(frozen=True)
-class Repeated(Need):
+class RepeatedReplays(Need):
     """Cost of replays that are there one at a time, each as large as the first.
 
     Attributes
@@ -373,13 +368,10 @@ def summed(found: Sequence[Need], replays: float = 1, jobs: int = 1) -> str:
     seconds = replays * sum(one.seconds for one in found) / jobs
     tasks = replays * sum(one.tasks for one in found)
     schemes = "1 scheme" if len(found) == 1 else f"{len(found)} schemes"
-    return (
-        f"{schemes}, {_count(tasks)} tasks: about {size_text(sum(most))} of memory and "
-        f"{duration_text(seconds)}"
-    )
+    return f"{schemes}, {_count(tasks)} tasks: about {size_text(sum(most))} of memory and {duration_text(seconds)}"
 
 
-def estimate(scheme: str, asked: Asked, replayed: Callable[[int], tuple[Size, int]]) -> Estimate:
+def estimate(scheme: str, asked: ReplayCounts, replayed: Callable[[int], tuple[Size, int]]) -> Estimate:
     """Find out what a replay takes.
 
     Parameters

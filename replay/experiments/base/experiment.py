@@ -39,7 +39,7 @@ Observer = Callable[..., object]
 
 
 @dataclass(frozen=True)
-class Given(Generic[AnySetup]):
+class SpecInputs(Generic[AnySetup]):
     """Inputs beside a spec.
 
     Attributes
@@ -57,7 +57,7 @@ class Given(Generic[AnySetup]):
     allow_code: AllowCode = False
 
 
-NOTHING: Given[Any] = Given()
+NOTHING: SpecInputs[Any] = SpecInputs()
 
 
 def _nobody() -> None:
@@ -65,7 +65,7 @@ def _nobody() -> None:
 
 
 @dataclass(frozen=True)
-class Watch:
+class ReplayWatcher:
     """Watcher of a replay.
 
     Attributes
@@ -129,7 +129,7 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
     # ---- what each says of itself ----------------------------------------------------------------
 
     @abstractmethod
-    def setup(self, spec: AnySpec, given: Given[AnySetup] = NOTHING) -> AnySetup:
+    def setup(self, spec: AnySpec, given: SpecInputs[AnySetup] = NOTHING) -> AnySetup:
         """Follow the references of a spec, and refuse what does not fit together.
 
         Raises
@@ -141,7 +141,7 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
         """
 
     @abstractmethod
-    def replay(self, setup: AnySetup, watch: Watch) -> AnyResult:
+    def replay(self, setup: AnySetup, watch: ReplayWatcher) -> AnyResult:
         """Carry out what was set up; steps that it does not tell are told at its end."""
 
     def steps(self, setup: AnySetup) -> int:
@@ -236,7 +236,7 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
         given
             Objects that stand for what settings refer to, by name of the setting.
         progress, observe
-            As of `Watch`.
+            As of `ReplayWatcher`.
         max_memory
             Bytes that it may take; None takes what the machine has left.
         report
@@ -255,10 +255,8 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
         execute((settings[name] for name in made.OPTIONS_OF if name in settings), allow_code=True)
         objects = given or {}
         self.check_given(objects)
-        setup = self.setup(made, Given(objects, allow_code=allow_code))
-        return self.carry_out(
-            setup, progress=progress, observe=observe, max_memory=max_memory, report=report
-        )
+        setup = self.setup(made, SpecInputs(objects, allow_code=allow_code))
+        return self.carry_out(setup, progress=progress, observe=observe, max_memory=max_memory, report=report)
 
     def carry_out(
         self,
@@ -274,9 +272,7 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
         self.check_fit({"": setup}, max_memory, report, is_observed=is_observed)
         return self.watched(setup, progress, observe)
 
-    def watched(
-        self, setup: AnySetup, progress: Progress | None, observe: Observer | None
-    ) -> AnyResult:
+    def watched(self, setup: AnySetup, progress: Progress | None, observe: Observer | None) -> AnyResult:
         """Replay what fits, and tell of every step."""
         left = self.steps(setup)
 
@@ -286,7 +282,7 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
             if progress is not None:
                 progress()
 
-        result = self.replay(setup, Watch(step, observe))
+        result = self.replay(setup, ReplayWatcher(step, observe))
         for _ in range(left):
             step()
         return result

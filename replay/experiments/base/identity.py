@@ -68,9 +68,7 @@ WORDING = re.compile(r"replay/experiments/.+/(page|tables)(/.+)?\.py")
 SUFFIXES = (".py", ".toml")
 """Sources of code, and sizes of models."""
 
-BY_VALUE = frozenset(
-    {"trace", "content_id", "model", "scheme", "options", "system", "overrides", "placement"}
-)
+BY_VALUE = frozenset({"trace", "content_id", "model", "scheme", "options", "system", "overrides", "placement"})
 """Settings that refer to something; of these, what they refer to enters, and not the reference."""
 
 
@@ -105,11 +103,13 @@ def identity_of(
     """
     apart = {*BY_VALUE, *entered, *left_out}
     own = spec.model_dump(mode="json", by_alias=True, exclude=apart)
-    return identity({
-        "code": [code_identity(), code_of(tuple(rooms))],
-        **entered,
-        "settings": {**own, **settings},
-    })  # fmt: skip
+    return identity(
+        {
+            "code": [code_identity(), code_of(tuple(rooms))],
+            **entered,
+            "settings": {**own, **settings},
+        }
+    )
 
 
 def scheme_by_value(scheme: AnyScheme) -> dict[str, Any]:
@@ -126,9 +126,7 @@ def model_by_value(shape: BaseModel) -> dict[str, Any]:
     return shape.model_dump(mode="json", exclude={"title", "notes", "sources"})
 
 
-def describe(
-    spec: RunSpec, trace: Mapping[str, Any], system: System, scheme: Scheme
-) -> dict[str, Any]:
+def describe(spec: RunSpec, trace: Mapping[str, Any], system: System, scheme: Scheme) -> dict[str, Any]:
     """Everything that decides a result, as JSON objects; its `identity` is that of the replay.
 
     Parameters
@@ -233,9 +231,7 @@ def _foreign_code(kind: type[Scheme]) -> str | None:
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     if not sources:
         # Typed at a prompt. Without a source all such schemes would have one identity.
-        own = [
-            one for one in kind.__mro__ if not one.__module__.startswith(("replay.", "builtins"))
-        ]
+        own = [one for one in kind.__mro__ if not one.__module__.startswith(("replay.", "builtins"))]
         digest.update("\0".join(line for one in own for line in _compiled_class(one)).encode())
     return digest.hexdigest()
 

@@ -70,9 +70,7 @@ def row_names(results: Sequence[NamedRow], *, marked: bool = True) -> list[str]:
     Such as ``deepep-ll, eplb:40``. Options are named where nothing else tells two results apart,
     those that are not the same; two names are one if the results are.
     """
-    names = [
-        one.scheme.name + (LACKING if marked and one.scheme.lacking else "") for one in results
-    ]
+    names = [one.scheme.name + (LACKING if marked and one.scheme.lacking else "") for one in results]
     if len({one.placement for one in results}) > 1:
         placed = [one.spec.placement for one in results]
         short = {spec: short_placement(spec) for spec in placed}
@@ -80,10 +78,7 @@ def row_names(results: Sequence[NamedRow], *, marked: bool = True) -> list[str]:
             short = {spec: spec for spec in placed}
         names = [f"{name}, {short[spec]}" for name, spec in zip(names, placed, strict=True)]
     options = [one.scheme.options for one in results]
-    told = [
-        _told_apart(own, _like(name, names, options))
-        for name, own in zip(names, options, strict=True)
-    ]
+    told = [_told_apart(own, _like(name, names, options)) for name, own in zip(names, options, strict=True)]
     return [f"{name} ({more})" if more else name for name, more in zip(names, told, strict=True)]
 
 
@@ -111,9 +106,7 @@ def named(results: Sequence[AnyRow], name: str) -> AnyRow:
     names, bare = row_names(results, marked=False), [one.scheme.name for one in results]
     fitting = {at for at, known in enumerate(names) if known == name}
     fitting = fitting or {at for at, known in enumerate(row_names(results)) if known == name}
-    fitting = fitting or {
-        at for at, known in enumerate(bare) if known == name.removesuffix(LACKING)
-    }
+    fitting = fitting or {at for at, known in enumerate(bare) if known == name.removesuffix(LACKING)}
     if not fitting:
         raise unknown("scheme", name, names)
     if len({names[at] for at in fitting}) > 1:
@@ -136,17 +129,11 @@ def check_baseline(baseline: str, names: Sequence[str]) -> None:
         raise ValueError(message)
 
 
-def _like(
-    name: str, names: Sequence[str], options: Sequence[Mapping[str, object]]
-) -> list[Mapping[str, object]]:
+def _like(name: str, names: Sequence[str], options: Sequence[Mapping[str, object]]) -> list[Mapping[str, object]]:
     """Options of all results of a name."""
     return [each for known, each in zip(names, options, strict=True) if known == name]
 
 
 def _told_apart(own: Mapping[str, object], others: Sequence[Mapping[str, object]]) -> str:
     """Options that are not the same in all of these."""
-    return ", ".join(
-        f"{key}={value}"
-        for key, value in own.items()
-        if any(other.get(key) != value for other in others)
-    )
+    return ", ".join(f"{key}={value}" for key, value in own.items() if any(other.get(key) != value for other in others))

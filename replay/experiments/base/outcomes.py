@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from replay.engine.engine import compile_ahead
 from replay.errors import RefusedError
-from replay.experiments.base.experiment import AnyExperiment, Given
+from replay.experiments.base.experiment import AnyExperiment, SpecInputs
 from replay.experiments.base.result import ResultBase
 from replay.experiments.base.spec import Spec
 from replay.processes import answers
@@ -22,7 +22,7 @@ Outcome = ResultBase | RefusedError
 
 
 @dataclass(frozen=True)
-class Asked:
+class ResultRequest:
     """One of several results.
 
     Attributes
@@ -48,7 +48,7 @@ class Asked:
 
 def carried_out(
     experiment: AnyExperiment,
-    asked: Sequence[Asked],
+    asked: Sequence[ResultRequest],
     given: Mapping[str, Any],
     *,
     jobs: int = 1,
@@ -81,15 +81,17 @@ def carried_out(
     schemes = {asked[at].scheme: setup for at, setup in setups.items()}  # of several alike one
     jobs = max(min(jobs, len(setups)), 1)
     experiment.check_fit(
-        schemes, max_memory, report, jobs=jobs, replays=len(setups) / max(len(schemes), 1),
+        schemes,
+        max_memory,
+        report,
+        jobs=jobs,
+        replays=len(setups) / max(len(schemes), 1),
         is_observed=observe is not None,
-    )  # fmt: skip
+    )
     if jobs > 1 and observe is None:
         compile_ahead()  # once, rather than each process for itself
         places = list(setups)
-        requests = [
-            (experiment, asked[at].spec, {**given, **asked[at].given}) for at in places
-        ]  # fmt: skip
+        requests = [(experiment, asked[at].spec, {**given, **asked[at].given}) for at in places]
         with closing(answers(_answer, requests, jobs)) as answered:
             for number, outcome in answered:
                 found[places[number]] = outcome
@@ -107,7 +109,7 @@ def carried_out(
 
 def set_up_all(
     experiment: AnyExperiment,
-    asked: Sequence[Asked],
+    asked: Sequence[ResultRequest],
     given: Mapping[str, Any],
     *,
     allow_code: AllowCode = False,
@@ -123,7 +125,7 @@ def set_up_all(
     for at, one in enumerate(asked):
         like = next(iter(setups.values()), None)
         try:
-            own = Given({**given, **one.given}, like, allow_code)
+            own = SpecInputs({**given, **one.given}, like, allow_code)
             setups[at] = experiment.setup(one.spec, own)
         except RefusedError as error:
             refused[at] = error
@@ -134,7 +136,7 @@ def _answer(request: tuple[AnyExperiment, Spec, dict[str, Any]]) -> Outcome:
     """Carry out one of several in a process of its own; its files were allowed before."""
     experiment, spec, objects = request
     try:
-        setup = experiment.setup(spec, Given(objects, allow_code=True))
+        setup = experiment.setup(spec, SpecInputs(objects, allow_code=True))
         result: ResultBase = experiment.watched(setup, None, None)
     except RefusedError as error:
         return error

@@ -19,7 +19,7 @@ from replay.experiments.base.documents import json_text
 from replay.experiments.base.names import check_baseline
 from replay.experiments.base.rows import result_row
 from replay.files import write_text
-from tracegen.shared.display.shown import Shown
+from tracegen.shared.display.shown import Exhibit
 from tracegen.shared.strict import Strict
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ __version__ = package_version()
 """Version of moereplay that is installed."""
 
 
-class Document(Strict, Shown):
+class Document(Strict, Exhibit):
     """Anything that a command writes as JSON with a ``format``."""
 
     LEFT_OUT_IF_NONE: ClassVar[frozenset[str]] = frozenset()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from replay.errors import RefusedError, UserError, check_jobs, check_kind, shown, unknown
 from replay.experiments.base.experiment import AnySetup, AnySpec, Experiment, execute
-from replay.experiments.base.outcomes import Asked, Outcome, carried_out
+from replay.experiments.base.outcomes import Outcome, ResultRequest, carried_out
 from replay.experiments.base.result import AnyTimed, ComparisonBase, Document
 
 if TYPE_CHECKING:
@@ -44,9 +44,7 @@ class SchemeExperiment(
     comparison: ClassVar[type[Any]]
     kind_of_scheme: ClassVar[SchemeKind] = "ep"
     baselines: ClassVar[Sequence[str]] = ()
-    scheme_help: ClassVar[str] = (
-        "A name of `moereplay schemes`, or FILE.py:NAME, which executes the file."
-    )
+    scheme_help: ClassVar[str] = "A name of `moereplay schemes`, or FILE.py:NAME, which executes the file."
     usual: ClassVar[str] = "all that can"
     usual_jobs: ClassVar[str] = "1"
     details: ClassVar[str] = "All tables"
@@ -65,9 +63,7 @@ class SchemeExperiment(
             Objects that stand for what settings refer to, by name of the setting.
         """
 
-    def under(
-        self, shared: AnySpec, reference: str, options: Mapping[str, Mapping[str, Any]]
-    ) -> tuple[str, AnySpec]:
+    def under(self, shared: AnySpec, reference: str, options: Mapping[str, Mapping[str, Any]]) -> tuple[str, AnySpec]:
         """Give the name and the spec of one result of a comparison: its scheme alone is another.
 
         Parameters
@@ -119,9 +115,7 @@ class SchemeExperiment(
         home = type(self).__module__.rpartition(".")[0]
         return importlib.import_module(f"{home}.tables").tables(result, details=details)
 
-    def outcomes(
-        self, asked: Sequence[Asked], given: Mapping[str, Any], **how: Any
-    ) -> Sequence[Outcome]:
+    def outcomes(self, asked: Sequence[ResultRequest], given: Mapping[str, Any], **how: Any) -> Sequence[Outcome]:
         """Carry out each of what is asked for; parameters as of `carried_out`."""
         return carried_out(self, asked, given, **how)
 
@@ -198,7 +192,7 @@ class SchemeExperiment(
 
     def asked_of(
         self, shared: AnySpec, schemes: Sequence[str], options: Mapping[str, Mapping[str, Any]]
-    ) -> list[Asked]:
+    ) -> list[ResultRequest]:
         """Give name and spec of each result of a comparison.
 
         Parameters
@@ -218,11 +212,11 @@ class SchemeExperiment(
         check_once([name for name, _ in asked])
         known = {part for name, spec in asked for part in self.schemes_in(name, spec)}
         check_known(options, sorted(known))
-        return [Asked(name, spec) for name, spec in asked]
+        return [ResultRequest(name, spec) for name, spec in asked]
 
     def compared(
         self,
-        asked: Sequence[Asked],
+        asked: Sequence[ResultRequest],
         given: Mapping[str, Any],
         *,
         baseline: str | None = None,
@@ -251,9 +245,16 @@ class SchemeExperiment(
             if not any(baseline in (one.name, one.scheme) for one in asked):
                 raise unknown("baseline", baseline, [one.name for one in asked])
         outcomes = self.outcomes(
-            asked, given, jobs=jobs, progress=progress, observe=observe,
-            max_memory=max_memory, report=report, allow_code=allow_code, **more,
-        )  # fmt: skip
+            asked,
+            given,
+            jobs=jobs,
+            progress=progress,
+            observe=observe,
+            max_memory=max_memory,
+            report=report,
+            allow_code=allow_code,
+            **more,
+        )
         results: list[Any] = []
         left_out = {}
         for one, outcome in zip(asked, outcomes, strict=True):

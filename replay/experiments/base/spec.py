@@ -79,13 +79,9 @@ Options = Annotated[dict[str, JsonValue], Flag("--option", "K=V")]
 OPTIONS: Any = Field({}, description="Option of the scheme: K=V, repeatable.")
 Overrides = Annotated[dict[str, JsonValue], Flag("--set", "KEY=VALUE")]
 OVERRIDES: Any = Field({}, description="Change a hardware value: KEY=VALUE, repeatable.")
-SYSTEM: Any = Field(
-    DEFAULT_SYSTEM, description="A name of `moereplay hardware list`, or a TOML file."
-)
+SYSTEM: Any = Field(DEFAULT_SYSTEM, description="A name of `moereplay hardware list`, or a TOML file.")
 
-TRACE: Any = Field(
-    None, description="Recorded routing: a file, a URL, or a name of `moereplay trace list`."
-)
+TRACE: Any = Field(None, description="Recorded routing: a file, a URL, or a name of `moereplay trace list`.")
 ROUTING: Any = Field(
     "uniform",
     description="Drawn routing where there is no trace: a kind of `moereplay trace generate`, with "
@@ -93,13 +89,11 @@ ROUTING: Any = Field(
 )
 PRECISION: Any = Field(
     None,
-    description="Number type of GEMMs and rows, bf16, fp8 (with bf16 rows back) or fp32 [the "
-    "model's own].",
+    description="Number type of GEMMs and rows, bf16, fp8 (with bf16 rows back) or fp32 [the model's own].",
 )
 SAMPLE_NODES: Any = Field(
     None,
-    description="Replay so many of the nodes in full, the busiest first, and of others what these "
-    "take part in.",
+    description="Replay so many of the nodes in full, the busiest first, and of others what these take part in.",
 )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from replay.experiments.train.schedules import registry
-from replay.experiments.train.schedules.base import Shape
+from replay.experiments.train.schedules.base import ScheduleShape
 from replay.steps.chunks import chunks_of
 from replay.steps.parameters import key_and_value, multiplied, of_embedding
 
@@ -34,9 +34,7 @@ class _Stage(NamedTuple):
     last: tuple[str, int]
 
 
-def least_us(
-    shape: ModelShape, plan: ParallelPlan, schedule: str, sequence: int, peak_tflop_per_s: float
-) -> float:
+def least_us(shape: ModelShape, plan: ParallelPlan, schedule: str, sequence: int, peak_tflop_per_s: float) -> float:
     """Give the bound in microseconds.
 
     Parameters
@@ -57,7 +55,7 @@ def least_us(
     split = registry.find(schedule).splits_backward  # gradients of weights may come last
     back = np.append(0, np.cumsum(cost[INPUTS if split else BOTH]))
     longest = 0.0
-    for stage in _stages(schedule, Shape.of(plan)):
+    for stage in _stages(schedule, ScheduleShape.of(plan)):
         own = sum(number * cost[kind][chunk] for (kind, chunk), number in stage.passes.items())
         kind, chunk = stage.last
         after = 0.0 if kind == WEIGHTS else back[chunk]
@@ -75,7 +73,7 @@ def _chunks(shape: ModelShape, plan: ParallelPlan, sequence: int) -> tuple[list[
 
 
 @functools.lru_cache(maxsize=1024)
-def _stages(schedule: str, sizes: Shape) -> tuple[_Stage, ...]:
+def _stages(schedule: str, sizes: ScheduleShape) -> tuple[_Stage, ...]:
     found = []
     for slots in registry.find(schedule).order(sizes):
         ops = [op for slot in slots for op in slot]

@@ -73,7 +73,7 @@ def simulated(candidate: Candidate) -> Cost:
     return Cost.of(run(candidate.spec, given={"model": candidate.shape()}))
 
 
-class Nothing:
+class NoTrace:
     """Input of a task that needs no trace."""
 
     key = ""
@@ -83,12 +83,12 @@ class Nothing:
 
 
 @dataclass(frozen=True)
-class StepTask:
+class CandidateStepTask:
     """A step to simulate, for workers of `replay.studies.sweeps`."""
 
     candidate: Candidate
 
-    source = Nothing()
+    source = NoTrace()
 
     @functools.cached_property
     def description(self) -> Mapping[str, Any]:
@@ -118,7 +118,7 @@ class StepTask:
         return simulated(self.candidate)
 
 
-def make_task(candidate: Candidate, allow_code: AllowCode = False) -> StepTask:
+def make_task(candidate: Candidate, allow_code: AllowCode = False) -> CandidateStepTask:
     """Make a candidate's task; workers find it by name.
 
     Parameters
@@ -134,4 +134,4 @@ def make_task(candidate: Candidate, allow_code: AllowCode = False) -> StepTask:
         If there is no such scheme, or its file may not be executed.
     """
     find(candidate.spec.scheme, allow_code=allow_code)
-    return StepTask(candidate)
+    return CandidateStepTask(candidate)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from replay.experiments.base.experiment import NOTHING, Experiment, Given, Older, Watch, Words
+from replay.experiments.base.experiment import NOTHING, Experiment, Older, ReplayWatcher, SpecInputs, Words
 from replay.experiments.choose.result import SearchResult, result_of_old
 from replay.experiments.choose.spec import CODE, ChooseSpec
 
@@ -33,13 +33,13 @@ class Choose(Experiment[ChooseSpec, "ChooseSetup", SearchResult]):
     }
     older: ClassVar[Older] = {"moereplay-choice/1": result_of_old}
 
-    def setup(self, spec: ChooseSpec, given: Given[ChooseSetup] = NOTHING) -> ChooseSetup:
+    def setup(self, spec: ChooseSpec, given: SpecInputs[ChooseSetup] = NOTHING) -> ChooseSetup:
         """A space may be given as ``space``."""
         from replay.experiments.choose.setup import ChooseSetup
 
         return ChooseSetup.of(spec, given)
 
-    def replay(self, setup: ChooseSetup, watch: Watch) -> SearchResult:
+    def replay(self, setup: ChooseSetup, watch: ReplayWatcher) -> SearchResult:
         """Costs are kept in a folder that goes again; an observer is called with the candidates."""
         from tempfile import TemporaryDirectory
 

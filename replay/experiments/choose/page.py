@@ -13,7 +13,7 @@ from tracegen.shared.display.content import Axis, Bars, Line, Page, Plot, Sectio
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from replay.experiments.choose.result import Found, Row, SearchResult
+    from replay.experiments.choose.result import CandidateRow, SearchResult, SystemFindings
     from tracegen.shared.display.content import Item
 
 MOST_BARS = 10
@@ -52,7 +52,7 @@ def summary(result: SearchResult) -> str:
     return " ".join(_best(found, result.by) for found in result.systems)
 
 
-def _best(found: Found, by: str) -> str:
+def _best(found: SystemFindings, by: str) -> str:
     if not found.rows:
         return f"On {found.system} no candidate can be simulated."
     best = found.rows[0]
@@ -68,11 +68,9 @@ def _best(found: Found, by: str) -> str:
     )
 
 
-def row_name(found: Found, row: Row) -> str:
+def row_name(found: SystemFindings, row: CandidateRow) -> str:
     """Sizes in which candidates differ, and the plan where there are several."""
-    differ = [
-        key for key in row.sizes if len({one.sizes.get(key) for one in found.rows}) > 1
-    ] or list(row.sizes)
+    differ = [key for key in row.sizes if len({one.sizes.get(key) for one in found.rows}) > 1] or list(row.sizes)
     words = [f"{row.sizes[key]} {tables.WORDS.get(key, key)}" for key in differ]
     if len(set(map(tables.plan_of, found.rows))) > 1:
         words.append(tables.plan_of(row))
@@ -87,7 +85,7 @@ def _said(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _sections(result: SearchResult, found: Found, number: int) -> Iterator[Section]:
+def _sections(result: SearchResult, found: SystemFindings, number: int) -> Iterator[Section]:
     system = found.system
     if not found.rows:
         yield Section(system, [tables.counts_table(found, number)])
@@ -107,16 +105,20 @@ def _sections(result: SearchResult, found: Found, number: int) -> Iterator[Secti
     yield Section(f"How sure it is, and what was left out on {system}", more, is_open=False)
 
 
-def mfu_plot(found: Found, number: int) -> Plot:
+def mfu_plot(found: SystemFindings, number: int) -> Plot:
     """MFU of all simulated candidates over their parameters, the best with its name."""
     best, others = found.rows[0], found.rows[1:]
     lines = [
-        Line(name, [one.total_parameters / 1e9 for one in rows],
-             [100 * one.cost.mfu for one in rows], form="points",
-             labels=[row_name(found, one) for one in rows])
+        Line(
+            name,
+            [one.total_parameters / 1e9 for one in rows],
+            [100 * one.cost.mfu for one in rows],
+            form="points",
+            labels=[row_name(found, one) for one in rows],
+        )
         for name, rows in (("the best", [best]), ("other candidates", others))
         if rows
-    ]  # fmt: skip
+    ]
     return Plot(
         name=f"mfu-{number}",
         title=f"{found.system}: MFU of the simulated candidates",
@@ -127,7 +129,7 @@ def mfu_plot(found: Found, number: int) -> Plot:
     )
 
 
-def cause_bars(found: Found, number: int) -> Bars:
+def cause_bars(found: SystemFindings, number: int) -> Bars:
     """Steps of the first candidates by cause; the bound by multiplications alone is marked."""
     rows = found.rows[:MOST_BARS]
     unit, unit_us = tables.unit_of(rows)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from replay.errors import UserError
 from replay.experiments.choose.space import PLAN_AXES, values
 from replay.experiments.train.schedules import registry
-from replay.experiments.train.schedules.base import Shape
+from replay.experiments.train.schedules.base import ScheduleShape
 from replay.steps.fitting import check
 from replay.steps.plan import ParallelPlan, Recompute
 
@@ -64,7 +64,7 @@ def plans(space: Space, system: System) -> tuple[list[tuple[ParallelPlan, str]],
         except UserError:
             left_out[PLAN] += 1
             continue
-        if registry.find(schedule).refuses(Shape.of(plan)):
+        if registry.find(schedule).refuses(ScheduleShape.of(plan)):
             left_out[SCHEDULE] += 1
         else:
             found.append((plan, schedule))

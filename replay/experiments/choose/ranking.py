@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from replay.experiments.base.crews.store import Outcome
+from replay.experiments.base.crews.store import PointOutcome
 from replay.experiments.choose.candidate import Candidate
 from replay.experiments.choose.cost import Cost
 
@@ -22,7 +22,7 @@ number of workers, so that the same are simulated whoever does it."""
 
 
 @dataclass(frozen=True)
-class Bounded:
+class BoundedCandidate:
     """A candidate that is possible, and its bound.
 
     Attributes
@@ -56,7 +56,7 @@ class Bounded:
 
 
 @dataclass
-class Ranked:
+class SearchRanking:
     """Outcome of a search.
 
     Attributes
@@ -71,21 +71,26 @@ class Ranked:
         How many more were left out because no more were to be simulated.
     """
 
-    rows: list[tuple[Bounded, Cost]] = field(default_factory=list)
-    refused: list[tuple[Bounded, str]] = field(default_factory=list)
-    failed: list[tuple[Bounded, str]] = field(default_factory=list)
+    rows: list[tuple[BoundedCandidate, Cost]] = field(default_factory=list)
+    refused: list[tuple[BoundedCandidate, str]] = field(default_factory=list)
+    failed: list[tuple[BoundedCandidate, str]] = field(default_factory=list)
     pruned: int = 0
     skipped: int = 0
 
 
-Costs = Callable[[Sequence[Candidate]], Iterable[Outcome]]
+Costs = Callable[[Sequence[Candidate]], Iterable[PointOutcome]]
 """Gives the outcome of each of some candidates, in their order: of steps, a `Cost` as JSON."""
 
 
 def rank(
-    candidates: Sequence[Bounded], costs: Costs, *, top: int, by: By = "tokens",
-    most: int | None = None, wave: int = WAVE,
-) -> Ranked:  # fmt: skip
+    candidates: Sequence[BoundedCandidate],
+    costs: Costs,
+    *,
+    top: int,
+    by: By = "tokens",
+    most: int | None = None,
+    wave: int = WAVE,
+) -> SearchRanking:
     """Simulate what could be among the best.
 
     Parameters
@@ -98,7 +103,7 @@ def rank(
         Candidates that are handed out before the bound is looked at again.
     """
     order = sorted(candidates, key=lambda one: -one.at_best(by))  # stable: equal ones as given
-    found = Ranked()
+    found = SearchRanking()
     place = 0
     while place < len(order):
         limit = len(order) if most is None else min(len(order), most)
@@ -121,7 +126,7 @@ def rank(
     return found
 
 
-def _worth(row: tuple[Bounded, Cost], by: By) -> float:
+def _worth(row: tuple[BoundedCandidate, Cost], by: By) -> float:
     return row[0].worth(row[1].step_us, by)
 
 
@@ -131,7 +136,5 @@ def difference(best: Cost, other: Cost) -> list[tuple[str, float]]:
     Steps of both have as many tokens.
     """
     causes = {**best.spent_us, **other.spent_us}
-    more = {
-        cause: other.spent_us.get(cause, 0.0) - best.spent_us.get(cause, 0.0) for cause in causes
-    }
+    more = {cause: other.spent_us.get(cause, 0.0) - best.spent_us.get(cause, 0.0) for cause in causes}
     return sorted(more.items(), key=lambda one: -one[1])

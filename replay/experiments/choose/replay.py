@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from replay.experiments.base.crews.hiring import workers_for
 from replay.experiments.base.crews.leases import Leases
-from replay.experiments.base.crews.store import Outcome, Store
-from replay.experiments.base.crews.work import Work
+from replay.experiments.base.crews.store import PointOutcome, Store
+from replay.experiments.base.crews.work import ReplayQueue
 from replay.experiments.base.crews.worker import Job
 from replay.experiments.base.result import package_version
 from replay.experiments.choose.candidate import Candidate, make_task
 from replay.experiments.choose.cost import Cost
-from replay.experiments.choose.ranking import Costs, Ranked, rank
-from replay.experiments.choose.result import Found, SearchResult, Sensitivity
+from replay.experiments.choose.ranking import Costs, SearchRanking, rank
+from replay.experiments.choose.result import SearchResult, Sensitivity, SystemFindings
 from replay.experiments.choose.sensitivity import turns
 
 if TYPE_CHECKING:
@@ -61,11 +61,11 @@ def carry_out(
         crew or workers_for(None, None, None, report) as workers,
     ):
 
-        def costs(candidates: Sequence[Candidate]) -> list[Outcome]:
+        def costs(candidates: Sequence[Candidate]) -> list[PointOutcome]:
             """Simulate what is not in the folder."""
             jobs = [Job.of(make_task(one), one, make_task) for one in candidates]
             different = {job.id: job for job in jobs}
-            work = Work([*different.values()], store, leases, workers)
+            work = ReplayQueue([*different.values()], store, leases, workers)
             known = {finished.id: finished.outcome for finished in work.outcomes()}
             return [known[job.id] for job in jobs]
 
@@ -76,7 +76,7 @@ def carry_out(
                 f"until no other can be among the first {spec.top}; less with --most or --top"
             )
             ranked = rank(one.bounded, costs, top=spec.top, by=spec.by, most=spec.most)
-            systems.append(Found.of(one, ranked, _sensitivity(spec, ranked, costs)))
+            systems.append(SystemFindings.of(one, ranked, _sensitivity(spec, ranked, costs)))
     return SearchResult(
         run_id=setup.run_id,
         version=package_version(),
@@ -88,7 +88,7 @@ def carry_out(
     )
 
 
-def _sensitivity(spec: ChooseSpec, ranked: Ranked, costs: Costs) -> Sensitivity | None:
+def _sensitivity(spec: ChooseSpec, ranked: SearchRanking, costs: Costs) -> Sensitivity | None:
     first = [row for row, _ in ranked.rows[: spec.again]]
     if spec.share is None or len(first) < 2:
         return None

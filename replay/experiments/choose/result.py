@@ -14,11 +14,11 @@ from tracegen.shared.display.frames import flat
 from tracegen.shared.strict import Strict
 
 if TYPE_CHECKING:
-    from replay.experiments.choose.ranking import Bounded, Ranked
+    from replay.experiments.choose.ranking import BoundedCandidate, SearchRanking
     from replay.experiments.choose.search import Possible
 
 
-class Row(Strict):
+class CandidateRow(Strict):
     """A simulated candidate.
 
     Attributes
@@ -42,7 +42,7 @@ class Row(Strict):
     cost: Cost
 
 
-class Changed(Strict):
+class RankingChange(Strict):
     """The first candidates' order with one hardware value changed.
 
     Attributes
@@ -74,10 +74,10 @@ class Sensitivity(Strict):
 
     share: float
     candidates: int
-    changed: list[Changed]
+    changed: list[RankingChange]
 
 
-class Found(Strict):
+class SystemFindings(Strict):
     """Outcome of a search on one system.
 
     Attributes
@@ -95,7 +95,7 @@ class Found(Strict):
 
     system: str
     scheme: str
-    rows: list[Row]
+    rows: list[CandidateRow]
     looked_at: int
     left_out: dict[str, int]
     refused: dict[str, int]
@@ -105,7 +105,7 @@ class Found(Strict):
     sensitivity: Sensitivity | None = None
 
     @classmethod
-    def of(cls, possible: Possible, ranked: Ranked, sensitivity: Sensitivity | None) -> Found:
+    def of(cls, possible: Possible, ranked: SearchRanking, sensitivity: Sensitivity | None) -> SystemFindings:
         """Put a search's parts together."""
         return cls(
             system=possible.where.system,
@@ -139,7 +139,7 @@ class SearchResult(ResultBase):
     space: dict[str, JsonValue]
     by: str
     top: int
-    systems: list[Found]
+    systems: list[SystemFindings]
 
     @property
     def name(self) -> str:
@@ -179,8 +179,8 @@ def result_of_old(document: Mapping[str, Any]) -> dict[str, Any]:
     return {**document, **head}
 
 
-def _row(one: Bounded, cost: Cost) -> Row:
-    return Row(
+def _row(one: BoundedCandidate, cost: Cost) -> CandidateRow:
+    return CandidateRow(
         sizes=dict(one.candidate.sizes),
         plan=one.candidate.spec.plan,
         schedule=str(one.candidate.spec.schedule),
@@ -191,7 +191,7 @@ def _row(one: Bounded, cost: Cost) -> Row:
     )
 
 
-def _counted(reasons: list[tuple[Bounded, str]]) -> dict[str, int]:
+def _counted(reasons: list[tuple[BoundedCandidate, str]]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for _, reason in reasons:
         first = reason.splitlines()[0] if reason else "no reason given"

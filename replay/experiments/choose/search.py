@@ -11,7 +11,7 @@ import hwmodel
 import tracegen.models
 from replay.experiments.choose import bound, plans, shapes
 from replay.experiments.choose.candidate import Candidate
-from replay.experiments.choose.ranking import Bounded
+from replay.experiments.choose.ranking import BoundedCandidate
 from replay.experiments.train.schedules import registry
 from replay.experiments.train.setup import DEFAULT_RECIPES
 from replay.experiments.train.spec import TrainSpec
@@ -41,7 +41,7 @@ class Possible:
     """
 
     where: Where
-    bounded: list[Bounded]
+    bounded: list[BoundedCandidate]
     looked_at: int
     left_out: Counter[str]
 
@@ -80,24 +80,28 @@ def _possible(
     found, without = plans.plans(space, system)
     left_out = reasons + without
     shared = TrainSpec(
-        model=space.model, system=where.system, scheme=where.scheme, sequence=space.sequence,
-        precision=space.precision, recipe=recipe.name, routing=space.routing,
-        layers_sampled=space.layers_sampled, seed=space.seed,
-    )  # fmt: skip
-    bounded: list[Bounded] = []
+        model=space.model,
+        system=where.system,
+        scheme=where.scheme,
+        sequence=space.sequence,
+        precision=space.precision,
+        recipe=recipe.name,
+        routing=space.routing,
+        layers_sampled=space.layers_sampled,
+        seed=space.seed,
+    )
+    bounded: list[BoundedCandidate] = []
     for sizes, shape in fitting:
         count = parameters.count(shape)
         flop = parameters.flop_per_token(shape, space.sequence, mtp=space.mtp)
         for plan, schedule in found:
-            reason = plans.refused(
-                plan, registry.find(schedule), shape, system, recipe, space.sequence
-            )
+            reason = plans.refused(plan, registry.find(schedule), shape, system, recipe, space.sequence)
             if reason:
                 left_out[reason] += 1
                 continue
             own = {"plan": plans.text_of(plan), "schedule": schedule}
             bounded.append(
-                Bounded(
+                BoundedCandidate(
                     candidate=Candidate(shared.model_copy(update=own), sizes),
                     least_us=bound.least_us(shape, plan, schedule, space.sequence, peak),
                     tokens=plan.tokens_per_step(space.sequence),

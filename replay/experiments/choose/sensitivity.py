@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import hwmodel
 from hwmodel.draws import uncertain
-from replay.experiments.choose.ranking import Bounded, By, Costs
-from replay.experiments.choose.result import Changed
+from replay.experiments.choose.ranking import BoundedCandidate, By, Costs
+from replay.experiments.choose.result import RankingChange
 
 
 def changes(system: str, share: float) -> list[tuple[str, float]]:
@@ -30,7 +30,7 @@ def changes(system: str, share: float) -> list[tuple[str, float]]:
     return found
 
 
-def turns(best: Sequence[Bounded], costs: Costs, share: float, by: By) -> list[Changed]:
+def turns(best: Sequence[BoundedCandidate], costs: Costs, share: float, by: By) -> list[RankingChange]:
     """Rank candidates again with each uncertain value changed.
 
     Parameters
@@ -54,5 +54,5 @@ def turns(best: Sequence[Bounded], costs: Costs, share: float, by: By) -> list[C
         if len(worth) == len(best):
             order = sorted(range(len(best)), key=lambda i: (-worth[i], i))
             lead = worth[0] / max(worth[1:])
-            found.append(Changed(key=key, value=value, order=order, lead=lead))
+            found.append(RankingChange(key=key, value=value, order=order, lead=lead))
     return found

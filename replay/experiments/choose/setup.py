@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 import hwmodel
 import tracegen.models
 from replay.errors import UserError
-from replay.experiments.base.experiment import NOTHING, Given
+from replay.experiments.base.experiment import NOTHING, SpecInputs
 from replay.experiments.base.identity import identity_of, model_by_value, scheme_by_value
 from replay.experiments.choose import search
 from replay.experiments.choose import space as spaces
@@ -36,7 +36,7 @@ class ChooseSetup:
     possible: list[Possible]
 
     @classmethod
-    def of(cls, spec: ChooseSpec, given: Given[Self] = NOTHING) -> Self:
+    def of(cls, spec: ChooseSpec, given: SpecInputs[Self] = NOTHING) -> Self:
         """Read the space, and count and bound its candidates.
 
         Parameters

@@ -188,9 +188,7 @@ def _range(name: str, text: str, where: str) -> list[int]:
     match = _RANGE.fullmatch(text.strip())
     if match is None:
         also = ' or "all"' if name in PLAN_AXES else ""
-        message = (
-            f"{where}: axis {name} = {shown(text)}: expected a range such as 1..8 step 1{also}"
-        )
+        message = f"{where}: axis {name} = {shown(text)}: expected a range such as 1..8 step 1{also}"
         raise UserError(message)
     first, last, step = int(match[1]), int(match[2]), int(match[3] or 1)
     if first < 1 or step < 1 or last < first or (last - first) // step >= MOST_VALUES:

@@ -22,19 +22,11 @@ class ChooseSpec(Spec):
         If a setting does not exist or a value is not possible.
     """
 
-    space: str | None = Field(
-        None, description="A TOML file, or a name of `moereplay choose --list`."
-    )
-    systems: Several = Field(
-        [], alias="system", description="NAME or NAME:SCHEME in place of the space's, repeatable."
-    )
+    space: str | None = Field(None, description="A TOML file, or a name of `moereplay choose --list`.")
+    systems: Several = Field([], alias="system", description="NAME or NAME:SCHEME in place of the space's, repeatable.")
     top: Count = Field(20, description="Rows that must be exact, and are shown.")
-    most: Count | None = Field(
-        None, description="Simulate no more than so many [all that may matter]."
-    )
-    by: Literal["tokens", "mfu"] = Field(
-        "tokens", description="Rank by tokens per second, tokens, or by MFU, mfu."
-    )
+    most: Count | None = Field(None, description="Simulate no more than so many [all that may matter].")
+    by: Literal["tokens", "mfu"] = Field("tokens", description="Rank by tokens per second, tokens, or by MFU, mfu.")
     sensitivity: str | None = Field(
         None,
         description="Rank the first again with each uncertain hardware value off by so much: 10%.",

@@ -17,12 +17,11 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from replay.experiments.choose.result import Found, Row, SearchResult, Sensitivity
+    from replay.experiments.choose.result import CandidateRow, SearchResult, Sensitivity, SystemFindings
     from tracegen.shared.display.content import Cell
 
 SHOWN_TURNS = 8
-WORDS = {"num_layers": "layers", "num_experts": "experts", "moe_intermediate": "width",
-         "num_heads": "heads"}  # fmt: skip
+WORDS = {"num_layers": "layers", "num_experts": "experts", "moe_intermediate": "width", "num_heads": "heads"}
 """Shorter headings."""
 
 
@@ -43,17 +42,17 @@ def tables(result: SearchResult) -> Group:
     return Group(*parts, Text("\n".join(explained(made))))
 
 
-def unit_of(rows: Sequence[Row]) -> tuple[str, float]:
+def unit_of(rows: Sequence[CandidateRow]) -> tuple[str, float]:
     """Unit in which steps of some candidates are written, and its microseconds."""
     return time_unit(max(one.cost.step_us for one in rows))
 
 
-def plan_of(row: Row) -> str:
+def plan_of(row: CandidateRow) -> str:
     """Plan and schedule in words."""
     return f"{row.plan.replace(',', ', ')}, {row.schedule}"
 
 
-def best_table(found: Found, top: int, name: str) -> Table:
+def best_table(found: SystemFindings, top: int, name: str) -> Table:
     """So many candidates of a system, the best first."""
     rows = found.rows[:top]
     sizes, (unit, unit_us) = list(rows[0].sizes), unit_of(rows)
@@ -73,17 +72,23 @@ def best_table(found: Found, top: int, name: str) -> Table:
     ]
     cells: list[list[Cell]] = [
         [
-            place, *(one.sizes[size] for size in sizes), one.total_parameters / 1e9,
-            one.active_parameters / 1e9, one.cost.step_us / unit_us, one.cost.tokens_per_s,
-            one.cost.mfu, one.least_us / one.cost.step_us, one.cost.memory_gib,
+            place,
+            *(one.sizes[size] for size in sizes),
+            one.total_parameters / 1e9,
+            one.active_parameters / 1e9,
+            one.cost.step_us / unit_us,
+            one.cost.tokens_per_s,
+            one.cost.mfu,
+            one.least_us / one.cost.step_us,
+            one.cost.memory_gib,
             *([plan_of(one)] if several else []),
         ]
         for place, one in enumerate(rows, 1)
-    ]  # fmt: skip
+    ]
     return Table(name, f"{found.system}, scheme {found.scheme}{plan}", columns, cells)
 
 
-def reasons(found: Found) -> Iterator[str]:
+def reasons(found: SystemFindings) -> Iterator[str]:
     """Sentences on what the best spends its step on, and what the second loses by."""
     best = found.rows[0].cost
     most = sorted(best.spent_us.items(), key=lambda one: -one[1])[:4]
@@ -114,17 +119,13 @@ def turns(found: Sensitivity) -> Iterator[str]:
         yield f"  {one.key} = {one.value:g}: row {one.order[0] + 1} is the best"
 
 
-def without_cost(found: Found) -> list[tuple[str, str, int]]:
+def without_cost(found: SystemFindings) -> list[tuple[str, str, int]]:
     """Candidates that have no simulated step: what became of them, the reason, how many."""
     kinds = {"left out": found.left_out, "refused": found.refused, "failed": found.failed}
-    return [
-        (what, reason, number)
-        for what, counts in kinds.items()
-        for reason, number in counts.items()
-    ]
+    return [(what, reason, number) for what, counts in kinds.items() for reason, number in counts.items()]
 
 
-def _counts(found: Found) -> Iterator[str]:
+def _counts(found: SystemFindings) -> Iterator[str]:
     simulated = len(found.rows) + sum(found.refused.values()) + sum(found.failed.values())
     yield (
         f"{simulated} candidates simulated; {found.pruned} cannot be among the first by their "
@@ -134,7 +135,7 @@ def _counts(found: Found) -> Iterator[str]:
         yield f"  {what}: {number:,} x {reason}"
 
 
-def counts_table(found: Found, number: int) -> Table:
+def counts_table(found: SystemFindings, number: int) -> Table:
     """Table of outcomes of all pairs of a model and a plan."""
     rows = [
         ("simulated", "", len(found.rows)),
@@ -150,7 +151,7 @@ def counts_table(found: Found, number: int) -> Table:
     )
 
 
-def sensitivity_table(found: Found, number: int) -> Table:
+def sensitivity_table(found: SystemFindings, number: int) -> Table:
     """The order of the first candidates with each uncertain value of the hardware changed."""
     assert found.sensitivity is not None
     return table(

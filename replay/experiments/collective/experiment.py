@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from replay.experiments.base.experiment import NOTHING, Experiment, Given, Older, Watch, Words
+from replay.experiments.base.experiment import NOTHING, Experiment, Older, ReplayWatcher, SpecInputs, Words
 from replay.experiments.collective.result import CollectiveResult, result_of_old
 from replay.experiments.collective.spec import CODE, CollectiveSpec, size_text
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 NO_SCHEMES = "a collective is one kernel, without a scheme of layers"
 
 
-class CollectiveAlone(Experiment[CollectiveSpec, "CollectiveSetup", CollectiveResult]):
+class CollectiveExperiment(Experiment[CollectiveSpec, "CollectiveSetup", CollectiveResult]):
     """One collective at several sizes, by one algorithm or several."""
 
     name = "collective"
@@ -32,9 +32,7 @@ class CollectiveAlone(Experiment[CollectiveSpec, "CollectiveSetup", CollectiveRe
     }
     older: ClassVar[Older] = {"moereplay-collective/1": result_of_old}
 
-    def setup(
-        self, spec: CollectiveSpec, given: Given[CollectiveSetup] = NOTHING
-    ) -> CollectiveSetup:
+    def setup(self, spec: CollectiveSpec, given: SpecInputs[CollectiveSetup] = NOTHING) -> CollectiveSetup:
         """Nothing is given beside the spec."""
         from replay.experiments.collective.setup import CollectiveSetup
 
@@ -48,11 +46,11 @@ class CollectiveAlone(Experiment[CollectiveSpec, "CollectiveSetup", CollectiveRe
         """Algorithms are rivals at each size."""
         return {(size_text(row.bytes), row.algorithm): row.time_us for row in result.rows}
 
-    def replay(self, setup: CollectiveSetup, watch: Watch) -> CollectiveResult:
+    def replay(self, setup: CollectiveSetup, watch: ReplayWatcher) -> CollectiveResult:
         """An observer is called with the schedule and the machine of each row."""
         from replay.experiments.collective.replay import carry_out
 
         return carry_out(setup, watch)
 
 
-EXPERIMENT = CollectiveAlone()
+EXPERIMENT = CollectiveExperiment()

@@ -85,9 +85,7 @@ def _algorithms(result: CollectiveResult) -> dict[str, list[CollectiveRow]]:
     return found
 
 
-def _plot(
-    result: CollectiveResult, name: str, title: str, unit: str, of: Callable[[CollectiveRow], float]
-) -> Plot:
+def _plot(result: CollectiveResult, name: str, title: str, unit: str, of: Callable[[CollectiveRow], float]) -> Plot:
     """Something of each size, a line for each algorithm, both axes logarithmic."""
     return Plot(
         name=name,

@@ -20,13 +20,13 @@ from replay.experiments.collective.result import CollectiveResult, CollectiveRow
 from replay.model.machine.kinds import DISPATCH
 
 if TYPE_CHECKING:
-    from replay.experiments.base.experiment import Watch
+    from replay.experiments.base.experiment import ReplayWatcher
     from replay.experiments.collective.setup import CollectiveSetup
+    from replay.model.arrays import Ints
     from replay.model.collectives.algorithm import Algorithm, Collective
-    from replay.model.machine.machine import Ints
 
 
-def carry_out(setup: CollectiveSetup, watch: Watch) -> CollectiveResult:
+def carry_out(setup: CollectiveSetup, watch: ReplayWatcher) -> CollectiveResult:
     """Time a collective at each size, under each algorithm.
 
     Parameters
@@ -56,7 +56,7 @@ def bus_factor(what: Collective, num_ranks: int) -> float:
     return (2 if what == "all_reduce" else 1) * (num_ranks - 1) / num_ranks
 
 
-def _row(setup: CollectiveSetup, algorithm: Algorithm, nbytes: int, watch: Watch) -> CollectiveRow:
+def _row(setup: CollectiveSetup, algorithm: Algorithm, nbytes: int, watch: ReplayWatcher) -> CollectiveRow:
     what, blocks, num_ranks = setup.spec.op, setup.spec.blocks, setup.num_ranks
     machine = setup.machine()
     count = algorithm.way(machine, what, nbytes).blocks if blocks is None else blocks

@@ -53,10 +53,7 @@ class CollectiveSetup:
             raise UserError(message)
         for size in spec.num_bytes:
             if 2 * size > system.hbm.num_bytes:
-                message = (
-                    f"two buffers of {size} bytes; a GPU of {system.name} has memory for "
-                    f"{system.hbm.num_bytes}"
-                )
+                message = f"two buffers of {size} bytes; a GPU of {system.name} has memory for {system.hbm.num_bytes}"
                 raise UserError(message)
         setup = cls(spec, system, algorithms, num_ranks)
         machine = setup.machine()
@@ -72,6 +69,4 @@ class CollectiveSetup:
     def run_id(self) -> str:
         """Identity of the result: of everything that decides it."""
         entered = {"system": self.system.describe()}
-        return identity_of(
-            CODE, self.spec, entered, bytes=self.spec.num_bytes, ranks=self.num_ranks
-        )
+        return identity_of(CODE, self.spec, entered, bytes=self.spec.num_bytes, ranks=self.num_ranks)

@@ -50,9 +50,7 @@ class CollectiveSpec(Spec):
     system: str = SYSTEM
     overrides: Overrides = OVERRIDES
     ranks: int | None = Field(None, description="GPUs that take part [all of the system].")
-    blocks: int | None = Field(
-        None, description="Thread blocks of each GPU [what the software takes]."
-    )
+    blocks: int | None = Field(None, description="Thread blocks of each GPU [what the software takes].")
 
     @field_validator("op", mode="before")
     @classmethod

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from replay.experiments.base.experiment import NOTHING, Given, Older, Watch, Words
+from replay.experiments.base.experiment import NOTHING, Older, ReplayWatcher, SpecInputs, Words
 from replay.experiments.base.schemed import SchemeExperiment
 from replay.experiments.dense.result import TensorComparison, TensorResult, result_of_old
 from replay.experiments.dense.spec import CODE, TensorSpec
 
 if TYPE_CHECKING:
     from replay.experiments.base.estimate import Need
-    from replay.experiments.dense.setup import Setup
+    from replay.experiments.dense.setup import DenseSetup
 
 
-class Dense(SchemeExperiment[TensorSpec, "Setup", TensorResult, TensorComparison]):
+class Dense(SchemeExperiment[TensorSpec, "DenseSetup", TensorResult, TensorComparison]):
     """One layer, or several alike, sliced over GPUs."""
 
     name = "dense"
@@ -40,25 +40,25 @@ class Dense(SchemeExperiment[TensorSpec, "Setup", TensorResult, TensorComparison
 
         return list(TENSOR_SCHEMES)
 
-    def setup(self, spec: TensorSpec, given: Given[Setup] = NOTHING) -> Setup:
+    def setup(self, spec: TensorSpec, given: SpecInputs[DenseSetup] = NOTHING) -> DenseSetup:
         """Nothing is given beside the spec."""
-        from replay.experiments.dense.setup import Setup
+        from replay.experiments.dense.setup import DenseSetup
 
-        return Setup.of(spec, given)
+        return DenseSetup.of(spec, given)
 
-    def fits_surely(self, setup: Setup, room: float, *, tells: bool, is_observed: bool) -> bool:
+    def fits_surely(self, setup: DenseSetup, room: float, *, tells: bool, is_observed: bool) -> bool:
         """Tell whether there are few tokens, and room for so few."""
         from replay.experiments.dense.fit import SURE_BYTES, SURE_TOKENS, tokens_of_all
 
         return tokens_of_all(setup) <= SURE_TOKENS and room >= SURE_BYTES
 
-    def estimate(self, setup: Setup, *, is_observed: bool = False) -> Need:
+    def estimate(self, setup: DenseSetup, *, is_observed: bool = False) -> Need:
         """By a replay of some of its tokens."""
         from replay.experiments.dense.fit import estimate_of
 
         return estimate_of(setup)
 
-    def replay(self, setup: Setup, watch: Watch) -> TensorResult:
+    def replay(self, setup: DenseSetup, watch: ReplayWatcher) -> TensorResult:
         """An observer is called with the schedule and its machine."""
         from replay.experiments.dense.replay import carry_out
 

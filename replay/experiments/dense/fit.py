@@ -17,7 +17,7 @@ from replay.experiments.dense.replay import replayed
 from replay.model.work.transformer_layer import Enter, Leave, layer_of
 
 if TYPE_CHECKING:
-    from replay.experiments.dense.setup import Setup
+    from replay.experiments.dense.setup import DenseSetup
 
 SAMPLE_TOKENS = 8192
 """Tokens of a sample, about."""
@@ -75,12 +75,12 @@ class TensorNeed(Need):
         return f"about {fit:,} tokens of all layers and passes (--tokens, --layers)"
 
 
-def tokens_of_all(setup: Setup) -> int:
+def tokens_of_all(setup: DenseSetup) -> int:
     """Count tokens of all layers and passes."""
     return setup.sizes.tokens * setup.spec.layers * len(setup.layers)
 
 
-def estimate_of(setup: Setup) -> TensorNeed:
+def estimate_of(setup: DenseSetup) -> TensorNeed:
     """Find out what a replay takes, by one of some of its tokens."""
     sample = _sample_of(setup)
     began = time.process_time()
@@ -91,7 +91,7 @@ def estimate_of(setup: Setup) -> TensorNeed:
     return TensorNeed(setup.scheme.name, tokens, size, seconds, tokens / tokens_of_all(sample))
 
 
-def rows_of(setup: Setup) -> int:
+def rows_of(setup: DenseSetup) -> int:
     """Rows of all products of all GPUs, each of which its product knows one by one."""
     return setup.num_ranks * sum(
         step.product.rows
@@ -101,15 +101,12 @@ def rows_of(setup: Setup) -> int:
     )
 
 
-def _sample_of(setup: Setup) -> Setup:
+def _sample_of(setup: DenseSetup) -> DenseSetup:
     """One layer, with as many of its tokens as GPUs can share equally."""
     n = setup.num_ranks
     tokens = min(setup.sizes.tokens, max(SAMPLE_TOKENS // n, 1) * n)
-    sizes = dataclasses.replace(
-        setup.sizes, tokens=tokens, sequence=min(setup.sizes.sequence, tokens)
-    )
+    sizes = dataclasses.replace(setup.sizes, tokens=tokens, sequence=min(setup.sizes.sequence, tokens))
     layers = tuple(
-        layer_of(setup.shape, n, sizes, is_backward=one.is_backward, part=setup.spec.part)
-        for one in setup.layers
+        layer_of(setup.shape, n, sizes, is_backward=one.is_backward, part=setup.spec.part) for one in setup.layers
     )
     return dataclasses.replace(setup, spec=setup.spec.changed(layers=1), sizes=sizes, layers=layers)

@@ -12,7 +12,8 @@ from replay.experiments.dense.result import Direction, Quantiles, Skew
 if TYPE_CHECKING:
     from replay.engine import Timeline
     from replay.measure.result import Measures
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints, Picoseconds
+    from replay.model.machine.machine import Machine
 
 
 def directions(found: Measures) -> tuple[Direction, Direction]:
@@ -43,7 +44,7 @@ def skew_of(timeline: Timeline, machine: Machine) -> Skew:
     return Skew(between_gpus=found)
 
 
-def spread_ps(address: Ints, time_ps: Ints) -> Ints:
+def spread_ps(address: Ints, time_ps: Picoseconds) -> Picoseconds:
     """From the first to the last of the times (access,) of each address that has several."""
     if not len(address):
         return np.zeros(0, np.int64)

@@ -31,9 +31,7 @@ def page(result: TensorResult | TensorComparison) -> Page:
     compared = beside(result, TensorComparison)
     model = compared.base.model["name"]
     if isinstance(result, TensorComparison):
-        words = compare_command(
-            ["moereplay", "tensor", "compare"], result, EXPERIMENT, TENSOR_SCHEMES
-        )
+        words = compare_command(["moereplay", "tensor", "compare"], result, EXPERIMENT, TENSOR_SCHEMES)
         title = f"{model}: {schemes_text(len(result.results))}"
     else:
         words = command(["moereplay", "tensor", "run"], result.spec)
@@ -49,8 +47,7 @@ def summary(compared: TensorComparison) -> str:
     lines = [f"{label(first)}{of} {first.layer_us:,.1f} us per layer on {first.system.name}"]
     if first is not base and first.time_us:
         lines[0] += (
-            f", {compared.speed_up(first.name):.2f} times as fast as {compared.baseline} "
-            f"({base.layer_us:,.1f} us)"
+            f", {compared.speed_up(first.name):.2f} times as fast as {compared.baseline} ({base.layer_us:,.1f} us)"
         )
     whole = max(first.time_us, 1e-12)
     lines.append(
@@ -98,9 +95,7 @@ def path_bars(results: Sequence[TensorResult]) -> Bars:
         name="time",
         title="Critical path by cause, us",
         labels=labels(results),
-        parts=parts_of(
-            list(map(tables.on_path_us, results)), hatched=set(tables.ON_PATH) - {"compute"}
-        ),
+        parts=parts_of(list(map(tables.on_path_us, results)), hatched=set(tables.ON_PATH) - {"compute"}),
         unit="us",
         marks=[one.measures.bounds_us.largest_us for one in results],
         mark_name="bound: no schedule of this work is shorter",
@@ -115,8 +110,7 @@ def wire_bars(results: Sequence[TensorResult]) -> Bars:
     for one in results:
         for way, words in ((one.up, "out"), (one.down, "in")):
             gather, reduce, wire = (
-                sum(getattr(way, f"{kind}_bytes")) / max(one.tp, 1) / MB
-                for kind in ("gather", "reduce", "wire")
+                sum(getattr(way, f"{kind}_bytes")) / max(one.tp, 1) / MB for kind in ("gather", "reduce", "wire")
             )
             sizes[f"{label(one)}, {words}"] = {
                 "rows for all GPUs": gather,
@@ -146,8 +140,7 @@ def use_heats(results: Sequence[TensorResult]) -> Iterator[Heat]:
             values=rows,
             unit="%",
             form=",.0f",
-            says="Each column is a slice of the time, with its begin in us; blank where a scheme "
-            "has ended.",
+            says="Each column is a slice of the time, with its begin in us; blank where a scheme has ended.",
         )
 
 
@@ -158,9 +151,7 @@ def _slices(result: TensorResult, group: str, slice_us: float) -> list[float | N
     for place in range(NUM_SLICES):
         begin, end = place * slice_us, min((place + 1) * slice_us, result.time_us)
         is_over = begin >= result.time_us
-        found.append(
-            None if is_over else 100 * tables.share_in(windows, over.window_us, begin, end)
-        )
+        found.append(None if is_over else 100 * tables.share_in(windows, over.window_us, begin, end))
     return found
 
 

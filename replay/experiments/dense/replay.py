@@ -11,7 +11,7 @@ from replay.experiments.base.identity import model_by_value
 from replay.experiments.base.result import SchemeDescription, SystemDescription, package_version
 from replay.experiments.dense.measure import directions, skew_of
 from replay.experiments.dense.result import TensorResult
-from replay.experiments.dense.setup import Setup
+from replay.experiments.dense.setup import DenseSetup
 from replay.measure.measured import measures
 from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine
@@ -19,12 +19,12 @@ from replay.schemes.tp.plain import NoCommunication
 
 if TYPE_CHECKING:
     from replay.engine import Timeline
-    from replay.experiments.base.experiment import Watch
-    from replay.model.machine.machine import Ints
+    from replay.experiments.base.experiment import ReplayWatcher
+    from replay.model.arrays import Ints
     from replay.schemes.tp.base import TensorScheme
 
 
-def carry_out(setup: Setup, watch: Watch) -> TensorResult:
+def carry_out(setup: DenseSetup, watch: ReplayWatcher) -> TensorResult:
     """Replay what was set up; an observer is called with the schedule and its machine."""
     machine, ends, timeline = replayed(setup, setup.scheme)
     watch.saw(timeline, machine)
@@ -54,7 +54,7 @@ def carry_out(setup: Setup, watch: Watch) -> TensorResult:
     )
 
 
-def replayed(setup: Setup, scheme: TensorScheme) -> tuple[Machine, Ints, Timeline]:
+def replayed(setup: DenseSetup, scheme: TensorScheme) -> tuple[Machine, Ints, Timeline]:
     """Schedule the layers of all passes, one behind the other.
 
     Returns

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self
 
 from replay.errors import RefusedError, UserError
-from replay.experiments.base.experiment import NOTHING, Given
+from replay.experiments.base.experiment import NOTHING, SpecInputs
 from replay.experiments.base.identity import identity_of, model_by_value, scheme_by_value
 from replay.experiments.dense.spec import CODE, PASSES, TensorSpec
 from replay.model.work.transformer_layer import Sizes, TensorLayer, layer_of
@@ -28,7 +28,7 @@ def refusal(scheme: str, reason: str, possible: str = "") -> RefusedError:
 
 
 @dataclass(frozen=True)
-class Setup:
+class DenseSetup:
     """A spec with what its references lead to.
 
     Attributes
@@ -46,7 +46,7 @@ class Setup:
     layers: tuple[TensorLayer, ...]
 
     @classmethod
-    def of(cls, spec: TensorSpec, given: Given[Self] = NOTHING) -> Self:
+    def of(cls, spec: TensorSpec, given: SpecInputs[Self] = NOTHING) -> Self:
         """Follow the references of a spec.
 
         Raises

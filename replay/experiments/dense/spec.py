@@ -34,25 +34,18 @@ class TensorSpec(Spec):
         "llama-70b",
         description="A name of `moereplay tensor models`, a TOML file, or a config.json.",
     )
-    scheme: str = Field(
-        "sp-nvls", description="A name of `moereplay tensor schemes`, or FILE.py:NAME."
-    )
+    scheme: str = Field("sp-nvls", description="A name of `moereplay tensor schemes`, or FILE.py:NAME.")
     options: Options = OPTIONS
     system: str = SYSTEM
     overrides: Overrides = OVERRIDES
-    tp: int | None = Field(
-        None, ge=1, le=1024, description="GPUs that weights are sliced over [all of a node]."
-    )
+    tp: int | None = Field(None, ge=1, le=1024, description="GPUs that weights are sliced over [all of a node].")
     tokens: Count | None = Field(None, description="Tokens of the group [the model's micro-batch].")
     sequence: Count | None = Field(
         None,
-        description="Tokens of a sequence; in decode, positions that each token attends to "
-        "[the model's own].",
+        description="Tokens of a sequence; in decode, positions that each token attends to [the model's own].",
     )
     phase: Literal["prefill", "decode"] = Field("prefill", description="prefill or decode.")
-    direction: Direction = Field(
-        "forward", alias="pass", description="forward, backward or training (both)."
-    )
+    direction: Direction = Field("forward", alias="pass", description="forward, backward or training (both).")
     part: Part = Field(
         "layer",
         description="layer; or a sub-layer, from the last product of one half to the first of the "

@@ -100,9 +100,7 @@ def times_table(compared: TensorComparison) -> Table:
 
 def details_of(results: Sequence[TensorResult]) -> Iterator[Table]:
     """Bytes, critical path, SMs, and what else there is of some results."""
-    mechanisms = mechanism_table(
-        "Mechanisms, all GPUs together", [[one.measures] for one in results], labels(results)
-    )
+    mechanisms = mechanism_table("Mechanisms, all GPUs together", [[one.measures] for one in results], labels(results))
     for made in (bytes_table, path_table, sm_table, skew_table):
         found = made(results)
         yield from [found] if found.rows else []
@@ -181,11 +179,7 @@ def sm_shares(result: TensorResult) -> dict[str, float] | None:
 
 def skew_table(results: Sequence[TensorResult]) -> Table:
     """Accesses of several GPUs to one address, where a scheme has some."""
-    rows = [
-        (label(result), what, found)
-        for result in results
-        for what, found in result.skew.between_gpus.items()
-    ]
+    rows = [(label(result), what, found) for result in results for what, found in result.skew.between_gpus.items()]
     return table(
         "skew",
         "From the first GPU's access to an address until the last's",
@@ -216,9 +210,7 @@ def links_table(results: Sequence[TensorResult]) -> Table:
 def _tenths(windows: Sequence[float], window_us: float, time_us: float) -> str:
     """Shares of equal slices of the time, a character each."""
     edges = [place * time_us / SLICES for place in range(SLICES + 1)]
-    return "".join(
-        _tenth(share_in(windows, window_us, begin, end)) for begin, end in pairwise(edges)
-    )
+    return "".join(_tenth(share_in(windows, window_us, begin, end)) for begin, end in pairwise(edges))
 
 
 def share_in(windows: Sequence[float], window_us: float, begin: float, end: float) -> float:

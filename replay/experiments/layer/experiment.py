@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from replay.experiments.base.experiment import NOTHING, AnySetup, Given, Older, Watch
+from replay.experiments.base.experiment import NOTHING, AnySetup, Older, ReplayWatcher, SpecInputs
 from replay.experiments.base.schemed import SchemeExperiment
 from replay.experiments.layer.first_schema import result_of_first
 from replay.experiments.layer.result import AnyTraced, Comparison, Result, TracedComparison
@@ -20,7 +20,7 @@ AnyTracedSpec = TypeVar("AnyTracedSpec", bound=RunSpec)
 AnyCompared = TypeVar("AnyCompared", bound=TracedComparison[Any])
 
 
-class Traced(
+class TraceExperiment(
     SchemeExperiment[AnyTracedSpec, AnySetup, AnyTraced, AnyCompared],
     Generic[AnyTracedSpec, AnySetup, AnyTraced, AnyCompared],
 ):
@@ -52,7 +52,7 @@ class Traced(
         return supported(system or hwmodel.load(shared.system, dict(shared.overrides)))
 
 
-class Layer(Traced[RunSpec, "TracedSetup", Result, Comparison]):
+class Layer(TraceExperiment[RunSpec, "TracedSetup", Result, Comparison]):
     """Layers of a trace: each by itself, or chained."""
 
     name = "layer"
@@ -66,7 +66,7 @@ class Layer(Traced[RunSpec, "TracedSetup", Result, Comparison]):
     details = "Also what each scheme waits for, reads, moves, launches and keeps in memory"
     older: ClassVar[Older] = {"moereplay-result/1": result_of_first}
 
-    def setup(self, spec: RunSpec, given: Given[TracedSetup] = NOTHING) -> TracedSetup:
+    def setup(self, spec: RunSpec, given: SpecInputs[TracedSetup] = NOTHING) -> TracedSetup:
         """A trace, a system and a scheme may be given as objects."""
         from replay.experiments.layer.setup import TracedSetup
 
@@ -77,9 +77,7 @@ class Layer(Traced[RunSpec, "TracedSetup", Result, Comparison]):
         layers, most = setup.setup.chain_settings.num_layers(setup.trace), setup.setup.spec
         return layers if most.sample_layers is None else min(layers, most.sample_layers)
 
-    def fits_surely(
-        self, setup: TracedSetup, room: float, *, tells: bool, is_observed: bool
-    ) -> bool:
+    def fits_surely(self, setup: TracedSetup, room: float, *, tells: bool, is_observed: bool) -> bool:
         """Tell whether counts alone say so; nobody asks about short replays."""
         from replay.experiments.layer.fit import asked_of
 
@@ -95,7 +93,7 @@ class Layer(Traced[RunSpec, "TracedSetup", Result, Comparison]):
 
         return estimate_of(setup, is_observed=is_observed)
 
-    def replay(self, setup: TracedSetup, watch: Watch) -> Result:
+    def replay(self, setup: TracedSetup, watch: ReplayWatcher) -> Result:
         """An observer is called with each `Replayed`."""
         from replay.experiments.layer.replay import carry_out
 

@@ -82,8 +82,6 @@ def _of_one_pass(layers: list[Document]) -> list[Document]:
     """Layers of the first step's first pass, in the order of the forward pass."""
     first = layers[0]
     chosen = [
-        layer
-        for layer in layers
-        if (layer["step"], layer["is_backward"]) == (first["step"], first["is_backward"])
+        layer for layer in layers if (layer["step"], layer["is_backward"]) == (first["step"], first["is_backward"])
     ]
     return chosen[::-1] if first["is_backward"] else chosen

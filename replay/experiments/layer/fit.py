@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from replay.chains.chain import check_code_for, faults_of
-from replay.experiments.base.estimate import Asked, Estimate, Size, estimate, thinned
+from replay.experiments.base.estimate import Estimate, ReplayCounts, Size, estimate, thinned
 
 if TYPE_CHECKING:
     from replay.engine import Timeline
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from replay.schemes import Scheme
 
 
-def asked_of(setup: TracedSetup, *, is_observed: bool = False) -> Asked:
+def asked_of(setup: TracedSetup, *, is_observed: bool = False) -> ReplayCounts:
     """Count what is asked for.
 
     Parameters
@@ -32,7 +32,7 @@ def asked_of(setup: TracedSetup, *, is_observed: bool = False) -> Asked:
     is_chain = setup.setup.chain_settings.makes_chain(num_layers)
     if spec.sample_layers is not None:
         num_layers = min(num_layers, spec.sample_layers)
-    return Asked(
+    return ReplayCounts(
         num_ranks=setup.first.num_ranks,
         tokens=setup.first.num_tokens,
         topk=trace.topk * spec.expert_tp,
@@ -60,9 +60,7 @@ def estimate_of(setup: TracedSetup, *, is_observed: bool = False) -> Estimate:
     # What is a chain is one in the sample, too: with what lies between its layers.
     one = dataclasses.replace(
         whole,
-        spec=whole.spec.changed(
-            layer=position, steps=1, barrier=not asked.is_chain, sample_layers=None
-        ),
+        spec=whole.spec.changed(layer=position, steps=1, barrier=not asked.is_chain, sample_layers=None),
     )
 
     with faults_of(whole.scheme):  # of the whole layer, which the sample is not

@@ -26,9 +26,7 @@ def plain_types(spec: RunSpec) -> dict[str, Any]:
     name = spec.precision or spec.gemm_type
     if name is None or (spec.precision is None and None in given):
         return {}
-    meant = Precision(
-        name, gemm=given[0], dispatch=given[1], combine=given[2], weights=spec.weight_type
-    )
+    meant = Precision(name, gemm=given[0], dispatch=given[1], combine=given[2], weights=spec.weight_type)
     plain = Precision(meant.between)
     return {
         "precision": meant.between,
@@ -79,11 +77,7 @@ def changed_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def differing(values: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
     """Hardware values, by dotted key, that are not the default; one may follow from another."""
-    return {
-        key: value
-        for key, value in values.items()
-        if "." in key and key in default and value != default[key]
-    }
+    return {key: value for key, value in values.items() if "." in key and key in default and value != default[key]}
 
 
 @functools.lru_cache(maxsize=64)

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from replay.chains.layer_sampling import LayerSample
     from replay.chains.replay import Replay
     from replay.chains.tuning import Trial
-    from replay.experiments.base.experiment import Watch
+    from replay.experiments.base.experiment import ReplayWatcher
     from replay.experiments.layer.setup import TracedSetup
     from replay.measure.result import ChainResult, LayerResult
     from replay.model.work.stacks import Stack
 
 
-def carry_out(setup: TracedSetup, watch: Watch) -> Result:
+def carry_out(setup: TracedSetup, watch: ReplayWatcher) -> Result:
     """Replay what was set up; an observer is called with each `Replayed`."""
     spec, settings = setup.setup.spec, setup.setup.chain_settings
     ready, trials = setup.prepared().tuned(spec.tune)  # on the first layer, whichever are replayed
@@ -39,9 +39,7 @@ def carry_out(setup: TracedSetup, watch: Watch) -> Result:
     chain: ChainResult | None = None
     progress, observe = watch.progress, watch.observer
     if settings.makes_chain(len(ready.links)):
-        chain = ready.chain(
-            compare_barrier=spec.compare_barrier, progress=progress, observe=observe
-        )
+        chain = ready.chain(compare_barrier=spec.compare_barrier, progress=progress, observe=observe)
     else:
         layers = list(ready.apart(progress=progress, observe=observe))
     return _described(setup, ready, trials, layers, chain, sample)

@@ -114,18 +114,17 @@ class NumberTypes(Strict):
     def __str__(self) -> str:
         """The types in words."""
         weights = f"{self.weights} weights, " if self.weights else ""
-        return (
-            f"{self.gemm} GEMMs, {weights}{self.dispatch_rows} rows out, "
-            f"{self.combine_rows} rows back"
-        )
+        return f"{self.gemm} GEMMs, {weights}{self.dispatch_rows} rows out, {self.combine_rows} rows back"
 
 
 def number_types(precision: Precision) -> NumberTypes:
     """State the types of a precision."""
     return NumberTypes(
-        gemm=precision.gemm, dispatch_rows=precision.dispatch, combine_rows=precision.combine,
+        gemm=precision.gemm,
+        dispatch_rows=precision.dispatch,
+        combine_rows=precision.combine,
         weights=None if precision.weights == precision.gemm else precision.weights,
-    )  # fmt: skip
+    )
 
 
 class Totals(Strict):

@@ -12,7 +12,7 @@ from replay.chains.layer_stacks import launched_by, stack_of
 from replay.chains.preparation import Layers, prepare
 from replay.chains.settings import ChainSettings
 from replay.errors import RefusedError, UserError, check_kind
-from replay.experiments.base.experiment import NOTHING, Given
+from replay.experiments.base.experiment import NOTHING, SpecInputs
 from replay.experiments.base.identity import describe, identity
 from replay.experiments.layer.normal_form import (
     changed_options,
@@ -40,7 +40,7 @@ TRACE_KINDS = "a RoutingTrace, a file, a URL, or a name of `moereplay trace list
 
 
 @dataclass(frozen=True)
-class Setup:
+class LayerSetup:
     """One replay, ready to be carried out on its trace.
 
     Attributes
@@ -89,7 +89,7 @@ class Setup:
 class TracedSetup:
     """A replay that was set up, and its layers, which others may share."""
 
-    setup: Setup
+    setup: LayerSetup
     layers: Layers
 
     @property
@@ -103,7 +103,7 @@ class TracedSetup:
         return self.layers.first
 
     @classmethod
-    def of(cls, spec: RunSpec, given: Given[Self] = NOTHING) -> Self:
+    def of(cls, spec: RunSpec, given: SpecInputs[Self] = NOTHING) -> Self:
         """Follow the references of a spec, and read the trace once.
 
         Parameters
@@ -129,11 +129,11 @@ class TracedSetup:
             trace = like.trace
             made = ready.spec.changed(trace=known.trace, content_id=known.content_id)
         identity = {"content_id": trace.content_id}
-        setup = Setup(made, identity, ready.system, ready.scheme)
+        setup = LayerSetup(made, identity, ready.system, ready.scheme)
         return cls.on(setup, trace, None if like is None else like.layers)
 
     @classmethod
-    def on(cls, setup: Setup, trace: RoutingTrace, like: Layers | None = None) -> Self:
+    def on(cls, setup: LayerSetup, trace: RoutingTrace, like: Layers | None = None) -> Self:
         """Take a trace for a replay, or layers that are the same; raises as `of` does."""
         settings, system = setup.chain_settings, setup.system
         if like is not None and (like.system is not system or like.settings != settings):
@@ -142,7 +142,7 @@ class TracedSetup:
         return cls(setup, like or Layers(settings, trace, system, first=first))
 
     def prepared(self) -> Replay:
-        """Make the replay ready; see `Setup.prepared`."""
+        """Make the replay ready; see `LayerSetup.prepared`."""
         return prepare(self.layers, self.setup.scheme)
 
     @property
@@ -156,9 +156,7 @@ def _same_system(one: RunSpec, other: RunSpec) -> bool:
     return one.system == other.system and not one.overrides and not other.overrides
 
 
-def spec_of(
-    spec: RunSpec | None, settings: Mapping[str, Any]
-) -> tuple[RunSpec, System | None, Scheme | None]:
+def spec_of(spec: RunSpec | None, settings: Mapping[str, Any]) -> tuple[RunSpec, System | None, Scheme | None]:
     """Put a spec and further settings together.
 
     Parameters
@@ -214,7 +212,7 @@ def set_up(
     scheme: Scheme | None = None,
     *,
     allow_code: AllowCode = False,
-) -> Setup:
+) -> LayerSetup:
     """Follow the references of a spec.
 
     Parameters
@@ -222,7 +220,7 @@ def set_up(
     spec
         The settings.
     trace_identity
-        See `Setup`.
+        See `LayerSetup`.
     system, scheme
         Objects to take in place of what the spec refers to.
     allow_code
@@ -252,7 +250,7 @@ def set_up(
     changes |= plain_types(spec)
     if scheme.is_tuned(spec.tune) == scheme.is_tuned(None):
         changes["tune"] = None
-    return Setup(spec.changed(**changes), trace_identity, system, scheme)
+    return LayerSetup(spec.changed(**changes), trace_identity, system, scheme)
 
 
 def find_scheme(reference: str | None, *, allow_code: AllowCode) -> Scheme:
@@ -277,9 +275,7 @@ def find_scheme(reference: str | None, *, allow_code: AllowCode) -> Scheme:
     return find(reference, allow_code=allow_code)
 
 
-def load_trace(
-    trace: RoutingTrace | str | Path | None, spec: RunSpec
-) -> tuple[RoutingTrace, RunSpec]:
+def load_trace(trace: RoutingTrace | str | Path | None, spec: RunSpec) -> tuple[RoutingTrace, RunSpec]:
     """Load a trace if it is not loaded yet, and check that it is the one of the spec.
 
     Parameters
@@ -371,7 +367,7 @@ def check_domain(scheme: Scheme, system: System, num_ranks: int) -> None:
         raise LayerRefusedError(message)
 
 
-def check_sampled(setup: Setup, *, is_chain: bool) -> None:
+def check_sampled(setup: LayerSetup, *, is_chain: bool) -> None:
     """Refuse a sample of the layers of a chain.
 
     Raises
@@ -389,7 +385,7 @@ def check_sampled(setup: Setup, *, is_chain: bool) -> None:
         raise UserError(message)
 
 
-def check_all(setup: Setup, trace: RoutingTrace, first: Batch | None = None) -> Batch:
+def check_all(setup: LayerSetup, trace: RoutingTrace, first: Batch | None = None) -> Batch:
     """Refuse what a few counts show to be impossible; gives the batch of the first step.
 
     Parameters

@@ -51,12 +51,8 @@ class RunSpec(Spec):
         If a setting does not exist or a value is not possible.
     """
 
-    trace: str | None = Field(
-        None, description="A file, a URL, or a name of `moereplay trace list`."
-    )
-    content_id: str | None = Field(
-        None, description="Content id that the trace must have; another trace is refused."
-    )
+    trace: str | None = Field(None, description="A file, a URL, or a name of `moereplay trace list`.")
+    content_id: str | None = Field(None, description="Content id that the trace must have; another trace is refused.")
     model: str | None = Field(
         None,
         description="Shape of the trace's model, where the trace has none: a name of "
@@ -68,9 +64,7 @@ class RunSpec(Spec):
     options: Options = OPTIONS
     system: str = SYSTEM
     overrides: Overrides = OVERRIDES
-    ranks: Count | None = Field(
-        None, description="GPUs in the group [the trace's own, or all of the system]."
-    )
+    ranks: Count | None = Field(None, description="GPUs in the group [the trace's own, or all of the system].")
     tokens_per_rank: Count | None = Field(
         None, description="Tokens per GPU [4096 in prefill, 64 running requests in decode]."
     )
@@ -80,12 +74,8 @@ class RunSpec(Spec):
     phase: Phase | None = Field(None, description="prefill or decode [what the trace holds].")
     step: int = Field(0, ge=0, le=MOST, description="First step; later steps take later tokens.")
     steps: Count = Field(1, description="Number of steps in sequence.")
-    direction: Direction = Field(
-        "forward", alias="pass", description="forward, backward or training (both)."
-    )
-    barrier: bool = Field(
-        False, description="Replay each layer by itself instead of chaining layers per GPU."
-    )
+    direction: Direction = Field("forward", alias="pass", description="forward, backward or training (both).")
+    barrier: bool = Field(False, description="Replay each layer by itself instead of chaining layers per GPU.")
     communication_only: bool = Field(
         False,
         description="Replay dispatch and combine alone, each layer by itself: experts take no time "
@@ -100,8 +90,7 @@ class RunSpec(Spec):
     sample_nodes: Count | None = SAMPLE_NODES
     compare_barrier: bool = Field(
         False,
-        description="Of chained layers, also find the time with a barrier after each, unless "
-        "micro-batches take turns.",
+        description="Of chained layers, also find the time with a barrier after each, unless micro-batches take turns.",
     )
     placement: str = Field(
         "contiguous",
@@ -133,9 +122,7 @@ class RunSpec(Spec):
     dispatch_rows: ValueType | None = Field(
         None, description="Number type of rows to the experts, where precision has another."
     )
-    combine_rows: NumberType | None = Field(
-        None, description="Number type of rows back, where precision has another."
-    )
+    combine_rows: NumberType | None = Field(None, description="Number type of rows back, where precision has another.")
     shared_experts: SharedExperts = Field(
         "between",
         description="between: shared experts run before the dispatch. beside-dispatch: they share "
@@ -186,8 +173,7 @@ class RunSpec(Spec):
         found = tuple(int(one) for one in positions if isinstance(one, Integral))
         if not found or len(found) < len(positions) or min(found) < 0:
             message = (
-                f"layer {given!r}: possible are the position of an MoE layer (0 and more), several "
-                "positions, or 'all'"
+                f"layer {given!r}: possible are the position of an MoE layer (0 and more), several positions, or 'all'"
             )
             raise UserError(message)
         return found[0] if len(found) == 1 else found

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from replay.experiments.place.spec import PlaceSpec
+    from replay.model.arrays import Counts, Ints
     from replay.model.work.batch import Batch
     from replay.model.work.map_arrays import WhichLayer
     from replay.model.work.placement import Placement
-    from replay.model.work.ragged import Ints
     from tracegen import RoutingTrace
 
 Window = TypeVar("Window")
@@ -78,9 +78,7 @@ class ExpertDemand(ABC, Generic[Window]):
         """(layer,): rows of the busiest GPU over the mean, averaged over the steps."""
 
     @abstractmethod
-    def rows_between(
-        self, window: Window, placed: Sequence[Placement], num_nodes: int
-    ) -> list[float]:
+    def rows_between(self, window: Window, placed: Sequence[Placement], num_nodes: int) -> list[float]:
         """(layer,): distinct other nodes that have experts of a token, mean of all tokens."""
 
 
@@ -141,9 +139,7 @@ class TokenDemand(ExpertDemand["list[Batch]"]):
             found.append(float(np.mean(ratios)))
         return found
 
-    def rows_between(
-        self, window: list[Batch], placed: Sequence[Placement], num_nodes: int
-    ) -> list[float]:
+    def rows_between(self, window: list[Batch], placed: Sequence[Placement], num_nodes: int) -> list[float]:
         """Token by token."""
         found = []
         for layer, placement in enumerate(placed):
@@ -183,7 +179,7 @@ class CountedDemand(ExpertDemand["Ints"]):
 
     has_tokens = False
 
-    def __init__(self, counts: Ints, title: str, layers: Sequence[WhichLayer]) -> None:
+    def __init__(self, counts: Counts, title: str, layers: Sequence[WhichLayer]) -> None:
         self._counts, self._layers = counts, layers
         self.title, self.content_id = title, _content_id(counts)
         self.num_layers, self.num_experts = counts.shape[1:]
@@ -192,9 +188,7 @@ class CountedDemand(ExpertDemand["Ints"]):
         """(step, layer, expert): counts of the steps."""
         num_steps = len(self._counts)
         if behind > num_steps:
-            message = (
-                f"the loads have {num_steps} steps; steps {first} to {behind - 1} were asked for"
-            )
+            message = f"the loads have {num_steps} steps; steps {first} to {behind - 1} were asked for"
             raise UserError(message)
         return self._counts[first:behind]
 
@@ -223,23 +217,19 @@ class CountedDemand(ExpertDemand["Ints"]):
             rows = window[:, layer, experts] / copies[experts]
             of_rank = np.zeros((len(rows), placement.num_ranks))
             for step, one in enumerate(rows):
-                of_rank[step] = np.bincount(
-                    placement.expert_rank, weights=one, minlength=placement.num_ranks
-                )
+                of_rank[step] = np.bincount(placement.expert_rank, weights=one, minlength=placement.num_ranks)
             mean = of_rank.mean(axis=1)
             # A step in which nothing was counted is as even as any.
             ratio = np.where(mean > 0, of_rank.max(axis=1) / np.where(mean > 0, mean, 1), 1)
             found.append(float(ratio.mean()))
         return found
 
-    def rows_between(
-        self, window: Ints, placed: Sequence[Placement], num_nodes: int
-    ) -> list[float]:
+    def rows_between(self, window: Ints, placed: Sequence[Placement], num_nodes: int) -> list[float]:
         """Not known."""
         return [0.0] * self.num_layers
 
 
-def _content_id(counts: Ints) -> str:
+def _content_id(counts: Counts) -> str:
     """SHA-256 of the counts and their shape."""
     shape = ",".join(map(str, counts.shape))
     return hashlib.sha256(shape.encode() + counts.astype("<i8").tobytes()).hexdigest()

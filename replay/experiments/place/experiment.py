@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from replay.experiments.base.experiment import NOTHING, Experiment, Given, Older, Watch, Words
+from replay.experiments.base.experiment import NOTHING, Experiment, Older, ReplayWatcher, SpecInputs, Words
 from replay.experiments.place.result import PlacementResult, result_of_old
 from replay.experiments.place.spec import CODE, PlaceSpec
 
@@ -34,13 +34,13 @@ class Place(Experiment[PlaceSpec, "PlaceSetup", PlacementResult]):
     }
     older: ClassVar[Older] = {"moereplay-placing/1": result_of_old}
 
-    def setup(self, spec: PlaceSpec, given: Given[PlaceSetup] = NOTHING) -> PlaceSetup:
+    def setup(self, spec: PlaceSpec, given: SpecInputs[PlaceSetup] = NOTHING) -> PlaceSetup:
         """A trace may be given as ``trace``, counts as ``loads``."""
         from replay.experiments.place.setup import PlaceSetup
 
         return PlaceSetup.of(spec, given)
 
-    def replay(self, setup: PlaceSetup, watch: Watch) -> PlacementResult:
+    def replay(self, setup: PlaceSetup, watch: ReplayWatcher) -> PlacementResult:
         """An observer is called with the demand and the placement of each layer."""
         from replay.experiments.place.replay import carry_out
 

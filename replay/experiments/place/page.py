@@ -10,7 +10,7 @@ from replay.report.provenance import NO_COMMAND, provenance
 from tracegen.shared.display.content import Axis, Line, Page, Plot, Section
 
 if TYPE_CHECKING:
-    from replay.experiments.place.result import Imbalance, PlacementResult
+    from replay.experiments.place.result import PlacementResult, WindowImbalance
 
 WHAT = {"before": "contiguous", "fitted": "", "fresh": "fitted on this window"}
 """Name of each line by its field; the placement's own is its algorithm's."""
@@ -25,8 +25,7 @@ def page(result: PlacementResult) -> Page:
     line = command(["moereplay", "place"], spec) if is_known else ""
     last = result.windows[-1]
     before, after = tables.mean(last.before), tables.mean(last.fitted)
-    per_layer = [_layers_plot(window, result, place) for place, window in
-                 enumerate(result.windows, 1)]  # fmt: skip
+    per_layer = [_layers_plot(window, result, place) for place, window in enumerate(result.windows, 1)]
     nodes = any(any(window.rows_before) for window in result.windows)
     return Page(
         title=f"{result.num_experts} experts in {result.num_slots} slots on "
@@ -76,15 +75,12 @@ def _over_time(result: PlacementResult) -> Plot:
     )
 
 
-def _layers_plot(window: Imbalance, result: PlacementResult, place: int) -> Plot:
+def _layers_plot(window: WindowImbalance, result: PlacementResult, place: int) -> Plot:
     layers = [float(layer) for layer in range(len(window.before))]
     return Plot(
         f"layers-{place}",
         f"Steps {tables.steps_of(window)}",
         Axis("MoE layer", from_zero=False),
         Axis("busiest over mean", from_zero=False),
-        [
-            Line(name, layers, getattr(window, field), form="points")
-            for field, name in _named(result).items()
-        ],
+        [Line(name, layers, getattr(window, field), form="points") for field, name in _named(result).items()],
     )

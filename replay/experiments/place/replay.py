@@ -12,17 +12,17 @@ import numpy as np
 
 from replay.errors import UserError
 from replay.experiments.base.result import package_version
-from replay.experiments.place.result import Imbalance, PlacementResult
+from replay.experiments.place.result import PlacementResult, WindowImbalance
 from replay.experiments.place.setup import WINDOWS
 from replay.model.work.placement import Placement, fitted, place
 
 if TYPE_CHECKING:
-    from replay.experiments.base.experiment import Watch
+    from replay.experiments.base.experiment import ReplayWatcher
     from replay.experiments.place.setup import PlaceSetup
-    from replay.model.work.ragged import Ints
+    from replay.model.arrays import Ints
 
 
-def carry_out(setup: PlaceSetup, watch: Watch) -> PlacementResult:
+def carry_out(setup: PlaceSetup, watch: ReplayWatcher) -> PlacementResult:
     """Compute or read a placement, and follow it through later steps.
 
     Parameters
@@ -44,7 +44,7 @@ def carry_out(setup: PlaceSetup, watch: Watch) -> PlacementResult:
     for steps, window in windows:
         fresh = found if setup.map_file else _placed(setup, window)
         followed.append(
-            Imbalance(
+            WindowImbalance(
                 steps=steps,
                 before=demand.imbalance(window, contiguous),
                 fitted=demand.imbalance(window, found),
@@ -120,10 +120,7 @@ def experts_in_order(placement: Placement) -> Ints:
     """
     counts = np.bincount(placement.expert_rank, minlength=placement.num_ranks)
     if (counts != counts[0]).any():
-        message = (
-            f"ranks have {counts.min()} to {counts.max()} slots; formats of maps need as many on "
-            "every rank"
-        )
+        message = f"ranks have {counts.min()} to {counts.max()} slots; formats of maps need as many on every rank"
         raise UserError(message)
     order = np.argsort(placement.expert_rank, kind="stable")
     return order if placement.logical is None else placement.logical[order]

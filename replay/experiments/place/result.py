@@ -12,7 +12,7 @@ from replay.experiments.place.spec import PlaceSpec
 from tracegen.shared.strict import Strict
 
 
-class Imbalance(Strict):
+class WindowImbalance(Strict):
     """Rows of the busiest GPU over the mean of the GPUs, in one window of steps.
 
     Attributes
@@ -36,7 +36,7 @@ class Imbalance(Strict):
 
 
 BY_LAYER = ("before", "fitted", "fresh", "rows_before", "rows_fitted")
-"""Lists of `Imbalance` with a value for each layer."""
+"""Lists of `WindowImbalance` with a value for each layer."""
 
 
 class PlacementResult(ResultBase):
@@ -69,7 +69,7 @@ class PlacementResult(ResultBase):
     num_experts: int
     num_slots: int
     slot_expert: list[list[int]]
-    windows: list[Imbalance] = Field(min_length=1)
+    windows: list[WindowImbalance] = Field(min_length=1)
 
     @property
     def name(self) -> str:

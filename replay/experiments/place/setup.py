@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from replay.errors import UserError
-from replay.experiments.base.experiment import NOTHING, Given
+from replay.experiments.base.experiment import NOTHING, SpecInputs
 from replay.experiments.base.identity import identity_of
 from replay.experiments.place.demand import CountedDemand, ExpertDemand, TokenDemand
 from replay.experiments.place.spec import CODE, EITHER
@@ -59,7 +59,7 @@ class PlaceSetup:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, spec: PlaceSpec, given: Given[Self] = NOTHING) -> Self:
+    def of(cls, spec: PlaceSpec, given: SpecInputs[Self] = NOTHING) -> Self:
         """Read the trace or the loads of a spec.
 
         Parameters
@@ -88,10 +88,7 @@ class PlaceSetup:
         first, behind = spec.fitted_on or (0, 1)
         windows = spec.windows or WINDOWS
         if (behind - first) * windows > MOST_STEPS:
-            message = (
-                f"steps {first}:{behind} in {windows} windows: at most {MOST_STEPS} steps are "
-                "looked at"
-            )
+            message = f"steps {first}:{behind} in {windows} windows: at most {MOST_STEPS} steps are looked at"
             raise UserError(message)
         trace = tracegen.load(str(spec.trace)) if given is None else given
         if spec.model is not None:
@@ -134,10 +131,7 @@ class PlaceSetup:
                 f"{decoder[-1]}; --model says otherwise."
             )
         total, experts = (0, ()) if shape is None else (shape.num_layers, shape.moe_layer_index)
-        layers = [
-            WhichLayer(position, number, total, experts, len(decoder))
-            for position, number in enumerate(decoder)
-        ]
+        layers = [WhichLayer(position, number, total, experts, len(decoder)) for position, number in enumerate(decoder)]
         title = f"loads of {', '.join(path.name for path in paths)}" if paths else ""
         usual_groups = 1 if shape is None else shape.n_group
         return cls(

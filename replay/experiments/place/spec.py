@@ -43,20 +43,14 @@ class PlaceSpec(Spec):
         description="File of loads instead of a trace: counts of layers and experts (.json, .csv, "
         ".npy, .pt, .parquet, TensorRT-LLM's folder); once for each rank's file.",
     )
-    model: str | None = Field(
-        None, description=f"{_said('model')} It numbers the layers of --loads."
-    )
-    slots: Count | None = Field(
-        None, description="Room for experts on all GPUs [as many as experts]."
-    )
+    model: str | None = Field(None, description=f"{_said('model')} It numbers the layers of --loads.")
+    slots: Count | None = Field(None, description="Room for experts on all GPUs [as many as experts].")
     algorithm: Literal["eplb", "greedy", "affinity", "file"] = Field(
         "eplb",
         description="eplb (DeepSeek's), greedy, affinity (experts that tokens choose together on "
         "one of --nodes), or file, which takes --from.",
     )
-    source: str | None = Field(
-        None, alias="from", description="Map of slots to look at, in any format that is read."
-    )
+    source: str | None = Field(None, alias="from", description="Map of slots to look at, in any format that is read.")
     ranks: Count | None = Field(None, description="GPUs in the group [the trace's own, or 8].")
     nodes: Count = Field(1, description="Servers, for affinity and eplb's hierarchical policy.")
     groups: int | None = Field(None, description="Groups of experts of that policy [the model's].")
@@ -70,9 +64,7 @@ class PlaceSpec(Spec):
     )
     tokens_per_rank: Count | None = Field(None, description=_said("tokens_per_rank"))
     phase: Phase | None = Field(None, description=_said("phase"))
-    replicas: ReplicaRule | None = Field(
-        None, description=f"{_said('replicas')} [same-gpu; even with --loads]."
-    )
+    replicas: ReplicaRule | None = Field(None, description=f"{_said('replicas')} [same-gpu; even with --loads].")
 
     @field_validator("steps", mode="before")
     @classmethod
@@ -111,9 +103,7 @@ class PlaceSpec(Spec):
         for name in OF_TOKENS:
             value = getattr(self, name)
             if value is not None:
-                message = (
-                    f"{name} {value}: loads have no tokens, so that --loads leaves no choice of it"
-                )
+                message = f"{name} {value}: loads have no tokens, so that --loads leaves no choice of it"
                 raise UserError(message)
         if self.algorithm == "affinity":
             message = (

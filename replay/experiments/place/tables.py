@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
-    from replay.experiments.place.result import Imbalance, PlacementResult
+    from replay.experiments.place.result import PlacementResult, WindowImbalance
     from tracegen.shared.display.content import Cell
 
 
@@ -26,7 +26,7 @@ def fitted_on(result: PlacementResult) -> str:
     return f"steps {result.fitted_on[0]} to {result.fitted_on[1] - 1}"
 
 
-def steps_of(window: Imbalance) -> str:
+def steps_of(window: WindowImbalance) -> str:
     """Steps of a window in words."""
     first, behind = window.steps
     return f"{first}" if behind == first + 1 else f"{first} to {behind - 1}"

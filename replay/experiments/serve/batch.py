@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from replay.experiments.serve.spec import InferSpec
     from replay.experiments.serve.stream import Spent
     from replay.experiments.serve.times import ReplayedTimes
-    from replay.model.machine.machine import Ints
+    from replay.model.arrays import Ints, Picoseconds
     from tracegen import RoutingTrace
 
 
@@ -72,7 +72,7 @@ def batch_lengths(spec: InferSpec, trace: RoutingTrace | None, num_gpus: int) ->
 
 
 @dataclass
-class Spending:
+class IterationCosts:
     """Costs of iterations.
 
     Attributes
@@ -99,7 +99,7 @@ class Spending:
 
 
 @dataclass(frozen=True)
-class Prefilled:
+class PrefillRun:
     """Prompts that were prefilled.
 
     Attributes
@@ -112,19 +112,19 @@ class Prefilled:
         (iteration,): tokens of the fullest worker.
     """
 
-    spending: Spending
+    spending: IterationCosts
     ends: list[Ints]
     tokens: list[int]
 
     @property
-    def first_token_ps(self) -> Ints:
+    def first_token_ps(self) -> Picoseconds:
         """(request,): when each request has its first token, those of all workers."""
         at = np.cumsum(self.spending.times_ps, dtype=np.int64)
         ends = np.concatenate(self.ends)
         return at[ends]
 
 
-def prefill(times: ReplayedTimes, prompts: Sequence[Ints], chunk: int) -> Prefilled:
+def prefill(times: ReplayedTimes, prompts: Sequence[Ints], chunk: int) -> PrefillRun:
     """Prefill prompts, those of each worker in order.
 
     Parameters
@@ -137,12 +137,12 @@ def prefill(times: ReplayedTimes, prompts: Sequence[Ints], chunk: int) -> Prefil
     """
     cut = {key: cut_up(key, chunk) for key in {tuple(one.tolist()) for one in prompts}}
     found = [cut[tuple(one.tolist())] for one in prompts]
-    spending, tokens = Spending(), []
+    spending, tokens = IterationCosts(), []
     for pieces in itertools.zip_longest(*(one for one, _ in found), fillvalue=()):
         loads = [Load(prefill=one) for one in pieces]
         spending.add(times.spent_ps(loads))
         tokens.append(max(load.tokens for load in loads))
-    return Prefilled(spending, [np.array(ends, np.int64) for _, ends in found], tokens)
+    return PrefillRun(spending, [np.array(ends, np.int64) for _, ends in found], tokens)
 
 
 def cut_up(prompts: Sequence[int], chunk: int) -> tuple[list[tuple[PromptPiece, ...]], list[int]]:
@@ -168,7 +168,7 @@ def cut_up(prompts: Sequence[int], chunk: int) -> tuple[list[tuple[PromptPiece, 
 
 
 @dataclass(frozen=True)
-class Decoded:
+class DecodeRun:
     """Requests that were decoded until all have their tokens.
 
     Attributes
@@ -181,9 +181,9 @@ class Decoded:
         (request,): from the first iteration until each request has its last token.
     """
 
-    spending: Spending
+    spending: IterationCosts
     tokens: int
-    latency_ps: Ints
+    latency_ps: Picoseconds
 
 
 def decode(
@@ -192,7 +192,7 @@ def decode(
     outputs: Sequence[Ints],
     drafts: Drafts,
     progress: Callable[[], object] | None = None,
-) -> Decoded:
+) -> DecodeRun:
     """Decode requests that are prefilled; one that has its tokens leaves, and none comes.
 
     Parameters
@@ -205,7 +205,7 @@ def decode(
     # Equal workers do the same.
     keys = [(*one.tolist(), *two.tolist()) for one, two in zip(prompts, outputs, strict=True)]
     of_kind = {key: number for number, key in enumerate(keys)}
-    spending = Spending()
+    spending = IterationCosts()
     for step in range(max(int(one.max(initial=0)) for one in steps)):
         loads = {}
         for key, number in of_kind.items():
@@ -216,7 +216,7 @@ def decode(
         if progress is not None:
             progress()
     at = np.cumsum([0, *spending.times_ps], dtype=np.int64)
-    return Decoded(
+    return DecodeRun(
         spending=spending,
         tokens=int(sum(int(one.sum()) for one in outputs)),
         latency_ps=at[np.concatenate(steps)],

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from replay.experiments.serve.requests import Ints, Requests
+from replay.experiments.serve.requests import Requests
+from replay.model.arrays import Ints
 
 
 @dataclass
@@ -60,11 +61,19 @@ class RequestBook:
             return np.full(len(requests), value, np.int64)
 
         return cls(
-            requests, requests.prompt.tolist(), requests.output.tolist(),
-            worker=column(-1), first=column(-1), finished=column(-1), joined=column(-1),
-            since=requests.arrival_ps.copy(), waited=column(0), generated=column(0),
-            last=column(-1), preemptions=column(0),
-        )  # fmt: skip
+            requests,
+            requests.prompt.tolist(),
+            requests.output.tolist(),
+            worker=column(-1),
+            first=column(-1),
+            finished=column(-1),
+            joined=column(-1),
+            since=requests.arrival_ps.copy(),
+            waited=column(0),
+            generated=column(0),
+            last=column(-1),
+            preemptions=column(0),
+        )
 
 
 class Iteration(NamedTuple):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from replay.errors import UserError
 from replay.experiments.serve.book import ServedRun
-from replay.experiments.serve.measures import Limits, Percentiles, Served, measure
+from replay.experiments.serve.measures import Limits, Percentiles, ServingRun, measure
 from replay.experiments.serve.requests import Requests
 from tracegen.shared.strict import Strict
 
@@ -20,7 +20,7 @@ DOUBLINGS = 20
 """How often a rate is doubled or halved to find one on the other side of the limit."""
 
 
-class Tried(Strict):
+class RateTrial(Strict):
     """A rate that was tried; None for all at once."""
 
     rate_per_s: float | None
@@ -49,8 +49,8 @@ class Capacity(Strict):
     limits: Limits
     tolerance: float
     rate_per_s: float | None
-    served: Served | None
-    tried: list[Tried]
+    served: ServingRun | None
+    tried: list[RateTrial]
 
 
 def most(
@@ -81,13 +81,13 @@ def most(
     if not requests.arrival_ps[-1]:
         message = "requests that arrive at once have no rate to search"
         raise UserError(message)
-    tried: list[Tried] = []
+    tried: list[RateTrial] = []
 
-    def at(rate: float) -> Served | None:
+    def at(rate: float) -> ServingRun | None:
         """Give the run at a rate, if it keeps the limits."""
         served = measure(run(requests.at_rate(rate)), limits)
         assert served.goodput is not None
-        trial = Tried(
+        trial = RateTrial(
             rate_per_s=rate if math.isfinite(rate) else None,
             is_met=served.goodput.is_met,
             output_tokens_per_s=served.output_tokens_per_s,
@@ -97,10 +97,8 @@ def most(
         tried.append(trial)
         return served if served.goodput.is_met else None
 
-    def found(rate: float | None, served: Served | None) -> Capacity:
-        return Capacity(
-            limits=limits, tolerance=tolerance, rate_per_s=rate, served=served, tried=tried
-        )
+    def found(rate: float | None, served: ServingRun | None) -> Capacity:
+        return Capacity(limits=limits, tolerance=tolerance, rate_per_s=rate, served=served, tried=tried)
 
     if best := at(math.inf):
         return found(None, best)

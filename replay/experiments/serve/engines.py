@@ -28,7 +28,7 @@ Grace this gives 8.9 us, where it says 9 to 10."""
 
 
 @dataclass(frozen=True)
-class Engine:
+class EngineHost:
     """The host of an engine.
 
     Attributes
@@ -82,11 +82,11 @@ def _multiples(first: int, end: int, step: int) -> tuple[int, ...]:
     return tuple(range(first, end + 1, step))
 
 
-ENGINES: Mapping[str, Engine] = {
+ENGINES: Mapping[str, EngineHost] = {
     # python/sglang/srt/server_args.py: _generate_cuda_graph_batch_sizes, for GPUs with 60 GB and
     # more and tp from 4 on (cuda_graph_max_bs 512); disable_overlap_schedule is False (001067fffe);
     # layers/moe/topk.py sets experts of padding to -1 (num_token_non_padded).
-    "sglang": Engine(
+    "sglang": EngineHost(
         HOST_US,
         captured=(
             1,
@@ -103,20 +103,20 @@ ENGINES: Mapping[str, Engine] = {
     # vllm/config/compilation.py (002284db4c): max_cudagraph_capture_size, min(2 max_num_seqs, 512).
     # vllm/config/scheduler.py: async_scheduling (pull requests 19970 and 23569; off by default at
     # 01230b4012, taken as on).
-    "vllm": Engine(HOST_US, captured=(1, 2, 4, *_multiples(8, 255, 8), *_multiples(256, 512, 16))),
+    "vllm": EngineHost(HOST_US, captured=(1, 2, 4, *_multiples(8, 255, 8), *_multiples(256, 512, 16))),
     # tensorrt_llm/llmapi/llm_args.py (0004396720): BaseCudaGraphConfig with enable_padding, which
     # is off by default and taken as on, up to 128; disable_overlap_scheduler is False.
-    "tensorrt-llm": Engine(HOST_US, captured=(1, 2, 4, *_multiples(8, 128, 8))),
+    "tensorrt-llm": EngineHost(HOST_US, captured=(1, 2, 4, *_multiples(8, 128, 8))),
     # Megatron-LM 29b4491927: as measured there, a step in turn with its host; a graph for the size
     # of the ledger. token_dispatcher_inference.py: mask_routing_padding.
-    "megatron": Engine(HOST_US, overlaps=False, pads_travel=False),
+    "megatron": EngineHost(HOST_US, overlaps=False, pads_travel=False),
 }
 """Engines by name: their own defaults, and the assumptions that are said above."""
 
 
 def engine_of(
     name: str | None, host_us: float | None, overlaps: bool | None, captured: str | None
-) -> Engine | None:
+) -> EngineHost | None:
     """An engine with settings in place of its own; None where none is asked for.
 
     Parameters
@@ -139,7 +139,7 @@ def engine_of(
     given: dict[str, Any] = {key: one for key, one in settings.items() if one is not None}
     if name is None and not given:
         return None
-    return replace(Engine() if name is None else ENGINES[name], **given)
+    return replace(EngineHost() if name is None else ENGINES[name], **given)
 
 
 def _sizes(text: str) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from replay.experiments.base.experiment import NOTHING, AnySetup, Given, Older, Watch, Words
+from replay.experiments.base.experiment import NOTHING, AnySetup, Older, ReplayWatcher, SpecInputs, Words
 from replay.experiments.base.result import AnyTimed
 from replay.experiments.base.schemed import AnyCompared, SchemeExperiment
 from replay.experiments.serve.result import (
@@ -19,7 +19,7 @@ from replay.experiments.serve.spec import CODE, InferSpec
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.experiments.serve.setup import Setup
+    from replay.experiments.serve.setup import ServingSetup
 
 AnyServed = TypeVar("AnyServed", bound=InferSpec)
 
@@ -29,8 +29,7 @@ class Serving(SchemeExperiment[AnyServed, AnySetup, AnyTimed, AnyCompared]):
 
     baselines = ("deepep-ll",)
     scheme_help = (
-        "A name of `moereplay schemes`, or FILE.py:NAME, which executes the file; or "
-        "PREFILL+DECODE, each of them one."
+        "A name of `moereplay schemes`, or FILE.py:NAME, which executes the file; or PREFILL+DECODE, each of them one."
     )
     usual = "deepep+deepep-ll, which is what deepep-ll stands for"
     details = "All tables, which are shown without it, too"
@@ -57,9 +56,7 @@ class Serving(SchemeExperiment[AnyServed, AnySetup, AnyTimed, AnyCompared]):
     ) -> tuple[str, AnyServed]:
         """A scheme of decoding, or ``PREFILL+DECODE``."""
         first, plus, second = reference.partition("+")
-        made = shared.changed(
-            scheme=second if plus else first, prefill_scheme=first if plus else None
-        )
+        made = shared.changed(scheme=second if plus else first, prefill_scheme=first if plus else None)
         prompts, decoding = _names_of(made)
         return named(prompts, decoding), made.changed(
             options=dict(options.get(decoding, {})),
@@ -83,7 +80,7 @@ def _names_of(spec: InferSpec) -> tuple[str, str]:
     return prompts, decoding
 
 
-class Serve(Serving[InferSpec, "Setup", InferResult, InferComparison]):
+class Serve(Serving[InferSpec, "ServingSetup", InferResult, InferComparison]):
     """A batch of requests that a whole model prefills and decodes."""
 
     name = "serve"
@@ -95,17 +92,17 @@ class Serve(Serving[InferSpec, "Setup", InferResult, InferComparison]):
     comparison = InferComparison
     older: ClassVar[Older] = {"moereplay-infer/1": result_of_old}
 
-    def setup(self, spec: InferSpec, given: Given[Setup] = NOTHING) -> Setup:
+    def setup(self, spec: InferSpec, given: SpecInputs[ServingSetup] = NOTHING) -> ServingSetup:
         """Nothing is given beside the spec."""
-        from replay.experiments.serve.setup import Setup
+        from replay.experiments.serve.setup import ServingSetup
 
-        return Setup.of(spec, given)
+        return ServingSetup.of(spec, given)
 
-    def machine(self, setup: Setup) -> System:
+    def machine(self, setup: ServingSetup) -> System:
         """The machine that decodes, and prefills unless another one does."""
         return setup.decode.system
 
-    def replay(self, setup: Setup, watch: Watch) -> InferResult:
+    def replay(self, setup: ServingSetup, watch: ReplayWatcher) -> InferResult:
         """Nothing is observed: a batch has no schedule of its own."""
         from replay.experiments.serve.replay import carry_out
 

@@ -23,7 +23,7 @@ from replay.errors import UserError
 from replay.experiments.layer.setup import check_domain, check_needs
 from replay.experiments.serve.iteration import Load, PromptPiece
 from replay.experiments.serve.parts import EngineParts, LoadRows
-from replay.experiments.serve.stream import Stream
+from replay.experiments.serve.stream import KernelTotals
 from replay.model.work.context import Context
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from replay.chains.chain import ChainLink
     from replay.chains.replay import Replay
-    from replay.experiments.layer.setup import Setup
+    from replay.experiments.layer.setup import LayerSetup
     from replay.experiments.serve.routing import RoutingSource
     from replay.measure.parts import Memory
     from replay.model.machine.host import Launch
@@ -65,7 +65,7 @@ class Moe(NamedTuple):
 
 
 @dataclass
-class Layers:
+class ServedLayers:
     """MoE layers of one scheme in one phase.
 
     Attributes
@@ -94,7 +94,7 @@ class Layers:
         Device memory of the layer that took most, of all that were replayed.
     """
 
-    setup: Setup
+    setup: LayerSetup
     routing: RoutingSource
     phase: Phase
     parts: EngineParts
@@ -211,7 +211,7 @@ class Layers:
         measured = ready.measured()
         known = [] if self.memory is None else [self.memory]
         self.memory = largest([*known, measured.memory])
-        before = Stream(ready.system, self.launch, 1)
+        before = KernelTotals(ready.system, self.launch, 1)
         self.parts.moe(before, self._rows(tokens, positions))
         first = first_launch_ps(self.setup, self.launch)
         total = round(measured.measures.makespan_us * PS_PER_US) - first
@@ -238,8 +238,7 @@ class Layers:
     def _behind(self, link: ChainLink, positions: int) -> ChainLink:
         """A layer of the chain, behind attention of these, and behind no layer without experts."""
         parts = tuple(
-            dataclasses.replace(part, context=self._context(part.context, positions))
-            for part in link.micro_batches
+            dataclasses.replace(part, context=self._context(part.context, positions)) for part in link.micro_batches
         )
         context = self._context(link.context, positions)
         return dataclasses.replace(link, decoder_layer=0, context=context, micro_batches=parts)
@@ -254,7 +253,7 @@ class Layers:
         return Context(own.tokens.astype(np.int64), *of_rank.reshape(-1, 4).T)
 
 
-def first_launch_ps(setup: Setup, launch: Launch) -> int:
+def first_launch_ps(setup: LayerSetup, launch: Launch) -> int:
     """Time until the first kernel of an iteration is launched, or the graph of all."""
     overheads = setup.system.overheads
     return overheads.graph_launch_ps if launch == "graph" else overheads.launch_ps

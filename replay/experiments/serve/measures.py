@@ -16,7 +16,7 @@ from pydantic import Field
 from hwmodel.units import PS_PER_S, PS_PER_US
 from replay.errors import UserError
 from replay.experiments.serve.book import Group, ServedRun
-from replay.experiments.serve.requests import Ints
+from replay.model.arrays import Counts, Ints
 from tracegen.shared.strict import Strict
 
 MOMENTS = 200
@@ -114,7 +114,7 @@ class GroupUse(Strict):
     moments: list[Moment]
 
 
-class Served(Strict):
+class ServingRun(Strict):
     """A run.
 
     Attributes
@@ -183,7 +183,7 @@ def latencies(timeline: ServedRun) -> tuple[Ints, Ints]:
     return book.first - requests.arrival_ps, tpot
 
 
-def measure(timeline: ServedRun, limits: Limits | None = None) -> Served:
+def measure(timeline: ServedRun, limits: Limits | None = None) -> ServingRun:
     """Measure a run.
 
     Parameters
@@ -219,28 +219,37 @@ def measure(timeline: ServedRun, limits: Limits | None = None) -> Served:
             kept &= values <= most
             is_met &= not len(limited) or _at(limited, limits.percentile) <= most
         goodput = Goodput(
-            limits=limits, share=float(kept.mean()), requests_per_s=int(kept.sum()) / seconds,
+            limits=limits,
+            share=float(kept.mean()),
+            requests_per_s=int(kept.sum()) / seconds,
             is_met=is_met,
-        )  # fmt: skip
-    return Served(
-        requests=len(requests), source=requests.source, num_gpus=timeline.num_gpus,
-        prompt_tokens=prompts, output_tokens=outputs,
+        )
+    return ServingRun(
+        requests=len(requests),
+        source=requests.source,
+        num_gpus=timeline.num_gpus,
+        prompt_tokens=prompts,
+        output_tokens=outputs,
         offered_per_s=None if rate == float("inf") else rate,
-        span_us=span / PS_PER_US, requests_per_s=len(requests) / seconds,
+        span_us=span / PS_PER_US,
+        requests_per_s=len(requests) / seconds,
         output_tokens_per_s=outputs / seconds,
         output_tokens_per_s_per_gpu=outputs / seconds / timeline.num_gpus,
         total_tokens_per_s=(outputs + prompts) / seconds,
-        ttft=percentiles(ttft), e2e=percentiles(book.finished - requests.arrival_ps),
+        ttft=percentiles(ttft),
+        e2e=percentiles(book.finished - requests.arrival_ps),
         tpot=percentiles(tpot[several]) if several.any() else None,
         itl=percentiles(gaps[:, 0], gaps[:, 1]) if len(gaps) else None,
-        waited=percentiles(book.waited), mean_waiting=int(book.waited.sum()) / span,
+        waited=percentiles(book.waited),
+        mean_waiting=int(book.waited.sum()) / span,
         handover=percentiles((book.joined - book.first)[handed]) if handed.any() else None,
-        preemptions=int(book.preemptions.sum()), goodput=goodput,
+        preemptions=int(book.preemptions.sum()),
+        goodput=goodput,
         groups=[_use(group, span) for group in timeline.groups],
-    )  # fmt: skip
+    )
 
 
-def percentiles(values: Ints, counts: Ints | None = None) -> Percentiles:
+def percentiles(values: Ints, counts: Counts | None = None) -> Percentiles:
     """Percentiles of times in picoseconds, (value,), each of which occurred `counts` times."""
     order = np.argsort(values, kind="stable")
     values = values[order]
@@ -253,9 +262,14 @@ def percentiles(values: Ints, counts: Ints | None = None) -> Percentiles:
         return int(values[np.searchsorted(past, place, side="right")]) / PS_PER_US
 
     return Percentiles(
-        count=count, mean_us=float((values * (counts / count)).sum()) / PS_PER_US,
-        p50_us=at(50), p90_us=at(90), p95_us=at(95), p99_us=at(99), max_us=at(100),
-    )  # fmt: skip
+        count=count,
+        mean_us=float((values * (counts / count)).sum()) / PS_PER_US,
+        p50_us=at(50),
+        p90_us=at(90),
+        p95_us=at(95),
+        p99_us=at(99),
+        max_us=at(100),
+    )
 
 
 def _at(values: Ints, percent: int) -> int:
@@ -263,7 +277,7 @@ def _at(values: Ints, percent: int) -> int:
 
 
 def _use(group: Group, span: int) -> GroupUse:
-    rows: Ints = np.array(group.iterations, np.int64).reshape(-1, 9)
+    rows: Counts = np.array(group.iterations, np.int64).reshape(-1, 9)
     start, end, decoding, prefilled, _, running, waiting, used, most_used = rows.T
     lasts, count, all_blocks = end - start, max(len(rows), 1), group.num_workers * group.blocks
 
@@ -275,14 +289,19 @@ def _use(group: Group, span: int) -> GroupUse:
 
     some: Sequence[Any] = rows[:: -(-count // MOMENTS)].tolist()
     return GroupUse(
-        name=group.name, workers=group.num_workers, iterations=len(rows),
-        busy=int(lasts.sum()) / span, iteration_us=int(lasts.sum()) / count / PS_PER_US,
-        decoding=int(decoding.sum()) / count, prefilled=int(prefilled.sum()) / count,
-        running=over_time(running), most_waiting=most(waiting),
-        cache=over_time(used) / all_blocks, most_cache=most(most_used) / group.blocks,
+        name=group.name,
+        workers=group.num_workers,
+        iterations=len(rows),
+        busy=int(lasts.sum()) / span,
+        iteration_us=int(lasts.sum()) / count / PS_PER_US,
+        decoding=int(decoding.sum()) / count,
+        prefilled=int(prefilled.sum()) / count,
+        running=over_time(running),
+        most_waiting=most(waiting),
+        cache=over_time(used) / all_blocks,
+        most_cache=most(most_used) / group.blocks,
         moments=[
-            Moment(time_us=row[0] / PS_PER_US, running=row[5], waiting=row[6],
-                   cache=row[7] / all_blocks)
+            Moment(time_us=row[0] / PS_PER_US, running=row[5], waiting=row[6], cache=row[7] / all_blocks)
             for row in some
         ],
-    )  # fmt: skip
+    )

@@ -12,7 +12,7 @@ from replay.report.comparisons import beside, compare_command, label, labels, re
 from replay.report.pages import filled_page
 from replay.report.tables import GB, US_PER_MS
 from replay.report.words import schemes_text
-from tracegen.shared.display.content import Bars, Page, Part, Section
+from tracegen.shared.display.content import BarPart, Bars, Page, Section
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -60,9 +60,7 @@ def serving_command(
     """
     usual = [experiment.reference(experiment.spec())]
     words = ["moereplay", "infer"]
-    return compare_command(
-        words, compared, experiment, usual, leave_out=LEFT_OUT, defaults=defaults
-    )
+    return compare_command(words, compared, experiment, usual, leave_out=LEFT_OUT, defaults=defaults)
 
 
 def summary(compared: InferComparison) -> str:
@@ -130,7 +128,7 @@ def tpot_bars(results: Sequence[InferResult]) -> Bars:
         name="tpot",
         title="TPOT: time per output token of a request, ms",
         labels=labels(results),
-        parts=[Part("mean of the requests", [one.tpot.mean_us / US_PER_MS for one in results])],
+        parts=[BarPart("mean of the requests", [one.tpot.mean_us / US_PER_MS for one in results])],
         unit="ms",
         marks=[one.tpot.end_us / US_PER_MS for one in results],
         mark_name="in the last iteration, with full caches",
@@ -143,7 +141,7 @@ def ttft_bars(results: Sequence[InferResult]) -> Bars:
         name="ttft",
         title="TTFT: time to the first token, from the beginning of the batch, ms",
         labels=labels(results),
-        parts=[Part("mean of the requests", [one.ttft.mean_us / US_PER_MS for one in results])],
+        parts=[BarPart("mean of the requests", [one.ttft.mean_us / US_PER_MS for one in results])],
         unit="ms",
         marks=[one.ttft.last_us / US_PER_MS for one in results],
         mark_name="the last request",
@@ -156,9 +154,7 @@ def cause_bars(results: Sequence[InferResult], phase: str) -> Bars:
         name=f"iteration-{phase}",
         title=f"A mean iteration of {phase}, ms",
         labels=labels(results),
-        parts=parts_of(
-            [tables.spent_ms(one, phase) for one in results], hatched=NOTHING_COMPUTED, names=PARTS
-        ),
+        parts=parts_of([tables.spent_ms(one, phase) for one in results], hatched=NOTHING_COMPUTED, names=PARTS),
         unit="ms",
         says="Hatched: nothing is computed.",
     )

@@ -23,9 +23,9 @@ from replay.model.work.context import Context
 
 if TYPE_CHECKING:
     from replay.experiments.serve.iteration import Load, PromptPiece
-    from replay.experiments.serve.stream import Stream
+    from replay.experiments.serve.stream import KernelTotals
+    from replay.model.arrays import Ints
     from replay.model.compute.listed import ListedKernels
-    from replay.model.machine.machine import Ints
     from tracegen import ModelShape
 
 
@@ -76,8 +76,7 @@ class LoadRows(Context):
         decode = _of_decoded(loads)
         prefill = [[_of_piece(piece, tile) for piece in load.prefill] for load in loads]
         tokens, positions, pairs, blocks = (
-            np.array([sum(one[i] for one in pieces) for pieces in prefill], np.int64)
-            for i in range(4)
+            np.array([sum(one[i] for one in pieces) for pieces in prefill], np.int64) for i in range(4)
         )
         longest = [max((one[-1] for one in pieces), default=0) for pieces in prefill]
         prompts = Context(tokens, positions, pairs, blocks, np.array(longest, np.int64))
@@ -128,7 +127,7 @@ class EngineParts(Between):
         Shape of the model, with the heads of one GPU: see `sliced`.
     """
 
-    def moe(self, stream: Stream, rows: LoadRows) -> None:
+    def moe(self, stream: KernelTotals, rows: LoadRows) -> None:
         """Add what lies before an MoE layer, without layers that have no experts."""
         with stream.on("attention") as machine:
             self.prepare(machine, 0, rows, stream.ranks)
@@ -137,7 +136,7 @@ class EngineParts(Between):
             with stream.on("dense") as machine:
                 self.shared_experts(machine, rows, stream.ranks)
 
-    def dense(self, stream: Stream, rows: LoadRows) -> None:
+    def dense(self, stream: KernelTotals, rows: LoadRows) -> None:
         """Add a layer without experts."""
         kernels = stream.kernels(self.precision, self._times)
         with stream.on("attention"):
@@ -146,7 +145,7 @@ class EngineParts(Between):
         with stream.on("dense"):
             self._dense(kernels, rows)
 
-    def ends(self, stream: Stream, rows: LoadRows) -> None:
+    def ends(self, stream: KernelTotals, rows: LoadRows) -> None:
         """Add the embedding, the last norm, the output head, and sampling.
 
         Only rows whose next token is asked for go through the head. Every GPU has the whole head
@@ -163,7 +162,7 @@ class EngineParts(Between):
             self._run(kernels, "norm", rows)
             self._run(kernels, "sampling", Context(share, share, share))
 
-    def draft(self, stream: Stream, rows: LoadRows) -> None:
+    def draft(self, stream: KernelTotals, rows: LoadRows) -> None:
         """Add what a layer of multi-token prediction has before its MoE layer, and ends.
 
         The embedding of the token and the row of the layer before are normed and joined by a

@@ -9,18 +9,18 @@ import numpy as np
 
 from replay.experiments.base.result import SchemeDescription, SystemDescription, package_version
 from replay.experiments.serve import handover
-from replay.experiments.serve.batch import Decoded, Prefilled, Spending, decode, prefill
+from replay.experiments.serve.batch import DecodeRun, IterationCosts, PrefillRun, decode, prefill
 from replay.experiments.serve.result import (
     FirstToken,
     Handover,
     InferResult,
-    Memory,
+    LayerReplays,
     PerToken,
+    PhaseMemory,
     PhaseResult,
-    Replayed,
 )
 from replay.experiments.serve.room import ServingRoom, least_room_of
-from replay.experiments.serve.setup import Setup, Side
+from replay.experiments.serve.setup import ServingSetup, ServingSide
 
 if TYPE_CHECKING:
     from replay.model.work.batch import Phase
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PS_PER_US, US_PER_S = 1e6, 1e6
 
 
-def carry_out(setup: Setup, *, progress: Callable[[], object] | None = None) -> InferResult:
+def carry_out(setup: ServingSetup, *, progress: Callable[[], object] | None = None) -> InferResult:
     """Serve what was set up; `progress` is called for every iteration of decoding."""
     _check_fit(setup)
     prompts, _ = setup.lengths.of_workers(setup.prefill.workers)
@@ -51,16 +51,14 @@ def carry_out(setup: Setup, *, progress: Callable[[], object] | None = None) -> 
             last_us=int(first.max()) / PS_PER_US,
         ),
         tpot=_per_token(setup, made, outputs),
-        prefill=_phase(
-            setup, "prefill", setup.prefill, prefilled.spending, int(setup.lengths.prompt.sum())
-        ),
+        prefill=_phase(setup, "prefill", setup.prefill, prefilled.spending, int(setup.lengths.prompt.sum())),
         handover=sent,
         decode=_phase(setup, "decode", setup.decode, made.spending, made.tokens),
         left_out=_left_out(setup),
     )
 
 
-def _per_token(setup: Setup, made: Decoded, outputs: Sequence[Any]) -> PerToken:
+def _per_token(setup: ServingSetup, made: DecodeRun, outputs: Sequence[Any]) -> PerToken:
     per_step, times = setup.drafts.tokens_per_step, made.spending.times_ps
     # The last iteration makes tokens beyond those that were asked for.
     own = made.latency_ps / (np.ceil(np.concatenate(outputs) / per_step) * per_step)
@@ -72,7 +70,7 @@ def _per_token(setup: Setup, made: Decoded, outputs: Sequence[Any]) -> PerToken:
     )
 
 
-def _handed_over(setup: Setup, prefilled: Prefilled) -> Handover | None:
+def _handed_over(setup: ServingSetup, prefilled: PrefillRun) -> Handover | None:
     """Caches sent to other GPUs, as the fullest worker's pieces are."""
     if not setup.is_apart:
         return None
@@ -81,13 +79,17 @@ def _handed_over(setup: Setup, prefilled: Prefilled) -> Handover | None:
     times = prefilled.spending.times_ps
     prefill_side, decode_side = setup.prefill, setup.decode
     arrived = handover.arrived_ps(
-        times, each, prefill_side.system, decode_side.system,
-        prefill_side.num_gpus, decode_side.num_gpus,
-    )  # fmt: skip
+        times,
+        each,
+        prefill_side.system,
+        decode_side.system,
+        prefill_side.num_gpus,
+        decode_side.num_gpus,
+    )
     return Handover(bytes_per_gpu=sum(each), exposed_us=(arrived - sum(times)) / PS_PER_US)
 
 
-def _phase(setup: Setup, phase: Phase, side: Side, spending: Spending, tokens: int) -> PhaseResult:
+def _phase(setup: ServingSetup, phase: Phase, side: ServingSide, spending: IterationCosts, tokens: int) -> PhaseResult:
     layers = setup.times[phase].layers[phase]
     seconds = spending.total_ps / PS_PER_US / US_PER_S
     room, positions = _room(setup, phase, side), _positions(setup, phase, side)
@@ -101,7 +103,7 @@ def _phase(setup: Setup, phase: Phase, side: Side, spending: Spending, tokens: i
         tokens=tokens,
         tokens_per_s_per_gpu=tokens / seconds / side.num_gpus,
         spent_us={what: time_ps / PS_PER_US for what, time_ps in spending.spent_ps.items()},
-        memory=Memory(
+        memory=PhaseMemory(
             capacity_bytes=room.capacity,
             weight_bytes=room.weights,
             iteration_bytes=room.iteration,
@@ -109,7 +111,7 @@ def _phase(setup: Setup, phase: Phase, side: Side, spending: Spending, tokens: i
             cache_positions=positions,
             positions_fit=room.positions,
         ),
-        replayed=Replayed(
+        replayed=LayerReplays(
             launch=layers.launch,
             moe_layers=len(layers.routing.positions),
             chains=layers.replays,
@@ -118,7 +120,7 @@ def _phase(setup: Setup, phase: Phase, side: Side, spending: Spending, tokens: i
     )
 
 
-def _check_fit(setup: Setup) -> None:
+def _check_fit(setup: ServingSetup) -> None:
     """Refuse what does not fit: weights and caches at once, all once the largest are replayed.
 
     Raises
@@ -126,7 +128,7 @@ def _check_fit(setup: Setup) -> None:
     UserError
         Saying what is too big.
     """
-    sides: dict[Phase, Side] = {"prefill": setup.prefill, "decode": setup.decode}
+    sides: dict[Phase, ServingSide] = {"prefill": setup.prefill, "decode": setup.decode}
     checked = sides.items() if setup.spec.fit else ()
     where = {
         phase: f"{setup.shape.name} on {side.num_gpus} GPUs of {side.system.name}, {phase}"
@@ -134,23 +136,27 @@ def _check_fit(setup: Setup) -> None:
     }
     for phase, side in checked:
         least = least_room_of(
-            setup.shape, side.system.hbm.num_bytes, side.num_gpus, side.tp,
-            setup.precision.gemm, int(setup.drafts.count > 0),
-        )  # fmt: skip
+            setup.shape,
+            side.system.hbm.num_bytes,
+            side.num_gpus,
+            side.tp,
+            setup.precision.gemm,
+            int(setup.drafts.count > 0),
+        )
         least.check(_positions(setup, phase, side), where[phase])
     rooms = {phase: _room(setup, phase, side) for phase, side in sides.items()}
     for phase, side in checked:
         rooms[phase].check(_positions(setup, phase, side), where[phase])
 
 
-def _room(setup: Setup, phase: Phase, side: Side) -> ServingRoom:
+def _room(setup: ServingSetup, phase: Phase, side: ServingSide) -> ServingRoom:
     """Memory of a GPU, with what both phases need where it does both."""
     phases: list[Phase] = [phase] if setup.is_apart else ["prefill", "decode"]
     capacity, num_drafting = side.system.hbm.num_bytes, int(setup.drafts.count > 0)
     return setup.times[phase].room(phases, capacity, num_drafting)
 
 
-def _positions(setup: Setup, phase: Phase, side: Side) -> int:
+def _positions(setup: ServingSetup, phase: Phase, side: ServingSide) -> int:
     """Positions that the fullest worker has in its caches, once all are made.
 
     GPUs that only prefill keep a prompt until it is handed over: the longest one and a piece.
@@ -161,7 +167,7 @@ def _positions(setup: Setup, phase: Phase, side: Side) -> int:
     return max(int(one.sum() + two.sum()) for one, two in zip(prompts, outputs, strict=True))
 
 
-def _left_out(setup: Setup) -> list[str]:
+def _left_out(setup: ServingSetup) -> list[str]:
     shape = setup.shape
     missing = [] if shape.num_heads else ["attention"]
     if shape.dense_layers and not shape.dense_intermediate:

@@ -66,8 +66,7 @@ def read(path: str | Path, *, most: int | None = None) -> Requests:
         text = read_text(path, MOST_BYTES, encoding="utf-8-sig")
     except OSError as error:
         message = (
-            f"cannot read requests from {path}: {error.strerror}; possible: requests per second, "
-            "once, or such a file"
+            f"cannot read requests from {path}: {error.strerror}; possible: requests per second, once, or such a file"
         )
         raise UserError(message) from None
     except UnicodeDecodeError:
@@ -129,9 +128,7 @@ def _columns(row: Mapping[str, Any], path: str | Path) -> tuple[str, str, str]:
     raise UserError(message)
 
 
-def _request(
-    row: Mapping[str, Any], columns: tuple[str, str, str], where: str
-) -> tuple[int, int, int]:
+def _request(row: Mapping[str, Any], columns: tuple[str, str, str], where: str) -> tuple[int, int, int]:
     time, prompt, output = columns
     return (
         _time_ps(row.get(time), _FORMS[columns], f"{where}: {time}"),

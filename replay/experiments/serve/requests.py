@@ -11,13 +11,11 @@ import hashlib
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from hwmodel.units import PS_PER_S
 from replay.errors import UserError, shown
+from replay.model.arrays import Ints, Picoseconds
 from tracegen.trace.tables import DECODE, TraceData
-
-Ints = npt.NDArray[np.int64]
 
 MOST_REQUESTS = 5_000_000  # drawn at one a second, they stay within whole picoseconds of 64 bits
 MOST_LENGTH = 10_000_000
@@ -42,7 +40,7 @@ class Requests:
         Where they are from, in words.
     """
 
-    arrival_ps: Ints
+    arrival_ps: Picoseconds
     prompt: Ints
     output: Ints
     source: str
@@ -198,9 +196,7 @@ def drawn(
         known = lengths_of(lengths)
         chosen = rng.integers(0, len(known[0]), count)
         prompt, output = (one[chosen] for one in known)
-        source = (
-            f"{count} drawn from {len(known[0])} of a trace, burstiness {burstiness:g}, seed {seed}"
-        )
+        source = f"{count} drawn from {len(known[0])} of a trace, burstiness {burstiness:g}, seed {seed}"
     return Requests(_gaps(count, burstiness, seed), prompt, output, source)
 
 

@@ -34,17 +34,13 @@ def options_by_scheme(spec: InferSpec, prompts: str, decoding: str) -> dict[str,
     return {prompts: spec.prefill_options, decoding: spec.options}
 
 
-def asked_of_both(
-    schemes: Sequence[SchemeDescription], spec: InferSpec
-) -> dict[str, Mapping[str, Any]]:
+def asked_of_both(schemes: Sequence[SchemeDescription], spec: InferSpec) -> dict[str, Mapping[str, Any]]:
     """Options that were asked for, of the schemes of a result: that of prompts is the first."""
-    prompts, decoding = (
-        (schemes[0].name, schemes[-1].name) if schemes else (spec.of_prompts, spec.scheme)
-    )
+    prompts, decoding = (schemes[0].name, schemes[-1].name) if schemes else (spec.of_prompts, spec.scheme)
     return options_by_scheme(spec, prompts, decoding)
 
 
-class Memory(Strict):
+class PhaseMemory(Strict):
     """Bytes of the fullest GPU of one phase.
 
     Attributes
@@ -69,7 +65,7 @@ class Memory(Strict):
     positions_fit: int
 
 
-class Replayed(Strict):
+class LayerReplays(Strict):
     """Settings and counts of the replays of MoE layers.
 
     Attributes
@@ -112,8 +108,8 @@ class PhaseResult(Strict):
     tokens: int
     tokens_per_s_per_gpu: float
     spent_us: dict[str, float]
-    memory: Memory
-    replayed: Replayed
+    memory: PhaseMemory
+    replayed: LayerReplays
 
 
 class FirstToken(Strict):

@@ -82,9 +82,11 @@ class RoutingSource:
         """Give a trace with so many tokens per GPU, and the settings of its replay."""
         if self.trace is not None:
             return self.trace, {
-                "ranks": self.num_ranks, "tokens_per_rank": tokens, "phase": phase,
+                "ranks": self.num_ranks,
+                "tokens_per_rank": tokens,
+                "phase": phase,
                 "layer": self.positions,
-            }  # fmt: skip
+            }
         choices = tokens * self.num_ranks * self.shape.topk * self.sample_layers
         if choices > MOST_CHOICES:
             message = (

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from replay.experiments.serve.requests import Ints
+from replay.model.arrays import Ints
 
 Policy = Literal["mixed", "prefill-first", "whole-prompts"]
 """*mixed*: all running requests are decoded in every iteration, and what is left of its tokens goes
@@ -28,7 +28,7 @@ wait and run; where 4 x waiting + running is least (vLLM). The first of several 
 
 
 @dataclass(frozen=True)
-class Batching:
+class BatchRule:
     """Rule by which a worker batches.
 
     Attributes

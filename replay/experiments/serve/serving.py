@@ -18,7 +18,7 @@ from replay.errors import UserError
 from replay.experiments.serve.book import Group, Iteration, RequestBook, ServedRun
 from replay.experiments.serve.iteration import Load
 from replay.experiments.serve.requests import Requests
-from replay.experiments.serve.rules import NO_DRAFTS, Batching, Drafts, Router
+from replay.experiments.serve.rules import NO_DRAFTS, BatchRule, Drafts, Router
 from replay.experiments.serve.worker import EngineWorker
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Pool(NamedTuple):
     """
 
     times: ReplayedTimes
-    rules: Batching
+    rules: BatchRule
     num_gpus: int
 
 
@@ -94,13 +94,10 @@ def serve(
 class _Group:
     """Workers in step."""
 
-    def __init__(
-        self, name: str, pool: Pool, book: RequestBook, drafts: Drafts, *, hands_over: bool = False
-    ) -> None:
+    def __init__(self, name: str, pool: Pool, book: RequestBook, drafts: Drafts, *, hands_over: bool = False) -> None:
         self.times, self.num_gpus = pool.times, pool.num_gpus
         self.workers = [
-            EngineWorker(pool.rules, book, drafts, hands_over=hands_over)
-            for _ in range(pool.times.num_workers)
+            EngineWorker(pool.rules, book, drafts, hands_over=hands_over) for _ in range(pool.times.num_workers)
         ]
         self.ends: int | None = None
         self.kept = Group(name, len(self.workers), pool.rules.blocks, [])
@@ -115,11 +112,16 @@ class _Group:
         used = [worker.used for worker in self.workers]
         self.ends = now + self.times.time_ps(loads)
         self._begun = Iteration(
-            now, self.ends, decoding, prefilled, 0,
+            now,
+            self.ends,
+            decoding,
+            prefilled,
+            0,
             running=sum(worker.running for worker in self.workers),
             waiting=sum(len(worker.waiting) for worker in self.workers),
-            used=sum(used), most_used=max(used),
-        )  # fmt: skip
+            used=sum(used),
+            most_used=max(used),
+        )
 
     def end(self, now: int) -> None:
         assert self._begun is not None
@@ -131,9 +133,7 @@ class _Group:
 class _Route:
     """Chooses a worker for a request; `queued` requests of a worker are yet to be accepted."""
 
-    def __init__(
-        self, router: Router, workers: list[EngineWorker], queued: list[deque[int]]
-    ) -> None:
+    def __init__(self, router: Router, workers: list[EngineWorker], queued: list[deque[int]]) -> None:
         self.workers, self.queued = workers, queued
         self.weight = WAITING_WEIGHT if router == "least-waiting" else 1
         self.is_in_turn, self.turn = router == "round-robin", -1
@@ -225,7 +225,7 @@ class _Engine:
             heapq.heappush(self.moving, (end, who, target))
 
 
-def _check(requests: Requests, rules: Batching, drafts: Drafts, *, decodes: bool) -> None:
+def _check(requests: Requests, rules: BatchRule, drafts: Drafts, *, decodes: bool) -> None:
     """Refuse rules under which a request could never be served."""
     most = rules.max_requests * drafts.queries
     if decodes and rules.policy == "mixed" and most > rules.max_batched_tokens:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Self
 from pydantic import JsonValue
 
 from replay.errors import UserError
-from replay.experiments.base.experiment import NOTHING, Given
+from replay.experiments.base.experiment import NOTHING, SpecInputs
 from replay.experiments.base.identity import identity_of, model_by_value
-from replay.experiments.layer.setup import Setup as Replay
+from replay.experiments.layer.setup import LayerSetup as Replay
 from replay.experiments.layer.setup import check_needs, set_up
 from replay.experiments.layer.spec import RunSpec
 from replay.experiments.serve.batch import BatchLengths, batch_lengths
-from replay.experiments.serve.engines import Engine, engine_of
-from replay.experiments.serve.layers import Layers
+from replay.experiments.serve.engines import EngineHost, engine_of
+from replay.experiments.serve.layers import ServedLayers
 from replay.experiments.serve.parts import EngineParts, sliced
 from replay.experiments.serve.routing import RoutingSource
 from replay.experiments.serve.rules import Drafts
@@ -40,7 +40,7 @@ DEFAULT_MODEL = "deepseek-v3"
 
 
 @dataclass(frozen=True)
-class Side:
+class ServingSide:
     """GPUs that prefill, that decode, or both.
 
     Attributes
@@ -64,7 +64,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Setup:
+class ServingSetup:
     """A spec with what its references lead to.
 
     Attributes
@@ -88,15 +88,15 @@ class Setup:
     spec: InferSpec
     shape: ModelShape
     trace: RoutingTrace | None
-    prefill: Side
-    decode: Side
+    prefill: ServingSide
+    decode: ServingSide
     replays: Mapping[Phase, Replay]
     lengths: BatchLengths
     drafts: Drafts
-    engine: Engine | None
+    engine: EngineHost | None
 
     @classmethod
-    def of(cls, spec: InferSpec, given: Given[Self] = NOTHING) -> Self:
+    def of(cls, spec: InferSpec, given: SpecInputs[Self] = NOTHING) -> Self:
         """Follow the references of a spec.
 
         Raises
@@ -122,7 +122,7 @@ class Setup:
         if spec.tp > 1 and spec.interleave != "off":
             message = f"tp {spec.tp} with interleave {spec.interleave}: turns are replayed for tp 1"
             raise UserError(message)
-        phases: dict[Phase, Side] = {"prefill": prefill, "decode": decode}
+        phases: dict[Phase, ServingSide] = {"prefill": prefill, "decode": decode}
         for side in phases.values():
             num_groups(spec.expert_tp, side.num_gpus, shape.moe_intermediate, spec.placement)
         return cls(
@@ -131,10 +131,7 @@ class Setup:
             trace=trace,
             prefill=prefill,
             decode=decode,
-            replays={
-                phase: _replay(spec, phase, side.system, given.allow_code)
-                for phase, side in phases.items()
-            },
+            replays={phase: _replay(spec, phase, side.system, given.allow_code) for phase, side in phases.items()},
             lengths=batch_lengths(spec, trace, decode.num_gpus),
             drafts=_drafts(spec.speculative),
             engine=engine_of(*spec.of_engine),
@@ -156,7 +153,7 @@ class Setup:
         decode = self._times(self.decode)
         return {"decode": decode, "prefill": self._times(self.prefill) if self.is_apart else decode}
 
-    def _times(self, side: Side) -> ReplayedTimes:
+    def _times(self, side: ServingSide) -> ReplayedTimes:
         return ReplayedTimes(
             system=side.system,
             shape=self.shape,
@@ -171,7 +168,7 @@ class Setup:
             uncaptured=self._layers("decode", side, launch="eager"),
         )
 
-    def _layers(self, phase: Phase, side: Side, launch: Launch | None = None) -> Layers:
+    def _layers(self, phase: Phase, side: ServingSide, launch: Launch | None = None) -> ServedLayers:
         kept = int(self.lengths.prompt.mean() + self.lengths.output.mean() / 2)
         longest = int(self.lengths.prompts_of(side.workers).max(initial=1))
         most = {
@@ -181,7 +178,7 @@ class Setup:
         replays = self.replays[phase]
         if launch is not None:
             replays = replace(replays, spec=replays.spec.changed(launch=launch))
-        return Layers(
+        return ServedLayers(
             setup=replays,
             routing=self._source(side),
             phase=phase,
@@ -198,14 +195,12 @@ class Setup:
             return self.spec.requests
         return -(-self.engine.padded(self.spec.requests * self.spec.tp) // self.spec.tp)
 
-    def _source(self, side: Side) -> RoutingSource:
+    def _source(self, side: ServingSide) -> RoutingSource:
         # Layers that take turns are timed from the end of the first.
         least = 3 if self.spec.interleave != "off" else 1
         count = min(max(self.spec.sample_layers, least), self.shape.num_moe_layers)
         if self.trace is not None:
-            return RoutingSource(
-                self.shape, side.num_gpus, count, self.trace, sample_steps=self.spec.sample_steps
-            )
+            return RoutingSource(self.shape, side.num_gpus, count, self.trace, sample_steps=self.spec.sample_steps)
         limited = self.spec.group_limited
         if limited is None:
             limited = self.shape.topk_group < self.shape.n_group
@@ -257,7 +252,7 @@ def _routing(spec: InferSpec) -> tuple[RoutingTrace | None, ModelShape]:
     return trace, trace.model_shape
 
 
-def _side(system: System, asked: int | None, tp: int, shape: ModelShape) -> Side:
+def _side(system: System, asked: int | None, tp: int, shape: ModelShape) -> ServingSide:
     """GPUs of a phase.
 
     Raises
@@ -276,7 +271,7 @@ def _side(system: System, asked: int | None, tp: int, shape: ModelShape) -> Side
             f"{system.fabric.gpus_per_domain}"
         )
         raise UserError(message)
-    return Side(system, count, tp)
+    return ServingSide(system, count, tp)
 
 
 def _replay(spec: InferSpec, phase: Phase, system: System, allow_code: AllowCode) -> Replay:
@@ -318,8 +313,7 @@ def _drafts(text: str | None) -> Drafts:
         found = Drafts(-1)
     if not colon or not 1 <= found.count <= 16 or not 0 <= found.acceptance <= 1:
         message = (
-            f"--speculative {text}: expected DRAFTS:ACCEPTANCE, 1 to 16 drafts and a share from 0 "
-            "to 1, such as 1:0.85"
+            f"--speculative {text}: expected DRAFTS:ACCEPTANCE, 1 to 16 drafts and a share from 0 to 1, such as 1:0.85"
         )
         raise UserError(message)
     return found

@@ -59,9 +59,7 @@ class InferSpec(Spec):
     decode_gpus: Gpus | None = Field(
         None, description="GPUs that share each layer, and its experts [all of the system]."
     )
-    prefill_system: str | None = Field(
-        None, description="System of other GPUs that prefill [the same]."
-    )
+    prefill_system: str | None = Field(None, description="System of other GPUs that prefill [the same].")
     prefill_gpus: Gpus | None = Field(
         None, description="Other GPUs that prefill, and hand over caches [the same GPUs]."
     )
@@ -76,8 +74,7 @@ class InferSpec(Spec):
     )
     lengths: Literal["even", "trace"] = Field(
         "even",
-        description="even: all requests have --prompt and --output. trace: those of the trace's "
-        "requests, in turn.",
+        description="even: all requests have --prompt and --output. trace: those of the trace's requests, in turn.",
     )
     chunk: int = Field(8192, ge=1, le=2**22, description="Tokens of prompts per GPU and iteration.")
     trace: str | None = TRACE
@@ -86,9 +83,7 @@ class InferSpec(Spec):
         None, description="Whether drawn tokens keep to groups of experts [as the model's router]."
     )
     seed: int = Field(0, ge=0, le=MOST, description="Seed of drawn routing.")
-    sample_layers: int = Field(
-        2, ge=1, le=1000, description="MoE layers that are replayed in place of all."
-    )
+    sample_layers: int = Field(2, ge=1, le=1000, description="MoE layers that are replayed in place of all.")
     sample_steps: int | None = Field(
         None,
         ge=2,
@@ -101,8 +96,7 @@ class InferSpec(Spec):
         0.02,
         gt=0,
         le=1,
-        description="Share of an MoE layer's time that it may be off between replayed numbers of "
-        "tokens.",
+        description="Share of an MoE layer's time that it may be off between replayed numbers of tokens.",
     )
     placement: str = Field("contiguous", description="As that of `moereplay run`.")
     expert_tp: Count = Field(
@@ -132,8 +126,7 @@ class InferSpec(Spec):
     )
     captured: str | None = Field(
         None,
-        description="Batch sizes of a worker that graphs are captured for: 1,2,4,8, or any "
-        "[the engine's].",
+        description="Batch sizes of a worker that graphs are captured for: 1,2,4,8, or any [the engine's].",
     )
     speculative: str | None = Field(
         None,

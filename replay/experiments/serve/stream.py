@@ -20,9 +20,10 @@ from replay.model.machine.times import Costs, Time
 
 if TYPE_CHECKING:
     from hwmodel import System
+    from replay.model.arrays import Ints, Picoseconds
     from replay.model.machine.host import Launch
     from replay.model.machine.kinds import Kind
-    from replay.model.machine.machine import Ints, IntsLike, Machine, MemoryTraffic
+    from replay.model.machine.machine import IntsLike, Machine, MemoryTraffic
 
 Spent = Literal["attention", "dense", "experts", "exchange", "head", "launches", "host"]
 """What an iteration's time is spent on. *attention*: with its projections, norms and gate, and
@@ -41,8 +42,8 @@ class _Sms:
     compute: int
 
 
-class Stream:
-    """Sums of what `replay.model.compute.dense_kernels.Kernels` asks of a machine.
+class KernelTotals:
+    """Sums of what `replay.model.compute.dense_kernels.DenseKernels` asks of a machine.
 
     Parameters
     ----------
@@ -62,14 +63,14 @@ class Stream:
         self.system = system
         self.sms = _Sms(system.sm.num_sms, system.sm.num_sms)
         self.ranks = np.arange(num_loads)
-        self.spent_ps: dict[Spent, Ints] = {}
+        self.spent_ps: dict[Spent, Picoseconds] = {}
         self.num_kernels = 0
         self._gap_ps = system.overheads.kernel_gap_ps("graph" if launch == "graph" else "stream")
         self._costs = Costs(system)
         self._on: Spent = "attention"
 
     @property
-    def total_ps(self) -> Ints:
+    def total_ps(self) -> Picoseconds:
         """(load,): everything."""
         nothing = np.zeros(len(self.ranks), np.int64)
         total: Ints = sum(self.spent_ps.values(), nothing)
@@ -102,9 +103,7 @@ class Stream:
         self._add(self._on, time.ps)
         return after
 
-    def memory_kernel(
-        self, kind: Kind, nbytes: IntsLike | MemoryTraffic, after: Ints, name: str = ""
-    ) -> Ints:
+    def memory_kernel(self, kind: Kind, nbytes: IntsLike | MemoryTraffic, after: Ints, name: str = "") -> Ints:
         """Run an elementwise kernel, as `Machine.memory_kernel` does on an idle memory."""
         begun = self.kernel(after, name)
         return self.delay(kind, self._costs.stream(nbytes) + self._costs.elementwise(nbytes), begun)

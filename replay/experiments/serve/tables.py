@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rich.console import Group
 
-    from replay.experiments.serve.engines import Engine
+    from replay.experiments.serve.engines import EngineHost
     from replay.experiments.serve.result import InferResult, PhaseResult
     from tracegen.shared.display.content import Table
 
@@ -146,28 +146,21 @@ def memory_table(compared: InferComparison) -> Table:
     )
 
 
-def said_of(engine: Engine, name: str | None) -> str:
+def said_of(engine: EngineHost, name: str | None) -> str:
     """Line on the settings of an engine that count."""
     how = "while GPUs run the one before" if engine.overlaps else "in turn with its GPUs"
     sizes = "any batch has a graph"
     if engine.captured:
         padding = "" if engine.pads_travel else ", whose rows choose no experts"
         sizes = f"batches are padded{padding}, to graphs of up to {engine.captured[-1]}"
-    return (
-        f"Engine ({name or 'as given'}): its host takes {engine.host_us:,.0f} us a step, {how}; "
-        f"{sizes}."
-    )
+    return f"Engine ({name or 'as given'}): its host takes {engine.host_us:,.0f} us a step, {how}; {sizes}."
 
 
 def notes(compared: InferComparison) -> Iterator[str]:
     """Notes on the replay, on what it leaves out, and on schemes that are missing."""
     first = compared.results[0]
     layers = first.decode.replayed.moe_layers
-    worst = max(
-        phase.replayed.largest_error
-        for one in compared.results
-        for phase in (one.prefill, one.decode)
-    )
+    worst = max(phase.replayed.largest_error for one in compared.results for phase in (one.prefill, one.decode))
     for one in compared.results:
         prompts = one.prefill.scheme.name
         if prompts not in one.name.split("+"):

@@ -18,14 +18,14 @@ from replay.experiments.serve.iteration import Load
 from replay.experiments.serve.layers import first_launch_ps
 from replay.experiments.serve.parts import EngineParts, LoadRows
 from replay.experiments.serve.room import ServingRoom, least_room_of
-from replay.experiments.serve.stream import Spent, Stream
+from replay.experiments.serve.stream import KernelTotals, Spent
 from replay.model.compute.dense_kernels import BF16
 from replay.steps.groups import GroupTimes
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.experiments.serve.engines import Engine
-    from replay.experiments.serve.layers import Layers, Moe
+    from replay.experiments.serve.engines import EngineHost
+    from replay.experiments.serve.layers import Moe, ServedLayers
     from replay.model.work.batch import Phase
     from tracegen import ModelShape
 
@@ -61,12 +61,12 @@ class ReplayedTimes:
 
     system: System
     shape: ModelShape
-    layers: Mapping[Phase, Layers]
+    layers: Mapping[Phase, ServedLayers]
     parts: EngineParts
     num_workers: int
     tp: int
-    engine: Engine | None = None
-    uncaptured: Layers | None = None
+    engine: EngineHost | None = None
+    uncaptured: ServedLayers | None = None
 
     def room(self, phases: Sequence[Phase], capacity: int, num_drafting: int) -> ServingRoom:
         """Memory of a GPU, once the largest iteration of each of some phases is replayed.
@@ -127,20 +127,15 @@ class ReplayedTimes:
         spent["exchange"] += round(self._moe(loads).once)
         shape = self.shape
         kernels = self._add_layers(spent, loads, EngineParts.moe, shape.num_moe_layers)
-        kernels += self._add_beside(
-            spent, loads, EngineParts.dense, len(shape.dense_layers), slices=True
-        )
+        kernels += self._add_beside(spent, loads, EngineParts.dense, len(shape.dense_layers), slices=True)
         kernels += self._add_beside(spent, loads, EngineParts.ends, 1)
         queries = max(load.queries for load in loads if load.decoding or load.prefill)
         for draft in range(1, queries):  # the first takes all verified tokens, the others one each
-            one = [
-                replace(load, queries=1 if draft > 1 else load.queries, prefill=())
-                for load in loads
-            ]
+            one = [replace(load, queries=1 if draft > 1 else load.queries, prefill=()) for load in loads]
             kernels += self._add_layers(spent, one, EngineParts.draft, 1)
         return kernels
 
-    def _layers(self, loads: Sequence[Load]) -> Layers:
+    def _layers(self, loads: Sequence[Load]) -> ServedLayers:
         if any(load.prefill for load in loads):
             return self.layers["prefill"]
         most = max(load.decoding for load in loads)
@@ -152,7 +147,7 @@ class ReplayedTimes:
         self,
         spent: dict[Spent, int],
         loads: Sequence[Load],
-        part: Callable[[EngineParts, Stream, LoadRows], None],
+        part: Callable[[EngineParts, KernelTotals, LoadRows], None],
         count: int,
     ) -> int:
         """Add so many MoE layers with what lies before each; the kernels that are in them."""
@@ -175,7 +170,7 @@ class ReplayedTimes:
         self,
         spent: dict[Spent, int],
         loads: Sequence[Load],
-        part: Callable[[EngineParts, Stream, LoadRows], None],
+        part: Callable[[EngineParts, KernelTotals, LoadRows], None],
         count: int,
         *,
         slices: bool = False,
@@ -190,7 +185,7 @@ class ReplayedTimes:
             return 0
         tile = (self.system.attention.tile_rows, self.system.attention.tile_keys)
         rows = LoadRows.of_loads(list(dict.fromkeys(loads)), tile, self.tp)
-        stream = Stream(self.system, self._layers(loads).launch, len(rows.tokens))
+        stream = KernelTotals(self.system, self._layers(loads).launch, len(rows.tokens))
         part(self.parts, stream, rows)
         slowest = int(stream.total_ps.argmax())
         for what, time_ps in stream.spent_ps.items():

@@ -14,8 +14,8 @@ import numpy as np
 
 from replay.experiments.serve.book import RequestBook
 from replay.experiments.serve.iteration import Load, PromptPiece
-from replay.experiments.serve.requests import Ints
-from replay.experiments.serve.rules import Batching, Drafts
+from replay.experiments.serve.rules import BatchRule, Drafts
+from replay.model.arrays import Ints
 
 WHO, CACHED, LEFT, HELD, LAST = range(5)
 """Rows of the table of decoding requests: number; positions in the cache; tokens still to be
@@ -56,7 +56,7 @@ class EngineWorker:
 
     def __init__(
         self,
-        rules: Batching,
+        rules: BatchRule,
         book: RequestBook,
         drafts: Drafts,
         *,

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from replay.errors import check_jobs
-from replay.experiments.base.estimate import Need, Repeated
-from replay.experiments.base.experiment import NOTHING, Given, Watch, Words
-from replay.experiments.base.outcomes import Asked, Outcome, set_up_all
+from replay.experiments.base.estimate import Need, RepeatedReplays
+from replay.experiments.base.experiment import NOTHING, ReplayWatcher, SpecInputs, Words
+from replay.experiments.base.outcomes import Outcome, ResultRequest, set_up_all
 from replay.experiments.layer.experiment import EXPERIMENT as LAYER
-from replay.experiments.layer.experiment import Traced
+from replay.experiments.layer.experiment import TraceExperiment
 from replay.experiments.trace.result import TraceComparison, TraceResult
 from replay.experiments.trace.spec import CODE, TraceSpec
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ONE_STEP = "its steps are replays of their own: --step N asks for one of them"
 
 
-class Trace(Traced[TraceSpec, "TraceSetup", TraceResult, TraceComparison]):
+class Trace(TraceExperiment[TraceSpec, "TraceSetup", TraceResult, TraceComparison]):
     """Steps of a trace, each by itself."""
 
     name = "trace"
@@ -39,7 +39,7 @@ class Trace(Traced[TraceSpec, "TraceSetup", TraceResult, TraceComparison]):
     code = CODE
     lacking: ClassVar[Words] = dict.fromkeys(("explain", "uncertainty"), ONE_STEP)
 
-    def setup(self, spec: TraceSpec, given: Given[TraceSetup] = NOTHING) -> TraceSetup:
+    def setup(self, spec: TraceSpec, given: SpecInputs[TraceSetup] = NOTHING) -> TraceSetup:
         """A trace, a system and a scheme may be given as objects."""
         from replay.experiments.trace.setup import TraceSetup
 
@@ -49,17 +49,15 @@ class Trace(Traced[TraceSpec, "TraceSetup", TraceResult, TraceComparison]):
         """Once for each step of the trace that is replayed."""
         return len(setup.steps)
 
-    def fits_surely(
-        self, setup: TraceSetup, room: float, *, tells: bool, is_observed: bool
-    ) -> bool:
+    def fits_surely(self, setup: TraceSetup, room: float, *, tells: bool, is_observed: bool) -> bool:
         """One step is there at a time; progress says what the others take."""
         return LAYER.fits_surely(setup.first, room, tells=False, is_observed=False)
 
     def estimate(self, setup: TraceSetup, *, is_observed: bool = False) -> Need:
         """By a replay of a layer of some of the first step's tokens."""
-        return Repeated(LAYER.estimate(setup.first), len(setup.steps), "steps")
+        return RepeatedReplays(LAYER.estimate(setup.first), len(setup.steps), "steps")
 
-    def replay(self, setup: TraceSetup, watch: Watch) -> TraceResult:
+    def replay(self, setup: TraceSetup, watch: ReplayWatcher) -> TraceResult:
         """In this process, in a folder that goes again; nothing is observed."""
         return self._kept(setup, progress=watch.progress)
 
@@ -92,9 +90,7 @@ class Trace(Traced[TraceSpec, "TraceSetup", TraceResult, TraceComparison]):
         del observe
         check_jobs(jobs)
         self.check_fit({"": setup}, max_memory, report, jobs=jobs)
-        return self._kept(
-            setup, folder=folder, jobs=jobs, progress=progress, found=found, report=report
-        )
+        return self._kept(setup, folder=folder, jobs=jobs, progress=progress, found=found, report=report)
 
     def _kept(self, setup: TraceSetup, **how: Any) -> TraceResult:
         from replay.experiments.trace.replay import carry_out
@@ -106,7 +102,7 @@ class Trace(Traced[TraceSpec, "TraceSetup", TraceResult, TraceComparison]):
 
     def outcomes(
         self,
-        asked: Sequence[Asked],
+        asked: Sequence[ResultRequest],
         given: Mapping[str, Any],
         *,
         jobs: int = 1,
@@ -125,8 +121,11 @@ class Trace(Traced[TraceSpec, "TraceSetup", TraceResult, TraceComparison]):
         schemes = {asked[at].scheme: setup for at, setup in setups.items()}
         self.check_fit(schemes, max_memory, report, jobs=jobs)
         how: dict[str, Any] = {
-            "jobs": jobs, "progress": progress, "found": found, "report": report,
-        }  # fmt: skip
+            "jobs": jobs,
+            "progress": progress,
+            "found": found,
+            "report": report,
+        }
         outcomes = {**refused, **carry_out(setups, folder, **how)}
         return [outcomes[at] for at in range(len(asked))]
 

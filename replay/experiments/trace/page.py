@@ -19,7 +19,7 @@ from replay.report.pages import filled_page, there
 from replay.report.provenance import IN_MEMORY, SEVERAL, assumptions, preset, provenance
 from replay.report.words import schemes_text
 from replay.schemes import supported
-from tracegen.shared.display.content import Axis, Bars, Line, Part, Plot, Section
+from tracegen.shared.display.content import Axis, BarPart, Bars, Line, Plot, Section
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -67,11 +67,15 @@ def _compare_command(compared: TraceComparison) -> str:
         return ""
     system = preset(specs[0].system, specs[0].overrides)
     return compare_command(
-        ["moereplay", "compare"], compared, EXPERIMENT,
-        [] if system is None else supported(system), spec=common[0],
-        leave_out=("scheme", "options", "placement"), defaults=CALL,
+        ["moereplay", "compare"],
+        compared,
+        EXPERIMENT,
+        [] if system is None else supported(system),
+        spec=common[0],
+        leave_out=("scheme", "options", "placement"),
+        defaults=CALL,
         further=[] if placements == ["contiguous"] else repeated("--placement", placements),
-    )  # fmt: skip
+    )
 
 
 def summary(compared: TraceComparison) -> str:
@@ -93,9 +97,8 @@ def _sections(compared: TraceComparison, words: str) -> Iterator[Section]:
     drawn = _some(compared)
     yield Section(
         "How long steps take",
-        [tables.heading(compared), tables.times_table(compared), *tables.notes(compared),
-         *tables.outside(compared)],
-    )  # fmt: skip
+        [tables.heading(compared), tables.times_table(compared), *tables.notes(compared), *tables.outside(compared)],
+    )
     yield Section("Over time", [times_plot(drawn), imbalance_plot(compared)])
     if len(compared.results) > 1:
         yield Section("Who is the fastest", there(wins_bars(compared), wins_plot(compared)))
@@ -158,9 +161,8 @@ def times_plot(drawn: dict[str, TraceResult]) -> Plot:
         "Time of each step",
         Axis("step", from_zero=False),
         Axis("us", from_zero=False),
-        [_over_time(name, one, [step.makespan_us for step in one.steps])
-         for name, one in drawn.items()],
-    )  # fmt: skip
+        [_over_time(name, one, [step.makespan_us for step in one.steps]) for name, one in drawn.items()],
+    )
 
 
 def imbalance_plot(compared: TraceComparison) -> Plot:
@@ -171,15 +173,14 @@ def imbalance_plot(compared: TraceComparison) -> Plot:
         "Rows of the busiest GPU over the mean, mean of the layers",
         Axis("step", from_zero=False),
         Axis("busiest over mean", from_zero=False),
-        [_over_time(name, one, [step.mean_imbalance for step in one.steps])
-         for name, one in placed.items()],
-    )  # fmt: skip
+        [_over_time(name, one, [step.mean_imbalance for step in one.steps]) for name, one in placed.items()],
+    )
 
 
 def wins_bars(compared: TraceComparison) -> Bars:
     """Share of the steps in which each is the fastest."""
     shares = {name: share for name, share in tables.shares(compared).items() if share}
-    parts = [Part("of the steps", [100 * share for share in shares.values()])]
+    parts = [BarPart("of the steps", [100 * share for share in shares.values()])]
     return Bars("wins", "Steps in which a scheme is the fastest", list(shares), parts, "%")
 
 
@@ -220,11 +221,7 @@ def layers_plot(drawn: dict[str, TraceResult]) -> Plot:
     for name, one in drawn.items():
         means = list(zip(one.layers, tables.layer_means(one), strict=True))
         for is_backward in sorted({layer.is_backward for layer in one.layers}):
-            own = sorted(
-                (float(layer.layer_index), mean)
-                for layer, mean in means
-                if layer.is_backward == is_backward
-            )
+            own = sorted((float(layer.layer_index), mean) for layer, mean in means if layer.is_backward == is_backward)
             x, y = zip(*own, strict=True)
             lines.append(Line(f"{name}, backward" if is_backward else name, [*x], [*y]))
     return Plot(

@@ -21,12 +21,12 @@ from replay.chains.layer_sampling import CONFIDENCE
 from replay.errors import RefusedError, UserError
 from replay.experiments.base.crews.hiring import workers_for
 from replay.experiments.base.crews.leases import Leases
-from replay.experiments.base.crews.store import Outcome, Store
-from replay.experiments.base.crews.work import Finished, Work
+from replay.experiments.base.crews.store import PointOutcome, Store
+from replay.experiments.base.crews.work import FinishedReplay, ReplayQueue
 from replay.experiments.base.crews.worker import Job
 from replay.experiments.layer.replay import entered
 from replay.experiments.serve.measures import percentiles
-from replay.experiments.trace.result import Imbalance, SampledMean, Step, StepLayer, TraceResult
+from replay.experiments.trace.result import SampledMean, StepImbalance, StepLayer, StepResult, TraceResult
 from replay.experiments.trace.task import AskedStep, make_task
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def carry_out(
         num_reused = len(outcomes)
         if left:
             crew = stack.enter_context(workers_for(jobs, None, None, report))
-            for one in _outcomes(Work(left, store, leases, crew), wanted):
+            for one in _outcomes(ReplayQueue(left, store, leases, crew), wanted):
                 outcomes[one.id] = one.outcome
                 for _ in range(times[one.id]):
                     progress()
@@ -121,10 +121,10 @@ class StepStore(Store):
     """
 
     def __init__(self, folder: str | Path, kept: Mapping[str, tuple[int, int]]) -> None:
-        super().__init__(folder, Step)
+        super().__init__(folder, StepResult)
         self._kept = kept
 
-    def read(self, identity: str) -> tuple[Outcome | None, str]:
+    def read(self, identity: str) -> tuple[PointOutcome | None, str]:
         """As of `Store`."""
         outcome, problem = super().read(identity)
         if outcome is None or outcome.result is None:
@@ -136,11 +136,9 @@ class StepStore(Store):
         return None, f"{identity}.json is not believed: it is step {step} of {layers}, not {asked}"
 
 
-def _look(
-    jobs: Sequence[Job], store: Store, report: Report
-) -> tuple[dict[str, Outcome], list[Job]]:
+def _look(jobs: Sequence[Job], store: Store, report: Report) -> tuple[dict[str, PointOutcome], list[Job]]:
     """Results found in the folder, by identity, and steps that are missing."""
-    there: dict[str, Outcome] = {}
+    there: dict[str, PointOutcome] = {}
     left: list[Job] = []
     for job in jobs:
         outcome, problem = store.read(job.id)
@@ -174,7 +172,7 @@ def _different(wanted: Mapping[Any, Job]) -> list[Job]:
     return [*{job.id: job for job in wanted.values()}.values()]
 
 
-def _outcomes(work: Work, wanted: Mapping[tuple[int, int], Job]) -> Iterator[Finished]:
+def _outcomes(work: ReplayQueue, wanted: Mapping[tuple[int, int], Job]) -> Iterator[FinishedReplay]:
     """Give each step as it comes.
 
     Raises
@@ -194,32 +192,29 @@ def _outcomes(work: Work, wanted: Mapping[tuple[int, int], Job]) -> Iterator[Fin
 
 
 def _result(
-    setup: TraceSetup, ready: Replay, trials: list[Trial], found: Sequence[Outcome]
+    setup: TraceSetup, ready: Replay, trials: list[Trial], found: Sequence[PointOutcome]
 ) -> TraceResult | RefusedError:
     """Put steps together with what they were made from."""
-    steps: list[Step] = []
+    steps: list[StepResult] = []
     for number, one in zip(setup.steps, found, strict=True):
         if one.result is None:
             return RefusedError(f"step {number}: {one.refused}")
-        steps.append(Step(**one.result))
+        steps.append(StepResult(**one.result))
     balance = [one.mean_imbalance for one in steps]
     return TraceResult(
         run_id=setup.run_id,
         spec=setup.spec,
         **entered(setup.first, ready, trials),
         num_steps=setup.number,
-        layers=[
-            StepLayer(layer_index=link.layer_index, is_backward=link.is_backward)
-            for link in ready.links
-        ],
+        layers=[StepLayer(layer_index=link.layer_index, is_backward=link.is_backward) for link in ready.links],
         steps=steps,
         time=percentiles(np.array([round(one.makespan_us * PS_PER_US) for one in steps])),
-        imbalance=Imbalance(mean=sum(balance) / len(balance), max=max(balance)),
+        imbalance=StepImbalance(mean=sum(balance) / len(balance), max=max(balance)),
         estimate=_estimate(setup, steps),
     )
 
 
-def _estimate(setup: TraceSetup, steps: Sequence[Step]) -> SampledMean | None:
+def _estimate(setup: TraceSetup, steps: Sequence[StepResult]) -> SampledMean | None:
     if setup.sample is None:
         return None
     found = setup.sample.whole([one.makespan_us for one in steps])

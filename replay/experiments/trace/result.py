@@ -27,7 +27,7 @@ Time = Annotated[float, Field(ge=0, lt=MOST_US)]
 Balance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class Step(Strict):
+class StepResult(Strict):
     """Times of one step.
 
     Attributes
@@ -49,7 +49,7 @@ class Step(Strict):
     imbalance: list[Balance] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _is_possible(self) -> Step:
+    def _is_possible(self) -> StepResult:
         if len(self.layers_us) != len(self.imbalance):
             message = f"{len(self.layers_us)} layers have times, {len(self.imbalance)} an imbalance"
             raise ValueError(message)
@@ -64,7 +64,7 @@ class Step(Strict):
         return sum(self.imbalance) / len(self.imbalance)
 
 
-class Imbalance(Strict):
+class StepImbalance(Strict):
     """Rows of the busiest GPU over the mean, mean over the layers of a step: over the steps."""
 
     mean: float
@@ -127,9 +127,9 @@ class TraceResult(TracedResult):
     spec: TraceSpec
     num_steps: int
     layers: list[StepLayer] = Field(min_length=1)
-    steps: list[Step] = Field(min_length=1)
+    steps: list[StepResult] = Field(min_length=1)
     time: Percentiles
-    imbalance: Imbalance
+    imbalance: StepImbalance
     estimate: SampledMean | None = None
 
     @model_validator(mode="after")
@@ -148,15 +148,19 @@ class TraceResult(TracedResult):
     def _rows(self) -> list[dict[str, Any]]:
         """One for each step."""
         same = {
-            "scheme": self.scheme.name, "system": self.system.name, "placement": self.placement,
-        }  # fmt: skip
+            "scheme": self.scheme.name,
+            "system": self.system.name,
+            "placement": self.placement,
+        }
         return [
             {
-                **same, "step": one.step, "makespan_us": one.makespan_us,
+                **same,
+                "step": one.step,
+                "makespan_us": one.makespan_us,
                 "imbalance": one.mean_imbalance,
             }
             for one in self.steps
-        ]  # fmt: skip
+        ]
 
 
 class TraceComparison(TracedComparison[TraceResult]):
@@ -186,13 +190,9 @@ class TraceComparison(TracedComparison[TraceResult]):
         """
         named = zip(row_names(self.results, marked=False), self.results, strict=True)
         rivals = {
-            name: one
-            for name, one in named
-            if one.scheme.name not in UNREAL and not (is_built and one.scheme.lacking)
+            name: one for name, one in named if one.scheme.name not in UNREAL and not (is_built and one.scheme.lacking)
         }
         found: dict[str, list[int]] = {name: [] for name in rivals}
         for at, step in enumerate(self.results[0].steps if rivals else []):
-            found[min(rivals, key=lambda name: rivals[name].steps[at].makespan_us)].append(
-                step.step
-            )
+            found[min(rivals, key=lambda name: rivals[name].steps[at].makespan_us)].append(step.step)
         return found

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from replay.errors import check_kind
-from replay.experiments.base.experiment import NOTHING, Given
+from replay.experiments.base.experiment import NOTHING, SpecInputs
 from replay.experiments.base.identity import identity_of
 from replay.experiments.layer.normal_form import changed_options
 from replay.experiments.layer.setup import TracedSetup
@@ -50,7 +50,7 @@ class TraceSetup:
     given: Mapping[str, Any]
 
     @classmethod
-    def of(cls, spec: TraceSpec, given: Given[Self] = NOTHING) -> Self:
+    def of(cls, spec: TraceSpec, given: SpecInputs[Self] = NOTHING) -> Self:
         """Follow the references of a spec, and count the steps of its trace.
 
         Parameters
@@ -66,7 +66,7 @@ class TraceSetup:
         """
         check_kind("spec", spec, TraceSpec, "a TraceSpec")
         like = None if given.like is None else given.like.first
-        begin = TracedSetup.of(spec.of_step(0), Given(given.objects, like, given.allow_code))
+        begin = TracedSetup.of(spec.of_step(0), SpecInputs(given.objects, like, given.allow_code))
         number = steps_in(begin.trace, begin.first)
         steps, sample = chosen(spec.steps, number)
         ready = begin.setup

@@ -23,9 +23,7 @@ def tables(result: TraceResult | TraceComparison, *, details: bool) -> Group:
     """Times over the steps; with details also of the layers."""
     compared = beside(result, TraceComparison)
     more = [layers_table(compared)] if details else []
-    return tables_group(
-        heading(compared), [times_table(compared), *more], [*notes(compared), *outside(compared)]
-    )
+    return tables_group(heading(compared), [times_table(compared), *more], [*notes(compared), *outside(compared)])
 
 
 def heading(compared: TraceComparison) -> str:
@@ -110,8 +108,7 @@ def layers_table(compared: TraceComparison) -> Table:
     layers = compared.base.layers
     has_passes = any(one.is_backward for one in layers)
     places: list[tuple[Cell, ...]] = [
-        (one.layer_index, *(["backward" if one.is_backward else "forward"] if has_passes else []))
-        for one in layers
+        (one.layer_index, *(["backward" if one.is_backward else "forward"] if has_passes else [])) for one in layers
     ]
     rows: list[tuple[Cell, ...]] = [
         (*place, *row) for place, row in zip(places, zip(*means.values(), strict=True), strict=True)
@@ -138,20 +135,20 @@ def steps_table(compared: TraceComparison) -> Table:
     fastest = {step: name for name, steps in compared.wins().items() for step in steps}
     rows: list[tuple[Cell, ...]] = [
         (
-            step.step, step.mean_imbalance,
-            *(one.steps[at].makespan_us for one in named.values()), fastest.get(step.step),
+            step.step,
+            step.mean_imbalance,
+            *(one.steps[at].makespan_us for one in named.values()),
+            fastest.get(step.step),
         )
         for at, step in enumerate(compared.base.steps)
-    ]  # fmt: skip
+    ]
     columns = [
         Column("step", form="d"),
         Column("imbalance", form=".3f"),
         *(Column(name, "us", ",.1f") for name in named),
         Column("fastest"),
     ]
-    return Table(
-        "steps", "Every step: rows of the busiest GPU over the mean, and times", columns, rows
-    )
+    return Table("steps", "Every step: rows of the busiest GPU over the mean, and times", columns, rows)
 
 
 def notes(compared: TraceComparison) -> Iterator[str]:

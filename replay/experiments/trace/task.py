@@ -12,9 +12,9 @@ from hwmodel.units import PS_PER_US
 from replay.chains.step_times import step_times
 from replay.errors import UnreadableError, UserError
 from replay.experiments.base.identity import code_of, identity
-from replay.experiments.layer.setup import Setup, load_trace, set_up
+from replay.experiments.layer.setup import LayerSetup, load_trace, set_up
 from replay.experiments.layer.spec import RunSpec
-from replay.experiments.trace.result import Step
+from replay.experiments.trace.result import StepResult
 from replay.experiments.trace.spec import CODE
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class AskedStep:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedTrace:
     """The trace that a step is of: each process reads it once.
 
     Attributes
@@ -88,7 +88,7 @@ class StepTask:
         Everything that decides it, but for the trace.
     """
 
-    setup: Setup
+    setup: LayerSetup
 
     def at(self, asked: AskedStep) -> StepTask:
         """Take another step; all else is the same."""
@@ -101,9 +101,9 @@ class StepTask:
         return identity({"replay": self.setup.run_id, "code": code_of(CODE)})
 
     @property
-    def source(self) -> Recorded:
+    def source(self) -> RecordedTrace:
         """Its trace."""
-        return Recorded(self.setup.spec)
+        return RecordedTrace(self.setup.spec)
 
     @property
     def description(self) -> Mapping[str, Any]:
@@ -117,7 +117,7 @@ class StepTask:
         """SHA-256 of the file that the scheme is of, if it is of one."""
         return frozenset([self.setup.scheme.code] if self.setup.scheme.code else [])
 
-    def run(self, trace: RoutingTrace) -> Step:
+    def run(self, trace: RoutingTrace) -> StepResult:
         """Replay the step.
 
         Raises
@@ -128,7 +128,7 @@ class StepTask:
         settings, number = self.setup.chain_settings, self.setup.spec.step
         ready = self.setup.prepared(trace)
         found = step_times(ready, is_chain=settings.makes_chain(len(ready.links)))
-        return Step(
+        return StepResult(
             step=number,
             makespan_us=found.makespan_ps / PS_PER_US,
             layers_us=[one / PS_PER_US for one in found.layers_ps],
@@ -142,7 +142,10 @@ def make_task(asked: AskedStep, allow_code: AllowCode = False) -> StepTask:
     given = asked.given
     return StepTask(
         set_up(
-            asked.spec, trace_identity, given.get("system"), given.get("scheme"),
+            asked.spec,
+            trace_identity,
+            given.get("system"),
+            given.get("scheme"),
             allow_code=allow_code,
         )
-    )  # fmt: skip
+    )

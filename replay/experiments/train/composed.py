@@ -21,10 +21,11 @@ import numpy as np
 
 from replay.chains.jitter import Jitter
 from replay.engine import NULL_RESOURCE, GraphBuilder, Timeline, schedule
-from replay.experiments.train.schedules.base import Schedule, Shape
+from replay.experiments.train.schedules.base import Schedule, ScheduleShape
 from replay.experiments.train.strides import PASSES, Strides
 from replay.measure.activity import Activity
-from replay.steps.times import Cause, Ints, StepTimes
+from replay.model.arrays import Ints, Picoseconds
+from replay.steps.times import Cause, StepParts
 
 Spent = Literal[
     "attention",
@@ -51,7 +52,7 @@ _MEET, _HOP, _SYNCHRONISE, _UPDATE = range(2 * len(PASSES), len(KINDS))
 
 
 @dataclass(frozen=True, eq=False)
-class Composed:
+class StepComposition:
     """A step.
 
     Attributes
@@ -76,7 +77,7 @@ class Composed:
     timeline: Timeline
     is_paired: bool
 
-    def longer(self, host_ps: int) -> Composed:
+    def longer(self, host_ps: int) -> StepComposition:
         """Let every GPU wait for its host for so long besides, at the end."""
         spent = {**self.spent, "host": self.spent["host"] + host_ps}
         return dataclasses.replace(self, step_ps=self.step_ps + host_ps, spent=spent)
@@ -84,11 +85,11 @@ class Composed:
 
 def compose(
     order: Schedule,
-    shape: Shape,
-    times: StepTimes,
+    shape: ScheduleShape,
+    times: StepParts,
     chunks: Sequence[range],
     jitter: Jitter | None = None,
-) -> Composed:
+) -> StepComposition:
     """Compose a step.
 
     Parameters
@@ -117,9 +118,7 @@ def compose(
 class _Composition:
     """Tasks of a step, in arrays by stride and rank."""
 
-    def __init__(
-        self, laid: Strides, shape: Shape, times: StepTimes, jitter: Jitter | None
-    ) -> None:
+    def __init__(self, laid: Strides, shape: ScheduleShape, times: StepParts, jitter: Jitter | None) -> None:
         self.laid, self.shape, self.times = laid, shape, times
         self.stage = np.array([one.stage for one in laid.strides], np.int64)
         self.timed = np.array([one.timed for one in laid.strides], np.int64)
@@ -156,9 +155,7 @@ class _Composition:
 
     def _build(self) -> None:
         self.graph = GraphBuilder(KINDS)
-        self.compute, port, reducing = (
-            self._resources(name) for name in ("compute", "port", "gradients")
-        )
+        self.compute, port, reducing = (self._resources(name) for name in ("compute", "port", "gradients"))
         strides = len(self.laid.strides)
         name = np.array([PASSES.index(one.name) for one in self.laid.strides])
         tag = np.array([one.micro_batch for one in self.laid.strides])
@@ -169,10 +166,13 @@ class _Composition:
         if together.size:
             self.graph.edges(self.own[together].ravel(), np.repeat(meeting, self.grid[1]))
             self.done[together] = self._add(
-                together, self.compute, self.met_ps[together],
-                kind=name[together] + len(PASSES), tag=tag[together],
+                together,
+                self.compute,
+                self.met_ps[together],
+                kind=name[together] + len(PASSES),
+                tag=tag[together],
                 after=np.repeat(meeting, self.grid[1]),
-            )  # fmt: skip
+            )
         in_turn = np.flatnonzero(self.stage[1:] == self.stage[:-1])
         self.graph.edges(self.done[in_turn].ravel(), self.own[in_turn + 1].ravel())
         self._add_waits(port)
@@ -182,18 +182,22 @@ class _Composition:
         """(stage, rank): one of each GPU."""
         stages, ranks = self.grid
         found = [
-            self.graph.resource(
-                f"stage{stage}.gpu{rank}.{group}", group, owner=stage * ranks + rank
-            )
+            self.graph.resource(f"stage{stage}.gpu{rank}.{group}", group, owner=stage * ranks + rank)
             for stage in range(stages)
             for rank in range(ranks)
         ]
         return np.array(found, np.int64).reshape(self.grid)
 
     def _add(
-        self, which: Ints, resources: Ints, duration_ps: Ints, *, kind: Ints, tag: Ints,
+        self,
+        which: Ints,
+        resources: Ints,
+        duration_ps: Picoseconds,
+        *,
+        kind: Ints,
+        tag: Ints,
         after: Ints | None = None,
-    ) -> Ints:  # fmt: skip
+    ) -> Ints:
         """Tasks (stride, rank) of some strides."""
         stage, ranks = self.stage[which], self.grid[1]
         return self.graph.add(
@@ -261,7 +265,7 @@ class _Composition:
 
     # ---- result ----------------------------------------------------------------------------------
 
-    def result(self) -> Composed:
+    def result(self) -> StepComposition:
         """Schedule, and share the step out."""
         timeline = schedule(self.graph.build())
         start, end = timeline.start_ps, timeline.end_ps
@@ -279,7 +283,7 @@ class _Composition:
         is_paired = any(one.name == "beside" for one in self.laid.strides)
         in_order = {name: spent[name] for name in SPENT}
         activity = self._activity(spent, meeting, end - start)
-        return Composed(step_ps, in_order, activity, timeline, is_paired)
+        return StepComposition(step_ps, in_order, activity, timeline, is_paired)
 
     @functools.cached_property
     def _times_made(self) -> Ints:
@@ -304,8 +308,7 @@ class _Composition:
         hidden = summing - spent["synchronise"]
         apart = [one.activity for one in self.laid.timed]
         computing, communicating, both, streaming = (
-            self._times_made
-            @ np.stack([np.broadcast_to(getattr(one, what), self.grid[1]) for one in apart])
+            self._times_made @ np.stack([np.broadcast_to(getattr(one, what), self.grid[1]) for one in apart])
             for what in ("computing", "communicating", "both", "streaming")
         )
         # Whoever comes first waits in the kernel that others have not launched: of an exchange, or
@@ -330,9 +333,7 @@ class _Composition:
             spent[cause] = self._times_made @ of_part
         return spent
 
-    def _share_out_end(
-        self, spent: dict[Spent, Ints], start: Ints, end: Ints, step_ps: int
-    ) -> None:
+    def _share_out_end(self, spent: dict[Spent, Ints], start: Ints, end: Ints, step_ps: int) -> None:
         """Share out the time after each GPU's last stride."""
         last = np.searchsorted(self.stage, np.arange(self.shape.stages), side="right") - 1
         over = end[self.done[last]]

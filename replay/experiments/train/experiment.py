@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from replay.experiments.base.experiment import NOTHING, Given, Older, Report, Watch, Words
+from replay.experiments.base.experiment import NOTHING, Older, ReplayWatcher, Report, SpecInputs, Words
 from replay.experiments.base.schemed import SchemeExperiment
 from replay.experiments.train.result import TrainComparison, TrainResult, result_of_old
 from replay.experiments.train.spec import CODE, TrainSpec
@@ -45,12 +45,12 @@ class Train(SchemeExperiment[TrainSpec, "SchemedStep", TrainResult, TrainCompari
 
     def usual_schemes(self, shared: TrainSpec, given: Mapping[str, Any]) -> Sequence[str]:
         """All that the system supports."""
-        from replay.experiments.train.setup import Setup
+        from replay.experiments.train.setup import TrainingSetup
         from replay.schemes.registry import supported
 
-        return supported(Setup.of(shared, given.get("model")).system)
+        return supported(TrainingSetup.of(shared, given.get("model")).system)
 
-    def setup(self, spec: TrainSpec, given: Given[SchemedStep] = NOTHING) -> SchemedStep:
+    def setup(self, spec: TrainSpec, given: SpecInputs[SchemedStep] = NOTHING) -> SchemedStep:
         """A shape may be given as ``model``; steps share what schemes do not decide."""
         from replay.experiments.train.setup import SchemedStep
 
@@ -74,9 +74,7 @@ class Train(SchemeExperiment[TrainSpec, "SchemedStep", TrainResult, TrainCompari
         from replay.experiments.base.estimate import LONG_SECONDS, duration_text
         from replay.experiments.train.clock import most_replays
 
-        super().check_fit(
-            setups, max_memory, report, jobs=jobs, replays=replays, is_observed=is_observed
-        )
+        super().check_fit(setups, max_memory, report, jobs=jobs, replays=replays, is_observed=is_observed)
         rows = [setup.step.replays.rows for setup in setups.values()]
         seconds = SECONDS_PER_ROW * sum(rows) * replays / jobs
         most = max((most_replays(setup.step) for setup in setups.values()), default=1)
@@ -97,7 +95,7 @@ class Train(SchemeExperiment[TrainSpec, "SchemedStep", TrainResult, TrainCompari
         """As many GPUs as the plan has."""
         return setup.step.system
 
-    def replay(self, setup: SchemedStep, watch: Watch) -> TrainResult:
+    def replay(self, setup: SchemedStep, watch: ReplayWatcher) -> TrainResult:
         """An observer is called with the schedule of the step."""
         from replay.experiments.train.replay import carry_out
 

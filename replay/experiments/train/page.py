@@ -14,7 +14,7 @@ from replay.report.provenance import preset
 from replay.report.tables import GB
 from replay.report.words import schemes_text
 from replay.schemes import supported
-from tracegen.shared.display.content import Bars, Heat, Page, Part, Section
+from tracegen.shared.display.content import BarPart, Bars, Heat, Page, Section
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -118,9 +118,7 @@ def cause_bars(results: Sequence[TrainResult]) -> Bars:
         name="step",
         title=f"Step by cause, mean over the GPUs, {unit}",
         labels=labels(results),
-        parts=parts_of(
-            spent, hatched=NOTHING_COMPUTED, names=CAUSES, per=unit_us, keeps_empty=True
-        ),
+        parts=parts_of(spent, hatched=NOTHING_COMPUTED, names=CAUSES, per=unit_us, keeps_empty=True),
         unit=unit,
         says="Hatched: nothing of the model is computed.",
     )
@@ -133,7 +131,7 @@ def speed_up_bars(compared: TrainComparison) -> Bars:
         name="speed-up",
         title=f"Steps while {compared.baseline} makes one",
         labels=labels(results),
-        parts=[Part("steps", [compared.speed_up(one.name) for one in results])],
+        parts=[BarPart("steps", [compared.speed_up(one.name) for one in results])],
         unit="",
         marks=[1.0] * len(results),
         mark_name=compared.baseline,
@@ -147,9 +145,7 @@ def stage_bars(result: TrainResult) -> Bars:
         name="stages",
         title=f"{label(result)}: step by stage, {unit}",
         labels=[f"stage {stage}" for stage in range(len(spent))],
-        parts=parts_of(
-            spent, hatched=NOTHING_COMPUTED, names=CAUSES, per=unit_us, keeps_empty=True
-        ),
+        parts=parts_of(spent, hatched=NOTHING_COMPUTED, names=CAUSES, per=unit_us, keeps_empty=True),
         unit=unit,
     )
 

@@ -73,9 +73,7 @@ def read(text: str) -> Collections | None:
         each, steps = float(numbers[0]), int(numbers[1]) if len(numbers) == 2 else 0
     except (ValueError, IndexError):
         each, steps = math.nan, 0
-    if kind not in ("manual", "automatic") or not (
-        0 < each <= MOST_MS and 1 <= steps <= MOST_STEPS
-    ):
+    if kind not in ("manual", "automatic") or not (0 < each <= MOST_MS and 1 <= steps <= MOST_STEPS):
         message = (
             f"collections {shown(text)}: possible are off, manual:MS:STEPS and automatic:MS:STEPS, "
             "milliseconds of one, above 0, and steps from one to the next"

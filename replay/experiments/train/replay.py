@@ -16,9 +16,9 @@ from replay.experiments.train.result import Efficiency, TrainResult
 from replay.steps.parameters import flop_per_token
 
 if TYPE_CHECKING:
-    from replay.experiments.base.experiment import Watch
-    from replay.experiments.train.composed import Composed
-    from replay.experiments.train.setup import SchemedStep, Setup
+    from replay.experiments.base.experiment import ReplayWatcher
+    from replay.experiments.train.composed import StepComposition
+    from replay.experiments.train.setup import SchemedStep, TrainingSetup
     from replay.schemes import Scheme
     from replay.steps.replays import StepReplays
 
@@ -26,13 +26,13 @@ MOE = ("experts", "exchange", "peers")
 """What a step would not spend on a model without experts."""
 
 
-def carry_out(ready: SchemedStep, watch: Watch) -> TrainResult:
+def carry_out(ready: SchemedStep, watch: ReplayWatcher) -> TrainResult:
     """Make the step that was set up; an observer is called with its schedule."""
     setup, scheme = ready.step, ready.scheme
     spec = setup.spec
     jitter = read(spec.jitter, spec.jitter_seed)
 
-    def make(replays: StepReplays) -> Composed:
+    def make(replays: StepReplays) -> StepComposition:
         # At another clock the same is replayed again, which nobody was told of before.
         times = replays.under(scheme, watch.progress if replays is setup.replays else lambda: None)
         return compose(setup.schedule, setup.pipeline, times, setup.chunks, jitter)
@@ -75,7 +75,7 @@ def carry_out(ready: SchemedStep, watch: Watch) -> TrainResult:
     )
 
 
-def facts(setup: Setup, scheme: Scheme) -> dict[str, Any]:
+def facts(setup: TrainingSetup, scheme: Scheme) -> dict[str, Any]:
     """Facts of the replays behind times; of a stack also whether its list knows the scheme."""
     found, stack = setup.replays.facts, setup.replays.stack
     if stack is not None:
@@ -83,7 +83,7 @@ def facts(setup: Setup, scheme: Scheme) -> dict[str, Any]:
     return found
 
 
-def efficiency(setup: Setup, step: Composed) -> Efficiency:
+def efficiency(setup: TrainingSetup, step: StepComposition) -> Efficiency:
     """Throughput of a step: tokens per second, and the share of the peak that the model uses."""
     plan, sequence = setup.plan, setup.sequence
     flop = flop_per_token(setup.shape, sequence, mtp=plan.mtp)
@@ -101,7 +101,7 @@ def efficiency(setup: Setup, step: Composed) -> Efficiency:
     )
 
 
-def _share(step: Composed, *causes: str) -> float:
+def _share(step: StepComposition, *causes: str) -> float:
     """Share of the step, mean over all GPUs, that some causes take."""
     taken = [float(of.mean()) for name, of in step.spent.items() if name in causes]
     return sum(taken) / step.step_ps

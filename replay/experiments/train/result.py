@@ -105,10 +105,20 @@ class TrainResult(TimedResult):
         What level one replayed, and what it left out.
     """
 
-    ENTERED = frozenset({
-        "model", "plan", "schedule", "precision", "recipe", "is_paired", "num_gpus", "peers",
-        "sequence", "tokens_per_step",
-    })  # fmt: skip
+    ENTERED = frozenset(
+        {
+            "model",
+            "plan",
+            "schedule",
+            "precision",
+            "recipe",
+            "is_paired",
+            "num_gpus",
+            "peers",
+            "sequence",
+            "tokens_per_step",
+        }
+    )
 
     format: Literal["moereplay-train/2"] = "moereplay-train/2"
     spec: TrainSpec

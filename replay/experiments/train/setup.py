@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Self
 
 from replay.chains.layer_stacks import launched_by
 from replay.errors import UserError
-from replay.experiments.base.experiment import NOTHING, Given
+from replay.experiments.base.experiment import NOTHING, SpecInputs
 from replay.experiments.base.identity import identity_of, model_by_value, scheme_by_value
 from replay.experiments.base.spec import DEFAULT_SYSTEM
 from replay.experiments.train.schedules import registry
-from replay.experiments.train.schedules.base import Shape
+from replay.experiments.train.schedules.base import ScheduleShape
 from replay.experiments.train.spec import CODE, TrainSpec
 from replay.model.work.placement import identify
 from replay.model.work.precision import Precision
@@ -46,7 +46,7 @@ DEFAULT_MODEL, DEFAULT_SCHEDULE, DEFAULT_SEQUENCE = "deepseek-v3", "1f1b", 4096
 
 
 @dataclass(frozen=True, eq=False)
-class Setup:
+class TrainingSetup:
     """A spec with what its references lead to; nothing is replayed yet.
 
     Attributes
@@ -68,7 +68,7 @@ class Setup:
     system: System
     plan: ParallelPlan
     schedule: Schedule
-    pipeline: Shape
+    pipeline: ScheduleShape
     chunks: list[range]
     sequence: int
     precision: Precision
@@ -104,7 +104,7 @@ class Setup:
         system = _system(spec, plan, named.system or DEFAULT_SYSTEM)
         schedule = registry.find(spec.schedule or named.schedule or DEFAULT_SCHEDULE)
         sequence = spec.sequence or named.sequence or DEFAULT_SEQUENCE
-        pipeline = Shape.of(plan)
+        pipeline = ScheduleShape.of(plan)
         schedule.check(pipeline)
         check(plan, shape, system, sequence)
         _check_size(plan, shape)
@@ -115,9 +115,7 @@ class Setup:
         stack = None
         has_stack = spec.stack is not None and not is_bare(spec.stack)
         if spec.host_spread and not has_stack:
-            message = (
-                f"--host-spread {spec.host_spread:g}: hosts under a stack spread; give --stack"
-            )
+            message = f"--host-spread {spec.host_spread:g}: hosts under a stack spread; give --stack"
             raise UserError(message)
         if has_stack:
             assert spec.stack is not None
@@ -125,17 +123,40 @@ class Setup:
             facts = {**step, **facts_of_place(system, plan.ep)}
             stack = Stack.of(spec.stack, system, facts)
         replays = StepReplays(
-            shape, system, plan,
-            sequence=sequence, precision=precision.name, trace=trace, routing=routing,
-            layers=spec.layers_sampled, samples=spec.samples, sample_nodes=spec.sample_nodes,
-            splits_backward=schedule.splits_backward, beside=schedule.beside, seed=spec.seed,
+            shape,
+            system,
+            plan,
+            sequence=sequence,
+            precision=precision.name,
+            trace=trace,
+            routing=routing,
+            layers=spec.layers_sampled,
+            samples=spec.samples,
+            sample_nodes=spec.sample_nodes,
+            splits_backward=schedule.splits_backward,
+            beside=schedule.beside,
+            seed=spec.seed,
             placement=spec.placement,
-            stack=stack, host_spread=spec.host_spread, dispatch_rows=spec.dispatch_rows,
-        )  # fmt: skip
+            stack=stack,
+            host_spread=spec.host_spread,
+            dispatch_rows=spec.dispatch_rows,
+        )
         return cls(
-            spec, shape, system, plan, schedule, pipeline, chunks_of(shape, plan), sequence,
-            precision, recipe, memory, trace, routing, replays,
-        )  # fmt: skip
+            spec,
+            shape,
+            system,
+            plan,
+            schedule,
+            pipeline,
+            chunks_of(shape, plan),
+            sequence,
+            precision,
+            recipe,
+            memory,
+            trace,
+            routing,
+            replays,
+        )
 
     def run_id(self, scheme: Scheme) -> str:
         """Identity of the step under a scheme: of everything that decides its result."""
@@ -169,11 +190,11 @@ class Setup:
 class SchemedStep:
     """A step that was set up, and the scheme with its options."""
 
-    step: Setup
+    step: TrainingSetup
     scheme: Scheme
 
     @classmethod
-    def of(cls, spec: TrainSpec, given: Given[Self] = NOTHING) -> Self:
+    def of(cls, spec: TrainSpec, given: SpecInputs[Self] = NOTHING) -> Self:
         """Follow the references of a spec; steps share what schemes do not decide.
 
         Parameters
@@ -189,7 +210,7 @@ class SchemedStep:
         found = find(spec.scheme, allow_code=given.allow_code).with_options(spec.options)
         scheme = launched_by(found, spec.stack, spec.options, in_pairs=False)
         if given.like is None:
-            return cls(Setup.of(spec, given.objects.get("model")), scheme)
+            return cls(TrainingSetup.of(spec, given.objects.get("model")), scheme)
         return cls(dataclasses.replace(given.like.step, spec=spec), scheme)
 
     @property

@@ -101,16 +101,10 @@ class TrainSpec(Spec):
     )
     trace: str | None = TRACE
     routing: str = ROUTING
-    samples: int = Field(
-        1, ge=1, le=1000, description="Drawn routings that micro-batches take in turn."
-    )
-    layers_sampled: int = Field(
-        2, ge=1, le=1000, description="MoE layers replayed of each; the others are like these."
-    )
+    samples: int = Field(1, ge=1, le=1000, description="Drawn routings that micro-batches take in turn.")
+    layers_sampled: int = Field(2, ge=1, le=1000, description="MoE layers replayed of each; the others are like these.")
     sample_nodes: Count | None = SAMPLE_NODES
-    placement: str = Field(
-        "contiguous", description="Experts of each GPU, as of `moereplay compare`."
-    )
+    placement: str = Field("contiguous", description="Experts of each GPU, as of `moereplay compare`.")
     seed: int = Field(0, ge=0, le=MOST, description="What routing is drawn from.")
     jitter: Annotated[str, AfterValidator(normal_form)] = Field(
         "off",

@@ -7,8 +7,8 @@ from itertools import zip_longest
 from typing import Literal, NamedTuple
 
 from replay.errors import RefusedError
-from replay.experiments.train.schedules.base import Op, Schedule, Shape, Slot
-from replay.steps.times import PassTimes, StepTimes, Timed
+from replay.experiments.train.schedules.base import Op, Schedule, ScheduleShape, Slot
+from replay.steps.times import PassTime, PassTimes, StepParts
 
 Pass = Literal["forward", "backward", "inputs", "weights", "beside"]
 
@@ -71,14 +71,12 @@ class Strides:
         put off and a layer's cannot.
     """
 
-    def __init__(
-        self, schedule: Schedule, shape: Shape, times: StepTimes, chunks: Sequence[range]
-    ) -> None:
+    def __init__(self, schedule: Schedule, shape: ScheduleShape, times: StepParts, chunks: Sequence[range]) -> None:
         schedule.check(shape)
         self.times, self.chunks = times, chunks
         self.num_layers = len(times.layers[0])
         self.strides: list[Stride] = []
-        self.timed: list[Timed] = []
+        self.timed: list[PassTime] = []
         self.last: dict[tuple[int, int], int] = {}
         self._rows: dict[tuple[int, int, Pass], int] = {}
         self._slots: dict[Op, tuple[int, int]] = {}  # first and last stride of each pass's slot

@@ -65,9 +65,7 @@ def tables(result: TrainResult | TrainComparison, *, details: bool) -> Group:
 def heading(result: TrainResult) -> str:
     """Heading that names the replay."""
     plan = result.plan
-    sizes = ", ".join(
-        f"{name} {plan[name]}" for name in ("tp", "cp", "pp", "vpp", "dp", "ep") if plan[name] != 1
-    )
+    sizes = ", ".join(f"{name} {plan[name]}" for name in ("tp", "cp", "pp", "vpp", "dp", "ep") if plan[name] != 1)
     count = plan["micro_batches"]
     batches = "micro-batch" if count == 1 else "micro-batches"
     batch = f"{count} {batches} of {plan['micro_batch']} x {result.sequence:,}"
@@ -120,8 +118,7 @@ def causes_table(results: Sequence[TrainResult]) -> Table:
     """Step by cause, mean over GPUs, in the order of the results."""
     (unit, unit_us), form, columns = unit_of(results), _form(results), causes_of(results)
     rows = [
-        (label(one), [time / unit_us for time in (one.step_us, *spent_us(one, columns).values())])
-        for one in results
+        (label(one), [time / unit_us for time in (one.step_us, *spent_us(one, columns).values())]) for one in results
     ]
     heads = [Column("step", unit, form), *_cause_columns(columns, unit, form)]
     return named_table("causes", "Step by cause, mean over GPUs", heads, rows)
@@ -212,8 +209,7 @@ def memory_table(result: TrainResult) -> Table:
         Column("all", "GB", ".2f"),
     ]
     rows = [
-        [stage, *(one[part] / GB for part in parts), sum(one.values()) / GB]
-        for stage, one in enumerate(result.memory)
+        [stage, *(one[part] / GB for part in parts), sum(one.values()) / GB] for stage, one in enumerate(result.memory)
     ]
     return Table("memory", f"Memory of a GPU of each stage, {result.recipe}", columns, rows)
 
@@ -239,9 +235,7 @@ def notes(compared: TrainComparison) -> Iterator[str]:
         pace = f", each at its own pace (spread {spread:g})" if spread else ""
         yield f"Kernels are launched by hosts of {result.spec.stack}{pace}."
         stacks = [(one, one.replayed.get("stack")) for one in compared.results]
-        if strange := [
-            label(one) for one, of in stacks if isinstance(of, dict) and of.get("knows") is False
-        ]:
+        if strange := [label(one) for one, of in stacks if isinstance(of, dict) and of.get("knows") is False]:
             yield (
                 f"Not in the list of {result.spec.stack}, so that kernels for rows are calls of "
                 f"an extension: {', '.join(strange)}."
@@ -249,8 +243,7 @@ def notes(compared: TrainComparison) -> Iterator[str]:
     for one in compared.results:
         if one.clock is not None:
             yield (
-                f"{label(one)}: GPUs at {one.clock.GHz:g} GHz draw {one.clock.W:,.0f} of "
-                f"{one.clock.limit_W:,.0f} W."
+                f"{label(one)}: GPUs at {one.clock.GHz:g} GHz draw {one.clock.W:,.0f} of {one.clock.limit_W:,.0f} W."
             )
     if left_out := _list(facts["left_out"]):
         yield f"No time is charged for: {', '.join(map(str, left_out))}."

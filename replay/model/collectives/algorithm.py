@@ -15,8 +15,9 @@ from replay.errors import UserError, unknown
 from replay.model.machine.kinds import DISPATCH
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Ints, Tasks
     from replay.model.machine.kinds import PhaseKinds
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.machine.sms import Split
 
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce"]
@@ -124,12 +125,12 @@ class Algorithm:
         kinds: PhaseKinds,
         collective: Collective,
         nbytes: int,
-        begun: Ints,
+        begun: Tasks,
         *,
         blocks: int | None = None,
         payload: bool = False,
         beside: Split | None = None,
-    ) -> Ints:
+    ) -> Tasks:
         """Add the tasks of one kernel: (rank,) the last task of every rank.
 
         Parameters
@@ -183,9 +184,7 @@ class Algorithm:
             message = f"{who}: {blocks} thread blocks; possible: 1 to {machine.sms.count}, "
             raise UserError(f"{message}one an SM")
 
-    def way(
-        self, machine: Machine, collective: Collective, nbytes: int, blocks: int | None = None
-    ) -> Way:
+    def way(self, machine: Machine, collective: Collective, nbytes: int, blocks: int | None = None) -> Way:
         """The way that is taken, such as ``"ring LL128"``, where `blocks` are asked for or none."""
         return _quickest(self.ways(CollectiveCall(machine, DISPATCH, collective, nbytes, blocks)))
 

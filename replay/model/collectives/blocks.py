@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Ints, Ranks, Tasks
     from replay.model.machine.kinds import Kind, PhaseKinds
-    from replay.model.machine.machine import Ints, IntsLike, Machine
+    from replay.model.machine.machine import IntsLike, Machine
     from replay.model.machine.sms import Split
     from replay.model.machine.times import Time
 
@@ -28,7 +29,7 @@ def held_by(collective: str) -> str:
     return f"{HELD}: {collective}"
 
 
-class Fed(NamedTuple):
+class PipelinedKernel(NamedTuple):
     """A kernel whose chunks another one makes or takes meanwhile.
 
     Attributes
@@ -79,7 +80,7 @@ class KernelBlocks:
         """Tell whether no other kernel runs at the same time."""
         return self._beside is None
 
-    def begin(self, begun: Ints) -> Ints:
+    def begin(self, begun: Tasks) -> Tasks:
         """Take the SMs, once they are free: (rank,) tasks at which the kernel has them."""
         if self._beside is None:
             return begun
@@ -87,7 +88,7 @@ class KernelBlocks:
         self._claims = self._machine.mark(self._machine.ranks, begun)
         return self._claims
 
-    def end(self, done: Ints) -> Ints:
+    def end(self, done: Ints) -> Tasks:
         """Give the SMs back: (rank,) last tasks."""
         if self._beside is None:
             return done
@@ -101,10 +102,10 @@ class KernelBlocks:
         self,
         kind: Kind,
         time: Time,
-        *after: Ints,
-        rank: Ints | None = None,
+        *after: Tasks,
+        rank: Ranks | None = None,
         blocks: IntsLike | None = None,
-    ) -> Ints:
+    ) -> Tasks:
         """Do the same in all blocks of a rank at once: (task,) tasks, one per rank without `rank`.
 
         Parameters
@@ -123,16 +124,14 @@ class KernelBlocks:
             self._wait(after[1:], done)
             return done
         each = np.repeat(of, count)
-        busy = machine.serve(
-            self._sms[each], time, kind=kind, rank=each, after=np.repeat(after[0], count)
-        )
+        busy = machine.serve(self._sms[each], time, kind=kind, rank=each, after=np.repeat(after[0], count))
         for tasks in after[1:]:
             machine.order(np.repeat(tasks, count), busy)
         done = machine.mark(of)
         machine.order(busy, np.repeat(done, count))
         return done
 
-    def touch(self, nbytes: IntsLike, *after: Ints, rank: Ints | None = None) -> Ints | None:
+    def touch(self, nbytes: IntsLike, *after: Tasks, rank: Ranks | None = None) -> Tasks | None:
         """Read and write device memory beside others: (task,) tasks, none of a kernel alone.
 
         Parameters
@@ -150,7 +149,7 @@ class KernelBlocks:
         self._wait(after[1:], done)
         return done
 
-    def both(self, one: Ints, other: Ints | None, rank: Ints | None = None) -> Ints:
+    def both(self, one: Ints, other: Ints | None, rank: Ranks | None = None) -> Tasks:
         """Wait for two things: (task,) tasks."""
         if other is None:
             return one
@@ -158,6 +157,6 @@ class KernelBlocks:
         self._wait((other,), met)
         return met
 
-    def _wait(self, earlier: tuple[Ints, ...], tasks: Ints) -> None:
+    def _wait(self, earlier: tuple[Ints, ...], tasks: Tasks) -> None:
         for each in earlier:
             self._machine.order(each, tasks)

@@ -4,7 +4,7 @@ A rank waits for a chunk from the one before, copies it to where it is wanted or
 and stores it to the next; chunks follow one another, so that all ranks are busy once the first has
 come through. Both exist as rings alone. The protocol is that which the formula says is quickest.
 Memory is charged where chunks come out of a FIFO, as for sends and receives: read and written by a
-copy; read beside the own summand on the way of a sum, which the root writes.
+copy; read beside its own summand on the way of a sum, which the root writes.
 
 Sources: NVIDIA/nccl ``src/device/broadcast.h`` and ``reduce.h`` (the order of ranks),
 ``src/include/collectives.h`` (chunks of one of the 8 steps of a buffer), ``src/include/device.h``
@@ -30,8 +30,9 @@ from replay.model.machine.times import Time
 
 if TYPE_CHECKING:
     from hwmodel.nccl import Protocol
+    from replay.model.arrays import Ints, Tasks
     from replay.model.machine.kinds import PhaseKinds
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
 
 Chain = Literal["broadcast", "reduce"]
 
@@ -42,10 +43,10 @@ def run(
     chain: Chain,
     nbytes: int,
     root: int,
-    begun: Ints,
+    begun: Tasks,
     *,
     channels: int = 0,
-) -> Ints:
+) -> Tasks:
     """Run a broadcast or a reduce: (rank,) the last task of every rank.
 
     Parameters
@@ -61,9 +62,7 @@ def run(
     """
     most = most_channels(machine)
     used = max(1, min(channels or most, most, nbytes // LEAST_BYTES))
-    protocol = min(
-        machine.system.nccl.protocols, key=lambda one: _estimate_ps(machine, one, nbytes, used)
-    )
+    protocol = min(machine.system.nccl.protocols, key=lambda one: _estimate_ps(machine, one, nbytes, used))
     started = machine.delay(kinds.sync, Time(protocol.start_ps), begun)
     chunks = _chunks(nbytes, protocol, used)
     passing, copying = block_times(machine, protocol, int(chunks[0]), used)

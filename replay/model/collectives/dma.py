@@ -16,22 +16,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.model.collectives.pair_rules import PIECE_BYTES, Parcels, cut
-from replay.model.collectives.point_to_point import Exchanged
+from replay.model.collectives.point_to_point import ExchangeTasks
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Bytes, Ints, Tasks
     from replay.model.machine.kinds import PhaseKinds
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
 
 
-def all_to_all(
-    machine: Machine, kinds: PhaseKinds, nbytes: Ints, begun: Ints, *, payload: bool
-) -> Exchanged:
+def all_to_all(machine: Machine, kinds: PhaseKinds, nbytes: Bytes, begun: Tasks, *, payload: bool) -> ExchangeTasks:
     """Send to, and receive from, every peer at once.
 
     Parameters
     ----------
     nbytes
-        (source, destination): bytes that go from rank to rank; of the own rank, what is copied.
+        (source, destination): bytes that go from rank to rank; of its own rank, what is copied.
     begun
         (rank,): when each rank may send, and its buffers are free.
     payload
@@ -45,9 +44,14 @@ def all_to_all(
     lane, each = parcels.lane_of_piece, parcels.piece_bytes
     rows = each if payload else 0 * each
     sent, landed = machine.transfers.store(
-        kinds, src[lane], dst[lane], rows, ready[lane],
-        meta_bytes=each - rows, engine="copy_engine",
-    )  # fmt: skip
+        kinds,
+        src[lane],
+        dst[lane],
+        rows,
+        ready[lane],
+        meta_bytes=each - rows,
+        engine="copy_engine",
+    )
     known = machine.delay(kinds.sync, flag, ready, dst)
     machine.order(landed, known[lane])
     whole = parcels.chunk_bytes
@@ -62,7 +66,7 @@ def all_to_all(
     )
     begins = begun.copy()
     begins[own] = copied
-    return Exchanged(done, begins, sent, parcels)
+    return ExchangeTasks(done, begins, sent, parcels)
 
 
 def _parcels(away: Ints) -> Parcels:

@@ -23,9 +23,9 @@ from replay.model.collectives.blocks import KernelBlocks
 from replay.model.collectives.ring_chunks import share_of
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Bytes, Ints, Ranks, Tasks
     from replay.model.collectives.algorithm import CollectiveCall
     from replay.model.machine.kinds import Kind
-    from replay.model.machine.machine import Ints
     from replay.model.machine.times import Time
 
 Stored = Literal["nothing", "each", "multicast"]
@@ -116,9 +116,9 @@ class Items(NamedTuple):
         (item,): tasks behind which they begin.
     """
 
-    rank: Ints
-    nbytes: Ints
-    after: Ints
+    rank: Ranks
+    nbytes: Bytes
+    after: Tasks
 
 
 @dataclass(frozen=True)
@@ -152,11 +152,11 @@ class BlockWork:
     trips: int = 1
 
 
-class Walked(NamedTuple):
+class WalkTasks(NamedTuple):
     """Tasks of a walk: (rank,) the last task of a rank's blocks; (rank,) all its data arrived."""
 
     left: Ints
-    arrived: Ints
+    arrived: Tasks
 
 
 class Kernel:
@@ -184,12 +184,12 @@ class Kernel:
         """Bytes of the block that has most."""
         return -(-self.nbytes // self._used)
 
-    def begin(self, begun: Ints) -> Ints:
+    def begin(self, begun: Tasks) -> Tasks:
         """Take the SMs, and meet where the library does: (rank,) tasks."""
         started = self._blocks.begin(begun)
         return self.meet(started) if self._style.meets_before else started
 
-    def meet(self, after: Ints, stored: Stored = "nothing") -> Ints:
+    def meet(self, after: Tasks, stored: Stored = "nothing") -> Tasks:
         """All ranks meet: (rank,) tasks.
 
         Parameters
@@ -199,20 +199,22 @@ class Kernel:
             acknowledged.
         """
         return self.machine.sync.barrier(
-            self.kinds, after,
-            behind_stores=stored != "nothing", behind_multicast=stored == "multicast",
-        )  # fmt: skip
+            self.kinds,
+            after,
+            behind_stores=stored != "nothing",
+            behind_multicast=stored == "multicast",
+        )
 
-    def end(self, walked: Walked, stored: Stored = "nothing") -> Ints:
+    def end(self, walked: WalkTasks, stored: Stored = "nothing") -> Tasks:
         """Meet where the library does, and give the SMs back: (rank,) last tasks; see `meet`."""
         ended = self.machine.gather(walked.arrived, self.machine.ranks, walked.left)
         return self.give_back(self.meet(ended, stored) if self._style.meets_after else ended)
 
-    def give_back(self, ended: Ints) -> Ints:
+    def give_back(self, ended: Tasks) -> Tasks:
         """Give the SMs back: (rank,) last tasks."""
         return self._blocks.end(ended)
 
-    def walk(self, begun: Ints, work: BlockWork) -> Walked:
+    def walk(self, begun: Tasks, work: BlockWork) -> WalkTasks:
         """Let every rank's blocks walk through the bytes.
 
         Threads ask for their next bytes as soon as the last have come. What an SM does with a round
@@ -239,16 +241,12 @@ class Kernel:
         blocks = np.repeat(np.array(sizes, np.int64), machine.num_ranks)
         at, busy, done = np.tile(begun, lanes), np.zeros(0, np.int64), []
         for index in range(rounds):
-            of_lane = [
-                share_of(share_of(self.nbytes, lane, lanes), index, rounds) for lane in range(lanes)
-            ]
+            of_lane = [share_of(share_of(self.nbytes, lane, lanes), index, rounds) for lane in range(lanes)]
             together = share_of(waves, index, rounds)
             items = Items(rank, np.repeat(np.array(of_lane, np.int64), machine.num_ranks), at)
             loaded = at if work.load is None else work.load(items)
             before, free = busy, [loaded]
-            busy = self._blocks.work(
-                work.kind, together * of_wave, loaded, rank=rank, blocks=blocks
-            )
+            busy = self._blocks.work(work.kind, together * of_wave, loaded, rank=rank, blocks=blocks)
             stored = busy if work.store is None else work.store(items, busy)
             touched = self._blocks.touch(work.touched * items.nbytes, at, rank=rank)
             done.append(self._blocks.both(stored, touched, rank))
@@ -262,9 +260,9 @@ class Kernel:
             at = self._behind(rank, free)
         all_done = np.concatenate(done)
         of_task = np.tile(machine.ranks, len(all_done) // machine.num_ranks)
-        return Walked(machine.gather(busy, rank, begun), machine.gather(all_done, of_task, begun))
+        return WalkTasks(machine.gather(busy, rank, begun), machine.gather(all_done, of_task, begun))
 
-    def _behind(self, rank: Ints, tasks: list[Ints]) -> Ints:
+    def _behind(self, rank: Ranks, tasks: list[Tasks]) -> Tasks:
         """(item,) tasks behind several (item,) each."""
         if len(tasks) == 1:
             return tasks[0]

@@ -15,10 +15,17 @@ from replay.model.collectives.two_shot import TWO_SHOT, TWO_SHOT_STORES
 ALGORITHMS: dict[str, Algorithm] = {
     algorithm.name: algorithm
     for algorithm in (
-        NCCL, RING, TREE, NVLS,
-        ONE_SHOT, TWO_SHOT, TWO_SHOT_STORES, ONE_SHOT_IN_SWITCH, MULTIMEM,
+        NCCL,
+        RING,
+        TREE,
+        NVLS,
+        ONE_SHOT,
+        TWO_SHOT,
+        TWO_SHOT_STORES,
+        ONE_SHOT_IN_SWITCH,
+        MULTIMEM,
     )
-}  # fmt: skip
+}
 """The algorithms, in the order of lists."""
 
 

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.model.collectives.algorithm import COLLECTIVES, Algorithm, CollectiveCall
-from replay.model.collectives.grids import BlockGrid, BlockWork, Items, Kernel, Style, Walked
+from replay.model.collectives.grids import BlockGrid, BlockWork, Items, Kernel, Style, WalkTasks
 from replay.model.machine import multimem
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints
+    from replay.model.arrays import Ints, Tasks
 
 TORCH = Style(BlockGrid(blocks=8, threads=1024))
 SAMPLE = Style(BlockGrid(blocks=4, threads=1024), meets_before=False)
@@ -32,7 +32,7 @@ SAMPLE = Style(BlockGrid(blocks=4, threads=1024), meets_before=False)
 buffers are written before."""
 
 
-def exchange(call: CollectiveCall, begun: Ints, style: Style = TORCH) -> Ints:
+def exchange(call: CollectiveCall, begun: Tasks, style: Style = TORCH) -> Tasks:
     """Sum shares, spread shares, or both: (rank,) the last tasks; see `one_shot.by_loads`."""
     kernel = Kernel(call, style, call.share)
     begins = kernel.begin(begun)
@@ -42,7 +42,7 @@ def exchange(call: CollectiveCall, begun: Ints, style: Style = TORCH) -> Ints:
     return kernel.end(_spread(kernel, begins, adds=call.collective == "all_reduce"), "multicast")
 
 
-def all_reduce_with_flags(call: CollectiveCall, begun: Ints, style: Style = SAMPLE) -> Ints:
+def all_reduce_with_flags(call: CollectiveCall, begun: Tasks, style: Style = SAMPLE) -> Tasks:
     """All-reduce with flags in the data in place of a barrier at the end: (rank,) the last tasks.
 
     A buffer is full of a value that no sum has. The blocks read it until everything has come, and
@@ -66,22 +66,32 @@ def sums(kernel: Kernel, touched: int) -> BlockWork:
 
 def _load_sums(kernel: Kernel, items: Items) -> Ints:
     return multimem.reduce(
-        kernel.machine, kernel.kinds, items.rank, items.nbytes, items.after,
-        payload=kernel.payload, requests_first=True,
-    )  # fmt: skip
+        kernel.machine,
+        kernel.kinds,
+        items.rank,
+        items.nbytes,
+        items.after,
+        payload=kernel.payload,
+        requests_first=True,
+    )
 
 
-def _spread(kernel: Kernel, begins: Ints, *, adds: bool) -> Walked:
+def _spread(kernel: Kernel, begins: Ints, *, adds: bool) -> WalkTasks:
     """Store a share to all: its sums, or what a rank brings."""
     machine = kernel.machine
-    arrived: list[Ints] = []
+    arrived: list[Tasks] = []
     member: list[Ints] = []
 
-    def store(items: Items, after: Ints) -> Ints:
+    def store(items: Items, after: Tasks) -> Ints:
         spread = multimem.multicast(
-            machine, kernel.kinds, items.rank, items.nbytes * kernel.payload, after,
-            meta_bytes=items.nbytes * (not kernel.payload), first=True,
-        )  # fmt: skip
+            machine,
+            kernel.kinds,
+            items.rank,
+            items.nbytes * kernel.payload,
+            after,
+            meta_bytes=items.nbytes * (not kernel.payload),
+            first=True,
+        )
         arrived.append(spread.arrived)
         member.append(spread.member)
         marks = machine.mark(items.rank, after)

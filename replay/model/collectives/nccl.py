@@ -30,11 +30,7 @@ def ways(call: CollectiveCall) -> list[Way]:
     if machine.num_domains > 1:
         return _across(call)
     found = ring.ways(call)
-    if (
-        call.collective == "all_reduce"
-        and machine.num_ranks >= nvls.LEAST_RANKS
-        and machine.system.switch.reduction
-    ):
+    if call.collective == "all_reduce" and machine.num_ranks >= nvls.LEAST_RANKS and machine.system.switch.reduction:
         found += nvls.ways(call)
     return found
 
@@ -50,12 +46,17 @@ def _across(call: CollectiveCall) -> list[Way]:
             blocks,
             node_rings.ring_ps(machine, part, protocol, steps, payload=call.payload),
             partial(
-                node_rings.ring, machine, kinds,
-                nbytes=part, protocol=protocol, steps=steps, payload=call.carries_payload,
+                node_rings.ring,
+                machine,
+                kinds,
+                nbytes=part,
+                protocol=protocol,
+                steps=steps,
+                payload=call.carries_payload,
             ),
         )
         for protocol in machine.system.nccl.protocols
-    ]  # fmt: skip
+    ]
     if call.collective == "all_reduce" and not call.payload:
         found += [
             Way(

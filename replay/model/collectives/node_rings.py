@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from replay.model.collectives.pair_rules import CHANNELS_OF_NIC, most_rails
-from replay.model.collectives.proxies import Crossing, cross, network_ps
+from replay.model.collectives.proxies import NodeCrossing, cross, network_ps
 from replay.model.collectives.ring_chunks import (
     LEAST_BYTES,
     LEAST_PIECE,
@@ -33,9 +33,10 @@ from replay.model.machine.times import Time
 
 if TYPE_CHECKING:
     from hwmodel.nccl import Protocol
+    from replay.model.arrays import Bytes, Counts, Ints, Ranks, Tasks
     from replay.model.collectives.pair_rules import Bools
     from replay.model.machine.kinds import PhaseKinds
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
 
 PIECES = 2 * CHANNELS_OF_NIC  # a slice of each channel at most
 
@@ -56,9 +57,9 @@ class _Rings(NamedTuple):
     """
 
     rail: Ints
-    rank: Ints
+    rank: Ranks
     to: Ints
-    after: Ints
+    after: Tasks
     leaves: Bools
 
 
@@ -78,7 +79,7 @@ def _rings(machine: Machine, rails: int) -> _Rings:
     rail, rank = np.repeat(np.arange(rails), n), np.tile(ranks, rails)
     node, local = domains.of(rank), domains.local(rank)
     leaves = local == (rail + 1) % size
-    # The GPU below in the own node; behind the last one of a ring, that is where the card is.
+    # The GPU below in its own node; behind the last one of a ring, that is where the card is.
     by_node = np.stack([domains.members(each) for each in range(domains.num)])
     to = by_node[node, (local - 1) % size]
     following = np.where(leaves, by_node[(node + 1) % domains.num, rail], to)
@@ -88,13 +89,13 @@ def _rings(machine: Machine, rails: int) -> _Rings:
 def ring(
     machine: Machine,
     kinds: PhaseKinds,
-    begun: Ints,
+    begun: Tasks,
     *,
     nbytes: int,
     protocol: Protocol,
     steps: int,
     payload: bool = False,
-) -> Ints:
+) -> Tasks:
     """Pass chunks round the rings of all rails: (rank,) the last task of every rank.
 
     The parameters are those of `replay.model.collectives.nccl.ring`.
@@ -134,9 +135,9 @@ def _pass(
     kinds: PhaseKinds,
     rings: _Rings,
     protocol: Protocol,
-    nbytes: Ints,
-    rows: Ints,
-    after: Ints,
+    nbytes: Bytes,
+    rows: Counts,
+    after: Tasks,
 ) -> tuple[Ints, Ints, Ints]:
     """Store a chunk of `nbytes` (place,), of which `rows` are payload, to the next rank.
 
@@ -155,19 +156,25 @@ def _pass(
     left, landed = after[of], after[of]
     moves = np.flatnonzero(src != to)
     left[moves], landed[moves] = machine.transfers.store(
-        kinds, src[moves], to[moves], carried[moves], after[of[moves]],
+        kinds,
+        src[moves],
+        to[moves],
+        carried[moves],
+        after[of[moves]],
         meta_bytes=(size - carried)[moves],
-    )  # fmt: skip
+    )
     known, following = np.empty(len(of), np.int64), rings.after[of]
     stays, leaves = np.flatnonzero(~rings.leaves[of]), np.flatnonzero(rings.leaves[of])
     known[stays] = machine.delay(kinds.sync, told(machine, protocol), landed[stays], to[stays])
-    crossing = Crossing(
-        src[leaves], to[leaves], rings.rank[following[leaves]], rings.rail[of[leaves]], of[leaves],
+    crossing = NodeCrossing(
+        src[leaves],
+        to[leaves],
+        rings.rank[following[leaves]],
+        rings.rail[of[leaves]],
+        of[leaves],
         size[leaves],
-    )  # fmt: skip
-    known[leaves] = cross(
-        machine, kinds, crossing, landed[leaves], carried[leaves], flagged=not protocol.fenced
-    ).known
+    )
+    known[leaves] = cross(machine, kinds, crossing, landed[leaves], carried[leaves], flagged=not protocol.fenced).known
     return left[pieces - 1 :: pieces], known, following
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from replay.model.collectives.pair_rules import CHANNELS_OF_NIC, most_rails
-from replay.model.collectives.proxies import Crossing, cross, network_ps
+from replay.model.collectives.proxies import NodeCrossing, cross, network_ps
 from replay.model.collectives.ring_chunks import (
     LEAST_BYTES,
     STEP_OF_BUFFER,
@@ -30,8 +30,9 @@ from replay.model.machine.times import Time
 
 if TYPE_CHECKING:
     from hwmodel.nccl import Protocol
+    from replay.model.arrays import Ints, Ranks, Tasks
     from replay.model.machine.kinds import PhaseKinds
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
 
 
 class _Trees(NamedTuple):
@@ -48,7 +49,7 @@ class _Trees(NamedTuple):
     """
 
     channel: Ints
-    rank: Ints
+    rank: Ranks
     parent: Ints
     depth: Ints
 
@@ -92,9 +93,11 @@ def _trees(machine: Machine, channels: int) -> _Trees:
     first = n * np.arange(channels)[:, None]
     place = np.where(parent < 0, -1, parent + first)
     return _Trees(
-        np.repeat(np.arange(channels), n), np.tile(machine.ranks, channels), place.ravel(),
+        np.repeat(np.arange(channels), n),
+        np.tile(machine.ranks, channels),
+        place.ravel(),
         depth.ravel(),
-    )  # fmt: skip
+    )
 
 
 def _cut(machine: Machine, nbytes: int, protocol: Protocol) -> tuple[int, int, int]:
@@ -105,9 +108,7 @@ def _cut(machine: Machine, nbytes: int, protocol: Protocol) -> tuple[int, int, i
     return channels, chunks, max(1, -(-share // chunks))
 
 
-def all_reduce(
-    machine: Machine, kinds: PhaseKinds, begun: Ints, *, nbytes: int, protocol: Protocol
-) -> Ints:
+def all_reduce(machine: Machine, kinds: PhaseKinds, begun: Tasks, *, nbytes: int, protocol: Protocol) -> Tasks:
     """Sum `nbytes` of every rank by trees: (rank,) the last task of every rank."""
     channels, chunks, chunk = _cut(machine, nbytes, protocol)
     trees = _trees(machine, channels)
@@ -117,7 +118,7 @@ def all_reduce(
     summed = machine.mark(every, started[every]).reshape(-1, chunks)
     have = summed.copy()
     sends: list[Ints] = []
-    ranks: list[Ints] = []
+    ranks: list[Ranks] = []
     deepest = int(trees.depth.max())
     for way, levels in (("up", range(deepest, 0, -1)), ("down", range(1, deepest + 1))):
         for level in levels:
@@ -126,9 +127,7 @@ def all_reduce(
             if way == "down":
                 src, dst = dst, src
             after = (summed if way == "up" else have)[src]
-            block = machine.delay(
-                kinds.send, passing, after.ravel(), np.repeat(trees.rank[src], chunks)
-            )
+            block = machine.delay(kinds.send, passing, after.ravel(), np.repeat(trees.rank[src], chunks))
             stored = np.full(len(block), int(protocol.stored_bytes(chunk)))
             left, known = _pass(machine, kinds, trees, protocol, src, dst, stored, block)
             left, block = left.reshape(-1, chunks), block.reshape(-1, chunks)
@@ -140,9 +139,7 @@ def all_reduce(
             else:
                 have[dst] = known.reshape(-1, chunks)
     copied = machine.delay(kinds.receive, copying, have[:, -1], trees.rank)
-    return machine.gather(
-        np.concatenate([copied, *sends]), np.concatenate([trees.rank, *ranks]), started
-    )
+    return machine.gather(np.concatenate([copied, *sends]), np.concatenate([trees.rank, *ranks]), started)
 
 
 def _pass(
@@ -150,10 +147,10 @@ def _pass(
     kinds: PhaseKinds,
     trees: _Trees,
     protocol: Protocol,
-    src: Ints,
-    dst: Ints,
+    src: Ranks,
+    dst: Ranks,
     stored: Ints,
-    after: Ints,
+    after: Tasks,
 ) -> tuple[Ints, Ints]:
     """Store chunks from places to places: (chunk,) tasks that store, and when they are known."""
     each = len(after) // len(src)
@@ -162,14 +159,18 @@ def _pass(
     left, known = after.copy(), np.empty(len(after), np.int64)
     near, far = np.flatnonzero(~leaves), np.flatnonzero(leaves)
     left[near], landed = machine.transfers.store(
-        kinds, of[near], to[near], 0, after[near],
+        kinds,
+        of[near],
+        to[near],
+        0,
+        after[near],
         meta_bytes=stored[near],
-    )  # fmt: skip
+    )
     known[near] = machine.delay(kinds.sync, told(machine, protocol), landed, to[near])
     if len(far):
         lane = np.repeat(np.arange(len(src)), each)[far]
         channel = np.repeat(trees.channel[src], each)[far]
-        crossing = Crossing(of[far], of[far], to[far], channel, lane, stored[far])
+        crossing = NodeCrossing(of[far], of[far], to[far], channel, lane, stored[far])
         flagged = not protocol.fenced
         known[far] = cross(machine, kinds, crossing, after[far], 0, flagged=flagged).known
     return left, known

@@ -29,7 +29,7 @@ from replay.model.collectives.algorithm import (
     CollectiveCall,
     Way,
 )
-from replay.model.collectives.blocks import Fed, KernelBlocks, held_by
+from replay.model.collectives.blocks import KernelBlocks, PipelinedKernel, held_by
 from replay.model.collectives.ring_chunks import share_of
 from replay.model.machine import multimem
 from replay.model.machine.kinds import flags_of
@@ -38,7 +38,8 @@ from replay.model.machine.times import NO_TIME, Time
 from replay.model.machine.transfers import REQUESTS_FIRST
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Bytes, Ints, Tasks
+    from replay.model.machine.machine import Machine
 
 CHUNKS = ((0, 128 * 1024), (64, 64 * 1024), (8, 32 * 1024), (2, 16 * 1024))
 """A channel's chunk is 128 KiB, and less where fewer than so many of each channel and share would
@@ -73,7 +74,7 @@ def ways(call: CollectiveCall) -> list[Way]:
     ]
 
 
-def exchange(call: CollectiveCall, begun: Ints, *, channels: int) -> Ints:
+def exchange(call: CollectiveCall, begun: Tasks, *, channels: int) -> Tasks:
     """Run a collective in the switch: (rank,) the last task of every rank.
 
     Beside other kernels, memory is charged for the copies of the blocks and for what the switch
@@ -90,9 +91,7 @@ def exchange(call: CollectiveCall, begun: Ints, *, channels: int) -> Ints:
     slices = _slices(nbytes, n, channels)
     size = _sizes(nbytes, n, slices)
     blocks = KernelBlocks(machine, kinds, channels, call.beside, name=held_by(collective))
-    started = machine.delay(
-        kinds.sync, Time(machine.system.nccl.nvls_start_ps), blocks.begin(begun)
-    )
+    started = machine.delay(kinds.sync, Time(machine.system.nccl.nvls_start_ps), blocks.begin(begun))
     if sums(collective) and blocks.alone:
         staged = 2 * min(nbytes, STAGED)  # before the first access; the rest meanwhile
         started = machine.stream(kinds.memory, staged, ranks, started)
@@ -110,9 +109,7 @@ def exchange(call: CollectiveCall, begun: Ints, *, channels: int) -> Ints:
             copied.append(machine.meet(at))
         ready = np.stack(copied, axis=1).ravel()
     if sums(collective):
-        ready = multimem.reduce(
-            machine, kinds, every, size, ready, payload=payload, requests_first=True
-        )
+        ready = multimem.reduce(machine, kinds, every, size, ready, payload=payload, requests_first=True)
     if not spreads(collective):
         return blocks.end(machine.sync.barrier(kinds, machine.gather(ready, every, at)))
     rows, rest = (size, 0 * size) if payload else (0 * size, size)
@@ -130,8 +127,8 @@ def exchange(call: CollectiveCall, begun: Ints, *, channels: int) -> Ints:
 
 
 def fed(
-    call: CollectiveCall, begun: Ints, *, channels: int, parts: int, ready: Ints | None = None
-) -> Fed:
+    call: CollectiveCall, begun: Tasks, *, channels: int, parts: int, ready: Tasks | None = None
+) -> PipelinedKernel:
     """Run a collective in the switch as a kernel beside makes its chunks; say when each is there.
 
     Buffers are registered, so that nothing is copied: a kernel beside writes its results to, and
@@ -155,9 +152,7 @@ def fed(
     machine, kinds, collective, nbytes = call.machine, call.kinds, call.collective, call.nbytes
     n, ranks, costs = machine.num_ranks, machine.ranks, machine.costs
     blocks = KernelBlocks(machine, kinds, channels, call.beside)
-    started = machine.delay(
-        kinds.sync, Time(machine.system.nccl.nvls_start_ps), blocks.begin(begun)
-    )
+    started = machine.delay(kinds.sync, Time(machine.system.nccl.nvls_start_ps), blocks.begin(begun))
     met = at = machine.sync.barrier(kinds, started)
     shares = np.array([share_of(nbytes, rank, n) for rank in range(n)])
     done, of = [at], [ranks]
@@ -170,10 +165,14 @@ def fed(
             machine.order(ready[ranks, ranks, part], told)
             src, dst = np.nonzero(~np.eye(n, dtype=bool))
             flags = machine.sync.notify(
-                src, dst, FLAG_BYTES, ready[src, dst, part],
-                kinds=flags_of(kinds.sync), waiting=costs.fence() + costs.poll(),
+                src,
+                dst,
+                FLAG_BYTES,
+                ready[src, dst, part],
+                kinds=flags_of(kinds.sync),
+                waiting=costs.fence() + costs.poll(),
                 priority=REQUESTS_FIRST,
-            )  # fmt: skip
+            )
             machine.order(flags, told[dst])
         slices = max(1, min(SLICES // parts, int(of_part.max()) // _chunk(nbytes, n, channels)))
         whole = machine.mark(np.repeat(ranks, n), np.repeat(at, n)).reshape(n, n)  # rank, owner
@@ -186,9 +185,7 @@ def fed(
             moved = np.flatnonzero(size)  # there may be fewer bytes than slices
             there, member, owner = at[moved], moved, moved
             if sums(collective):
-                there = multimem.reduce(
-                    machine, kinds, moved, size[moved], there, requests_first=True
-                )
+                there = multimem.reduce(machine, kinds, moved, size[moved], there, requests_first=True)
             if spreads(collective):
                 spread = multimem.multicast(machine, kinds, moved, size[moved], there, first=True)
                 there, member = spread.arrived, spread.member
@@ -204,10 +201,12 @@ def fed(
         done, of = [*done, whole.ravel()], [*of, np.repeat(ranks, n)]
     all_done = machine.gather(np.concatenate(done), np.concatenate(of), at)
     met = machine.sync.barrier(
-        kinds, all_done,
-        behind_stores=spreads(collective), behind_multicast=spreads(collective),
-    )  # fmt: skip
-    return Fed(blocks.end(met), known)
+        kinds,
+        all_done,
+        behind_stores=spreads(collective),
+        behind_multicast=spreads(collective),
+    )
+    return PipelinedKernel(blocks.end(met), known)
 
 
 def _accessing(machine: Machine, collective: Collective, nbytes: int) -> Time:
@@ -220,7 +219,7 @@ def _accessing(machine: Machine, collective: Collective, nbytes: int) -> Time:
     return time
 
 
-def _accessed(collective: Collective, nbytes: Ints) -> Ints:
+def _accessed(collective: Collective, nbytes: Bytes) -> Ints:
     """(rank,): bytes of memory that are read or written for so many of each owner's share.
 
     Every member is read for a sum, and written where it is spread; else its owner is.
@@ -257,7 +256,7 @@ def _sizes(nbytes: int, num_ranks: int, slices: int) -> Ints:
 def _working(machine: Machine, collective: Collective, nbytes: int) -> Time:
     """Time of one block for all that a rank's blocks do for so many bytes of the buffer.
 
-    They copy all into, or out of, NVLS memory, and load and store the own share.
+    They copy all into, or out of, NVLS memory, and load and store its own share.
     """
     costs, share = machine.costs, -(-nbytes // machine.num_ranks)
     time = NO_TIME
@@ -271,7 +270,7 @@ def _working(machine: Machine, collective: Collective, nbytes: int) -> Time:
 def _touched(collective: Collective, nbytes: int, num_ranks: int) -> int:
     """Bytes of a rank's memory that are read or written before so many of the buffer are spread.
 
-    What is summed is copied (read and written), then read by the switch. A gather reads the own
+    What is summed is copied (read and written), then read by the switch. A gather reads its own
     share, a scatter writes the sum of it.
     """
     if collective == "all_reduce":

@@ -20,7 +20,7 @@ from replay.model.collectives.algorithm import Algorithm, CollectiveCall
 from replay.model.collectives.grids import BlockGrid, Kernel, Style
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints
+    from replay.model.arrays import Tasks
 
 ENGINE = Style(BlockGrid(blocks=36, threads=512), meets_after=False)
 """vLLM's and SGLang's: at most 36 blocks. That all have read is signalled at the end, and waited
@@ -28,7 +28,7 @@ for by the last block, beside the launch of the next kernel."""
 TORCH_IN_SWITCH = Style(BlockGrid(blocks=8, threads=1024))
 
 
-def by_loads(call: CollectiveCall, begun: Ints, style: Style = ENGINE) -> Ints:
+def by_loads(call: CollectiveCall, begun: Tasks, style: Style = ENGINE) -> Tasks:
     """Read all peers' buffers and add them up: (rank,) the last tasks.
 
     Parameters
@@ -41,7 +41,7 @@ def by_loads(call: CollectiveCall, begun: Ints, style: Style = ENGINE) -> Ints:
     return kernel.end(walked)
 
 
-def in_switch(call: CollectiveCall, begun: Ints, style: Style = TORCH_IN_SWITCH) -> Ints:
+def in_switch(call: CollectiveCall, begun: Tasks, style: Style = TORCH_IN_SWITCH) -> Tasks:
     """Read the sums of all ranks' buffers: (rank,) the last tasks; see `by_loads`."""
     kernel = Kernel(call, style, call.nbytes)
     work = multimem_kernels.sums(kernel, touched=2)

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from hwmodel import System
+    from replay.model.arrays import Bytes, Ints, Ranks
     from replay.model.machine.communicators import Communicators, Group
-    from replay.model.machine.machine import Ints, IntsLike, Machine
+    from replay.model.machine.machine import IntsLike, Machine
 
     Bools = npt.NDArray[np.bool_]
 
@@ -60,7 +61,7 @@ class PairRules:
     ll_bytes
         Up to so many bytes a channel, protocol LL is used (NCCL_P2P_LL_THRESHOLD).
     pxn
-        Whether what goes to another node is stored to the GPU of the own node on the rail of its
+        Whether what goes to another node is stored to the GPU of its own node on the rail of its
         target, which sends it (NCCL_PXN_DISABLE, NCCL_P2P_PXN_LEVEL).
     """
 
@@ -75,9 +76,7 @@ class PairRules:
         """Channels of the kernel."""
         return int(1 << (self.channels - 1).bit_length())
 
-    def of_pairs(
-        self, nbytes: Ints, num_ranks: int, *, is_one_node: bool = True
-    ) -> tuple[Ints, Bools]:
+    def of_pairs(self, nbytes: Bytes, num_ranks: int, *, is_one_node: bool = True) -> tuple[Ints, Bools]:
         """Channels of each pair (pair,), and whether it uses protocol LL inside a node.
 
         Parameters
@@ -88,13 +87,13 @@ class PairRules:
             Ranks of the communicator, and whether they are in one NVLink domain.
         """
         if is_one_node:
-            most, least_part, most_part = (
-                self.num_channels, -(-self.chunk_bytes // 8), 32 * self.chunk_bytes
-            )  # fmt: skip
+            most, least_part, most_part = (self.num_channels, -(-self.chunk_bytes // 8), 32 * self.chunk_bytes)
         else:
             most, least_part, most_part = (
-                min(NET_CHANNELS_PER_PEER, self.num_channels), NET_CHUNK_BYTES // 2, NET_CHUNK_BYTES
-            )  # fmt: skip
+                min(NET_CHANNELS_PER_PEER, self.num_channels),
+                NET_CHUNK_BYTES // 2,
+                NET_CHUNK_BYTES,
+            )
         usual = most
         while usual * num_ranks > self.num_channels and usual > 1:
             usual //= 2
@@ -103,7 +102,7 @@ class PairRules:
             channels = np.where(more, 2 * channels, channels)
         return channels, nbytes <= channels * self.ll_bytes
 
-    def net_chunk_bytes(self, nbytes: Ints) -> Ints:
+    def net_chunk_bytes(self, nbytes: Bytes) -> Bytes:
         """Data of a chunk that leaves its node, of a pair's bytes (pair,)."""
         parts = np.where(nbytes < NET_CHUNK_BYTES, 4, np.where(nbytes < 8 * NET_CHUNK_BYTES, 2, 1))
         return NET_CHUNK_BYTES // parts
@@ -170,9 +169,7 @@ def rules_on(
     return _rules(system, domains, group, channels=channels, **settings)
 
 
-def _rules(
-    system: System, domains: Domains, group: Group, *, channels: int = 0, **settings: Any
-) -> PairRules:
+def _rules(system: System, domains: Domains, group: Group, *, channels: int = 0, **settings: Any) -> PairRules:
     of = communicators(domains, group)
     opened = min(CHANNELS_OF_NIC * of.ranks_of_node, MOST_CHANNELS)
     if of.num_nodes == 1:
@@ -200,15 +197,15 @@ class Parcels(NamedTuple):
         (piece,): its chunk, its size, and where in what the pair sends it begins.
     """
 
-    src: Ints
-    dst: Ints
+    src: Ranks
+    dst: Ranks
     channel: Ints
     is_ll: Bools
     leaves_node: Bools
     chunk_lane: Ints
-    chunk_bytes: Ints
+    chunk_bytes: Bytes
     piece_chunk: Ints
-    piece_bytes: Ints
+    piece_bytes: Bytes
     offset: Ints
 
     @property
@@ -217,12 +214,12 @@ class Parcels(NamedTuple):
         return self.chunk_lane[self.piece_chunk]
 
 
-def up(nbytes: Ints, multiple: IntsLike) -> Ints:
+def up(nbytes: Bytes, multiple: IntsLike) -> Ints:
     """Round up to a multiple."""
     return -(-nbytes // multiple) * multiple
 
 
-def cut(nbytes: Ints, most: Ints) -> tuple[Ints, Ints, Ints]:
+def cut(nbytes: Bytes, most: Ints) -> tuple[Ints, Ints, Ints]:
     """Cut wholes of `nbytes` (whole,) into pieces of `most`: (piece,) whole, offset, size."""
     count = -(-nbytes // most)
     whole = np.repeat(np.arange(len(nbytes)), count)

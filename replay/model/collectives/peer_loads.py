@@ -10,8 +10,9 @@ import numpy as np
 from replay.model.collectives.grids import BlockWork
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Ints, Ranks, Tasks
     from replay.model.collectives.grids import Items, Kernel
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.machine.times import Time
     from replay.model.machine.transfers import FanOut
 
@@ -48,8 +49,8 @@ class _Messages(NamedTuple):
     """(message,): its item, its own rank, the peer; bytes that are payload, and that are not."""
 
     item: Ints
-    rank: Ints
-    peer: Ints
+    rank: Ranks
+    peer: Ranks
     payload: Ints
     other: Ints
 
@@ -61,7 +62,7 @@ def all_pairs(machine: Machine) -> FanOut:
 
 
 def _to_peers(kernel: Kernel, items: Items) -> _Messages:
-    """One message for each item and peer, the peer behind the own rank first."""
+    """One message for each item and peer, the peer behind its own rank first."""
     n = kernel.machine.num_ranks
     item = np.repeat(np.arange(len(items.rank)), n - 1)
     rank = items.rank[item]
@@ -70,7 +71,7 @@ def _to_peers(kernel: Kernel, items: Items) -> _Messages:
     return _Messages(item, rank, peer, nbytes * kernel.payload, nbytes * (not kernel.payload))
 
 
-def load(kernel: Kernel, items: Items, *, fan_out: FanOut, in_turn: bool = False) -> Ints:
+def load(kernel: Kernel, items: Items, *, fan_out: FanOut, in_turn: bool = False) -> Tasks:
     """Load the items' bytes from all peers: (item,) tasks when all are in the SMs.
 
     Parameters
@@ -88,24 +89,35 @@ def load(kernel: Kernel, items: Items, *, fan_out: FanOut, in_turn: bool = False
     return at
 
 
-def _answers(kernel: Kernel, of: _Messages, after: Ints, fan_out: FanOut) -> Ints:
+def _answers(kernel: Kernel, of: _Messages, after: Tasks, fan_out: FanOut) -> Tasks:
     """Loads (message,) behind tasks (item,): (message,) tasks when the data has come."""
     return kernel.machine.transfers.load(
-        kernel.kinds, of.rank, of.peer, of.payload, after[of.item], fan_out=fan_out,
-        meta_bytes=of.other, requests_first=True,
-    ).arrived  # fmt: skip
+        kernel.kinds,
+        of.rank,
+        of.peer,
+        of.payload,
+        after[of.item],
+        fan_out=fan_out,
+        meta_bytes=of.other,
+        requests_first=True,
+    ).arrived
 
 
-def store(kernel: Kernel, items: Items, after: Ints, *, fan_out: FanOut) -> Ints:
+def store(kernel: Kernel, items: Items, after: Tasks, *, fan_out: FanOut) -> Ints:
     """Store the items' bytes into all peers' memory: (item,) marks when all are visible there."""
     found = _to_peers(kernel, items)
     arrived = kernel.machine.transfers.store(
-        kernel.kinds, found.rank, found.peer, found.payload, after[found.item], fan_out=fan_out,
+        kernel.kinds,
+        found.rank,
+        found.peer,
+        found.payload,
+        after[found.item],
+        fan_out=fan_out,
         meta_bytes=found.other,
-    ).arrived  # fmt: skip
+    ).arrived
     return _each(kernel, items, found.item, arrived)
 
 
-def _each(kernel: Kernel, items: Items, item: Ints, tasks: Ints) -> Ints:
+def _each(kernel: Kernel, items: Items, item: Ints, tasks: Tasks) -> Ints:
     """One mark for each item: it waits for all `tasks` (message,) of the item."""
     return kernel.machine.join(tasks, item, items.rank, items.after)

@@ -22,19 +22,20 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from replay.model.collectives.pair_rules import PairRules, Parcels, cut, cut_pairs, up
-from replay.model.collectives.proxies import Crossed, Crossing, cross, return_room
+from replay.model.collectives.proxies import CrossingTasks, NodeCrossing, cross, return_room
 from replay.model.machine.communicators import communicators
 from replay.model.machine.times import Time
 from replay.model.work.ragged import firsts, places
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Bytes, Ints, Ranks, Tasks
     from replay.model.machine.communicators import Group
     from replay.model.machine.kinds import PhaseKinds
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
 
 
 @dataclass(frozen=True)
-class Exchanged:
+class ExchangeTasks:
     """Tasks of an all-to-all.
 
     Attributes
@@ -48,7 +49,7 @@ class Exchanged:
     _sent: Ints
     _parcels: Parcels
 
-    def leaves(self, src: Ints, dst: Ints, offset: Ints) -> Ints:
+    def leaves(self, src: Ranks, dst: Ranks, offset: Ints) -> Ints:
         """Task in which each byte (byte,) leaves, `offset` bytes into what `src` sends `dst`."""
         parcels, num_ranks = self._parcels, len(self.done)
         if not len(self._sent):
@@ -67,12 +68,12 @@ def all_to_all(
     kinds: PhaseKinds,
     channels: Ints,
     rules: PairRules,
-    nbytes: Ints,
-    begun: Ints,
+    nbytes: Bytes,
+    begun: Tasks,
     *,
     payload: bool,
     group: Group = "all",
-) -> Exchanged:
+) -> ExchangeTasks:
     """Send to, and receive from, every peer at once.
 
     Parameters
@@ -97,9 +98,7 @@ def all_to_all(
         last = landed[leaving.last]
         rows = leaving.crossing.nbytes if payload else 0
         crossed = cross(machine, kinds, leaving.crossing, last, rows)
-    received, rank, out = _receive(
-        machine, kinds, channels, parcels, started, sent, landed, rules.slots, crossed
-    )
+    received, rank, out = _receive(machine, kinds, channels, parcels, started, sent, landed, rules.slots, crossed)
     if leaving and crossed:
         filling, emptied = sent[leaving.first], out[leaving.chunk]
         return_room(machine, kinds, rules, leaving.crossing, crossed, begun, filling, emptied)
@@ -109,13 +108,13 @@ def all_to_all(
         np.concatenate((parcels.src[parcels.lane_of_piece], rank, own_rank)),
         begun,
     )
-    return Exchanged(done, own, sent, parcels)
+    return ExchangeTasks(done, own, sent, parcels)
 
 
 # ---- the kernel --------------------------------------------------------------------------------
 
 
-def _start(machine: Machine, kinds: PhaseKinds, parcels: Parcels, begun: Ints) -> tuple[Ints, Ints]:
+def _start(machine: Machine, kinds: PhaseKinds, parcels: Parcels, begun: Tasks) -> tuple[Ints, Ints]:
     """Tasks before a lane's first access: (lane,) of its source, and of its destination."""
     nccl, by_source, by_target = machine.system.nccl, *np.empty((2, len(parcels.src)), np.int64)
     for start_ps, chosen in (
@@ -141,7 +140,7 @@ class _Leaving(NamedTuple):
         (chunk,): which of the parcels' chunks it is, and its first and last piece.
     """
 
-    crossing: Crossing
+    crossing: NodeCrossing
     chunk: Ints
     first: Ints
     last: Ints
@@ -158,7 +157,7 @@ def _leaving(machine: Machine, rules: PairRules, parcels: Parcels) -> _Leaving |
     via = domains.peer(dst, domains.of(src)) if rules.pxn else src
     pieces = np.bincount(parcels.piece_chunk, minlength=len(parcels.chunk_lane))
     first = firsts(pieces)[chunk]
-    crossing = Crossing(src, via, dst, parcels.channel[lane], lane, parcels.chunk_bytes[chunk])
+    crossing = NodeCrossing(src, via, dst, parcels.channel[lane], lane, parcels.chunk_bytes[chunk])
     return _Leaving(crossing, chunk, first, first + pieces[chunk] - 1)
 
 
@@ -180,9 +179,12 @@ def _send(
     src, to, is_ll = parcels.src[lane], parcels.dst[lane], parcels.is_ll[lane]
     storing = Time.where(is_ll, Time(ll_protocol.pass_ps(nbytes)), machine.costs.sm_store(nbytes))
     sent = machine.serve(
-        channels[src, parcels.channel[lane]], storing,
-        kind=kinds.send, rank=src, after=started[0][lane],
-    )  # fmt: skip
+        channels[src, parcels.channel[lane]],
+        storing,
+        kind=kinds.send,
+        rank=src,
+        after=started[0][lane],
+    )
     follows = lane[1:] == lane[:-1]
     machine.order(sent[:-1][follows], sent[1:][follows])
     if leaving:
@@ -193,8 +195,13 @@ def _send(
     rows = nbytes if payload else 0 * nbytes
     stored = np.where(is_ll, ll_protocol.stored_bytes(nbytes), nbytes)
     landed[moves] = machine.transfers.store(
-        kinds, src[moves], to[moves], rows[moves], sent[moves], meta_bytes=(stored - rows)[moves],
-    ).arrived  # fmt: skip
+        kinds,
+        src[moves],
+        to[moves],
+        rows[moves],
+        sent[moves],
+        meta_bytes=(stored - rows)[moves],
+    ).arrived
     return sent, landed
 
 
@@ -207,7 +214,7 @@ def _receive(
     sent: Ints,
     landed: Ints,
     slots: int,
-    crossed: Crossed | None,
+    crossed: CrossingTasks | None,
 ) -> tuple[Ints, Ints, Ints]:
     """Copy everything out and return its room.
 
@@ -229,8 +236,10 @@ def _receive(
     copied[simple] = machine.serve(
         channels[dst[simple], parcels.channel[lane[simple]]],
         Time(machine.system.nccl.copy_rate.duration_ps(parcels.chunk_bytes[simple])),
-        kind=kinds.receive, rank=dst[simple], after=known[simple],
-    )  # fmt: skip
+        kind=kinds.receive,
+        rank=dst[simple],
+        after=known[simple],
+    )
     machine.order(started[1][lane[~inside]], copied[~inside])
     memory = machine.stream(kinds.memory, 2 * parcels.chunk_bytes, dst, known)
     # A chunk takes the room of the one that was sent so many slots before it.
@@ -247,14 +256,12 @@ def _copy_own(
     kinds: PhaseKinds,
     channels: Ints,
     rules: PairRules,
-    own_bytes: Ints,
-    begun: Ints,
+    own_bytes: Bytes,
+    begun: Tasks,
 ) -> tuple[Ints, Ints, Ints]:
     """Copy the ranks' own shares: (rank,) marks of the begin; (task,) the last ones, and whose."""
     rank = np.flatnonzero(own_bytes)
-    started = machine.delay(
-        kinds.sync, Time(machine.system.nccl.pair_ll_start_ps), begun[rank], rank
-    )
+    started = machine.delay(kinds.sync, Time(machine.system.nccl.pair_ll_start_ps), begun[rank], rank)
     begins = begun.copy()
     begins[rank] = started
     share, _ = rules.of_pairs(own_bytes[rank], machine.num_ranks)
@@ -262,8 +269,11 @@ def _copy_own(
     of, place, nbytes = cut(own_bytes[rank], part)
     channel = place // part[of]
     copied = machine.serve(
-        channels[rank[of], channel], machine.costs.sm_copy(nbytes),
-        kind=kinds.send, rank=rank[of], after=started[of],
-    )  # fmt: skip
+        channels[rank[of], channel],
+        machine.costs.sm_copy(nbytes),
+        kind=kinds.send,
+        rank=rank[of],
+        after=started[of],
+    )
     memory = machine.stream(kinds.memory, 2 * own_bytes[rank], rank, started)
     return begins, np.concatenate((copied, memory)), np.concatenate((rank[of], rank))

@@ -28,15 +28,16 @@ from replay.model.machine.times import Time
 from replay.model.work.ragged import places
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Bytes, Ints, Ranks, Tasks
     from replay.model.collectives.pair_rules import PairRules
     from replay.model.machine.kinds import PhaseKinds
-    from replay.model.machine.machine import Ints, IntsLike, Machine
+    from replay.model.machine.machine import IntsLike, Machine
 
 BY_HOST = Writes(by="host")
 CLEAR_BYTES = 64  # a slot of what a receiver writes to a sender (``struct ncclIbSendFifo``)
 
 
-class Crossing(NamedTuple):
+class NodeCrossing(NamedTuple):
     """Chunks that leave their nodes, those of a lane one behind the other.
 
     Attributes
@@ -49,15 +50,15 @@ class Crossing(NamedTuple):
         (chunk,)
     """
 
-    src: Ints
+    src: Ranks
     via: Ints
-    dst: Ints
+    dst: Ranks
     channel: Ints
     lane: Ints
-    nbytes: Ints
+    nbytes: Bytes
 
 
-class Crossed(NamedTuple):
+class CrossingTasks(NamedTuple):
     """(chunk,) tasks: the proxy posts it; it is in the receiver's memory; the receiver knows."""
 
     posted: Ints
@@ -68,12 +69,12 @@ class Crossed(NamedTuple):
 def cross(
     machine: Machine,
     kinds: PhaseKinds,
-    chunks: Crossing,
+    chunks: NodeCrossing,
     stored: Ints,
     rows: IntsLike,
     *,
     flagged: bool = False,
-) -> Crossed:
+) -> CrossingTasks:
     """Post chunks that are `stored` (chunk,) in the memory of their `via`.
 
     Parameters
@@ -92,23 +93,28 @@ def cross(
     follows = chunks.lane[1:] == chunks.lane[:-1]
     machine.order(posted[:-1][follows], posted[1:][follows])
     landed = machine.transfers.store(
-        kinds, chunks.via, chunks.dst, rows, posted, meta_bytes=chunks.nbytes - rows,
+        kinds,
+        chunks.via,
+        chunks.dst,
+        rows,
+        posted,
+        meta_bytes=chunks.nbytes - rows,
         writes=BY_HOST,
-    ).arrived  # fmt: skip
+    ).arrived
     if flagged:
-        return Crossed(posted, landed, machine.delay(kinds.sync, costs.poll(), landed, chunks.dst))
+        return CrossingTasks(posted, landed, machine.delay(kinds.sync, costs.poll(), landed, chunks.dst))
     completed = _step(machine, kinds, chunks.dst, landed)
     known = machine.delay(kinds.sync, costs.host_flag(), completed, chunks.dst)
-    return Crossed(posted, landed, known)
+    return CrossingTasks(posted, landed, known)
 
 
 def return_room(
     machine: Machine,
     kinds: PhaseKinds,
     rules: PairRules,
-    chunks: Crossing,
-    crossed: Crossed,
-    begun: Ints,
+    chunks: NodeCrossing,
+    crossed: CrossingTasks,
+    begun: Tasks,
     filling: Ints,
     emptied: Ints,
 ) -> None:
@@ -128,13 +134,15 @@ def return_room(
     before = np.arange(len(place)) - slots
     late = place >= slots
     ready = begun[chunks.dst]
-    ready[late] = machine.delay(
-        kinds.sync, costs.host_flag(), emptied[before[late]], chunks.dst[late]
-    )
+    ready[late] = machine.delay(kinds.sync, costs.host_flag(), emptied[before[late]], chunks.dst[late])
     cleared = machine.sync.notify(
-        chunks.dst, chunks.via, CLEAR_BYTES, _step(machine, kinds, chunks.dst, ready),
-        kinds=(kinds.request_up, kinds.request_down), writes=BY_HOST,
-    )  # fmt: skip
+        chunks.dst,
+        chunks.via,
+        CLEAR_BYTES,
+        _step(machine, kinds, chunks.dst, ready),
+        kinds=(kinds.request_up, kinds.request_down),
+        writes=BY_HOST,
+    )
     machine.order(cleared, crossed.posted)
     # At the sender: handed back when the write has been acknowledged.
     slots = _slots(rules, lanes[1], lanes[2], chunks.src, chunks.via, chunks.channel)
@@ -157,12 +165,15 @@ def network_ps(machine: Machine, nbytes: int) -> tuple[int, int]:
     return way + slowest, slowest
 
 
-def _step(machine: Machine, kinds: PhaseKinds, rank: Ints, after: Ints) -> Ints:
+def _step(machine: Machine, kinds: PhaseKinds, rank: Ranks, after: Tasks) -> Tasks:
     """A step of the proxies of `rank`: (task,) tasks."""
     return machine.serve(
-        machine.resources.proxy[rank], Time(machine.system.nccl.proxy_step_ps),
-        kind=kinds.sync, rank=rank, after=after,
-    )  # fmt: skip
+        machine.resources.proxy[rank],
+        Time(machine.system.nccl.proxy_step_ps),
+        kind=kinds.sync,
+        rank=rank,
+        after=after,
+    )
 
 
 def _slots(rules: PairRules, first: Ints, count: Ints, *of: Ints) -> Ints:

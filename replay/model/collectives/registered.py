@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 from replay.model.machine.times import MemoryTraffic
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Tasks
     from replay.model.machine.kinds import PhaseKinds
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
 
 BUFFERS = 3  # the tensor, the registered buffer, the result
 
 
-def copied(machine: Machine, kinds: PhaseKinds, nbytes: int, begun: Ints) -> Ints:
+def copied(machine: Machine, kinds: PhaseKinds, nbytes: int, begun: Tasks) -> Tasks:
     """One copy of a buffer: (rank,) tasks.
 
     Where all buffers fit the L2 cache, call after call finds them there. Beside its bytes a copy

@@ -27,7 +27,7 @@ from replay.model.collectives.algorithm import (
     CollectiveCall,
     Way,
 )
-from replay.model.collectives.blocks import HELD, Fed, KernelBlocks, held_by
+from replay.model.collectives.blocks import HELD, KernelBlocks, PipelinedKernel, held_by
 from replay.model.collectives.ring_chunks import (
     LARGEST_PIECE,
     block_times,
@@ -42,8 +42,9 @@ from replay.model.machine.times import Time
 
 if TYPE_CHECKING:
     from hwmodel.nccl import Protocol
+    from replay.model.arrays import Ints, Tasks
     from replay.model.machine.kinds import PhaseKinds
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
 
 
 def steps_of(collective: Collective, num_ranks: int) -> int:
@@ -72,12 +73,12 @@ def part_of(call: CollectiveCall) -> int:
     return max(1, call.nbytes // call.machine.num_ranks)
 
 
-def ring(call: CollectiveCall, begun: Ints, *, protocol: Protocol, channels: int) -> Ints:
+def ring(call: CollectiveCall, begun: Tasks, *, protocol: Protocol, channels: int) -> Tasks:
     """Pass chunks round a ring: (rank,) the last task of every rank.
 
     A rank's channels do the same at the same time and share its ports evenly, so that they are
     one chain of tasks. Beside other kernels, memory is charged where blocks read and write their
-    own: the chunk that came and the own one or the copy, as in `replay.model.collectives.chains`.
+    own: the chunk that came and its own one or the copy, as in `replay.model.collectives.chains`.
 
     Parameters
     ----------
@@ -89,10 +90,16 @@ def ring(call: CollectiveCall, begun: Ints, *, protocol: Protocol, channels: int
     blocks = KernelBlocks(machine, kinds, used, call.beside, name=held_by(call.collective))
     at = machine.delay(kinds.sync, Time(protocol.start_ps), blocks.begin(begun))
     at = _pass_round(
-        machine, kinds, blocks, at,
-        collective=call.collective, nbytes=nbytes, loops=loops, protocol=protocol,
+        machine,
+        kinds,
+        blocks,
+        at,
+        collective=call.collective,
+        nbytes=nbytes,
+        loops=loops,
+        protocol=protocol,
         payload=call.carries_payload,
-    ).ends  # fmt: skip
+    ).ends
     return blocks.end(at)
 
 
@@ -102,8 +109,8 @@ def rounds_of(machine: Machine, nbytes: int, channels: int) -> int:
 
 
 def fed(
-    call: CollectiveCall, begun: Ints, *, channels: int, parts: int, ready: Ints | None = None
-) -> Fed:
+    call: CollectiveCall, begun: Tasks, *, channels: int, parts: int, ready: Tasks | None = None
+) -> PipelinedKernel:
     """Pass chunks round a ring as a kernel beside makes them; say when each is there.
 
     In every round a rank's channels share the chunk of each owner evenly, in `parts` groups of as
@@ -134,21 +141,26 @@ def fed(
         of_part = share_of(share, part, parts)
         held = share_of(channels, part, parts)
         used = cut(of_part, held)[0]
-        blocks = KernelBlocks(
-            machine, kinds, used, call.beside, held=held, name=f"{HELD}, part {part}"
-        )
+        blocks = KernelBlocks(machine, kinds, used, call.beside, held=held, name=f"{HELD}, part {part}")
         at = machine.delay(kinds.sync, Time(protocol.start_ps), blocks.begin(begun))
         own = None if ready is None else ready[..., part]
         one = _pass_round(
-            machine, kinds, blocks, at,
-            collective=collective, nbytes=of_part, loops=loops, protocol=protocol, payload=True,
+            machine,
+            kinds,
+            blocks,
+            at,
+            collective=collective,
+            nbytes=of_part,
+            loops=loops,
+            protocol=protocol,
+            payload=True,
             ready=own,
-        )  # fmt: skip
-        passed.append(Fed(blocks.end(one.ends), one.known))
+        )
+        passed.append(PipelinedKernel(blocks.end(one.ends), one.known))
     ends = machine.mark(machine.ranks, begun)
     for one in passed:
         machine.order(one.ends, ends)
-    return Fed(ends, np.stack([one.known for one in passed], axis=-1))
+    return PipelinedKernel(ends, np.stack([one.known for one in passed], axis=-1))
 
 
 def _pass_round(
@@ -162,8 +174,8 @@ def _pass_round(
     loops: int,
     protocol: Protocol,
     payload: bool,
-    ready: Ints | None = None,
-) -> Fed:
+    ready: Tasks | None = None,
+) -> PipelinedKernel:
     """Let blocks that have begun, `at` (rank,), pass chunks round; see `ring` and `fed`.
 
     What is known of chunks is (rank, owner, round), -1 for what a rank never has.
@@ -174,7 +186,7 @@ def _pass_round(
     n, ranks = machine.num_ranks, machine.ranks
     steps, chunk = steps_of(collective, n), max(1, -(-nbytes // loops))
     passing, copying = block_times(machine, protocol, chunk, blocks.count)
-    complete = 0 if collective == "all_gather" else n - 1  # step in which it has the own chunk
+    complete = 0 if collective == "all_gather" else n - 1  # step in which it has its own chunk
     known = np.full((n, n, loops), -1, np.int64)
     for loop in range(loops):
         rows = share_of(nbytes, loop, loops) if payload else 0
@@ -194,14 +206,14 @@ def _pass_round(
                 at, received = _store(machine, kinds, blocks, protocol, chunk, rows, block)
                 awaited = (received,)
             at = blocks.both(at, touched)
-    return Fed(at, known)
+    return PipelinedKernel(at, known)
 
 
 def _touches(collective: Collective, step: int, num_ranks: int) -> int:
     """Times that the bytes of a chunk are read from, or written to, a rank's memory in a step.
 
-    The first step reads the own chunk. One that copies reads what came and writes it; one that
-    adds reads what came and the own summand. Whoever has the sum first writes it, too.
+    The first step reads its own chunk. One that copies reads what came and writes it; one that
+    adds reads what came and its own summand. Whoever has the sum first writes it, too.
     """
     if step == 0:
         return 1
@@ -216,7 +228,7 @@ def _store(
     protocol: Protocol,
     chunk: int,
     rows: int,
-    after: Ints,
+    after: Tasks,
 ) -> tuple[Ints, Ints]:
     """Store a chunk, of which `rows` bytes are payload, from each rank to its successor.
 
@@ -235,9 +247,13 @@ def _store(
         for piece in range(pieces):
             after = ready[piece * n : (piece + 1) * n] = blocks.work(kinds.send, storing, after)
     sent, landed = machine.transfers.store(
-        kinds, np.tile(src, pieces), np.tile(dst, pieces), carried, ready,
+        kinds,
+        np.tile(src, pieces),
+        np.tile(dst, pieces),
+        carried,
+        ready,
         meta_bytes=each - carried,
-    )  # fmt: skip
+    )
     last_sent = sent[-n:]
     if not blocks.alone and protocol.channel_rate is None and not slow:
         # The link holds the blocks up, which store meanwhile.
@@ -259,9 +275,7 @@ def paces(machine: Machine, protocol: Protocol, nbytes: int, blocks: int) -> boo
     return bool(storing.ps > message_ps(machine, nbytes)[0])
 
 
-def _estimate_ps(
-    machine: Machine, nbytes: int, protocol: Protocol, steps: int, channels: int
-) -> int:
+def _estimate_ps(machine: Machine, nbytes: int, protocol: Protocol, steps: int, channels: int) -> int:
     """Time of a ring on idle ports: steps one after the other, each a chunk on its way."""
     used, loops, chunk = cut(nbytes, channels)
     passing, copying = block_times(machine, protocol, chunk, used)

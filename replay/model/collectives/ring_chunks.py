@@ -40,9 +40,7 @@ def cut(nbytes: int, channels: int) -> tuple[int, int, int]:
     return used, loops, max(1, -(-nbytes // loops))
 
 
-def block_times(
-    machine: Machine, protocol: Protocol, chunk: int, channels: int
-) -> tuple[Time, Time]:
+def block_times(machine: Machine, protocol: Protocol, chunk: int, channels: int) -> tuple[Time, Time]:
     """Times of the blocks for a chunk of all channels: to pass it on, to copy it at the end."""
     passing = protocol.pass_ps(chunk, channels)
     # The last chunk of a loop is copied from the buffer to where it is wanted.

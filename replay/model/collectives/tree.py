@@ -34,8 +34,9 @@ from replay.model.machine.times import Time
 
 if TYPE_CHECKING:
     from hwmodel.nccl import Protocol
+    from replay.model.arrays import Ints, Tasks
     from replay.model.machine.kinds import PhaseKinds
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
 
 LARGEST_HALVED = 128 * 1024, 32 * 1024
 """Chunks of LL128 that are halved where there are fewer than 64, and than 16, steps' worth."""
@@ -54,14 +55,14 @@ def ways(call: CollectiveCall) -> list[Way]:
             partial(all_reduce, call, protocol=protocol, channels=used),
         )
         for protocol in machine.system.nccl.protocols
-    ]  # fmt: skip
+    ]
 
 
-def all_reduce(call: CollectiveCall, begun: Ints, *, protocol: Protocol, channels: int) -> Ints:
+def all_reduce(call: CollectiveCall, begun: Tasks, *, protocol: Protocol, channels: int) -> Tasks:
     """Sum the bytes of every rank up the chain and down again: (rank,) the last tasks.
 
     A rank's channels do the same at the same time, so that they are one chain of tasks. Beside
-    other kernels, memory is charged as of rings: what came and the own summand are read on the way
+    other kernels, memory is charged as of rings: what came and its own summand are read on the way
     up, what came is copied on the way down.
 
     Parameters
@@ -115,9 +116,7 @@ class _Chain:
         self._protocol, self._chunks, self._payload = protocol, chunks, payload
         self._passing, self.copying = block_times(machine, protocol, int(chunks[0]), blocks.count)
 
-    def passed(
-        self, rank: int, peer: int, touches: int, came: Ints, begins: Ints
-    ) -> tuple[Ints, Ints]:
+    def passed(self, rank: int, peer: int, touches: int, came: Ints, begins: Ints) -> tuple[Ints, Ints]:
         """Pass all chunks on: (chunk,) tasks of the last stores, and when `peer` knows of each.
 
         Parameters
@@ -153,9 +152,13 @@ class _Chain:
         size = np.maximum(-(-stored[at] // pieces), carried)
         src, dst = np.full(len(at), rank), np.full(len(at), peer)
         sent, landed = machine.transfers.store(
-            kinds, src, dst, carried, issued[at, piece * slow],
+            kinds,
+            src,
+            dst,
+            carried,
+            issued[at, piece * slow],
             meta_bytes=size - carried,
-        )  # fmt: skip
+        )
         last = np.arange(1, len(chunks) + 1) * pieces - 1
         left = sent[last]
         if not blocks.alone and self._protocol.channel_rate is None and not slow:

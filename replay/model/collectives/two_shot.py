@@ -21,7 +21,7 @@ from replay.model.collectives.grids import BlockGrid, BlockWork, Kernel, Style
 from replay.model.collectives.one_shot import ENGINE
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints
+    from replay.model.arrays import Tasks
     from replay.model.machine.times import Time
 
 TORCH = Style(BlockGrid(blocks=24, threads=1024))
@@ -30,7 +30,7 @@ UNROLLED = (2, 4, 8)
 others they ask one after the other."""
 
 
-def all_reduce(call: CollectiveCall, begun: Ints, style: Style = ENGINE) -> Ints:
+def all_reduce(call: CollectiveCall, begun: Tasks, style: Style = ENGINE) -> Tasks:
     """Loads of a share, then of all shares: (rank,) the last tasks; see `one_shot.by_loads`."""
     n, kernel = call.machine.num_ranks, Kernel(call, style, call.share)
     added = kernel.walk(kernel.begin(begun), peer_loads.add_up(kernel, touched=n + 1))
@@ -38,7 +38,7 @@ def all_reduce(call: CollectiveCall, begun: Ints, style: Style = ENGINE) -> Ints
     return kernel.end(walked)
 
 
-def half(call: CollectiveCall, begun: Ints, style: Style = TORCH) -> Ints:
+def half(call: CollectiveCall, begun: Tasks, style: Style = TORCH) -> Tasks:
     """One of the shots by itself: (rank,) the last tasks; see `one_shot.by_loads`.
 
     The first is a reduce-scatter, the second an all-gather.
@@ -49,7 +49,7 @@ def half(call: CollectiveCall, begun: Ints, style: Style = TORCH) -> Ints:
     return kernel.end(kernel.walk(kernel.begin(begun), work))
 
 
-def all_reduce_by_stores(call: CollectiveCall, begun: Ints, style: Style = TORCH) -> Ints:
+def all_reduce_by_stores(call: CollectiveCall, begun: Tasks, style: Style = TORCH) -> Tasks:
     """Loads of a share, whose sums are stored to all: (rank,) the last tasks."""
     n, kernel = call.machine.num_ranks, Kernel(call, style, call.share)
     machine = call.machine

@@ -31,10 +31,11 @@ from replay.model.machine.times import MemoryTraffic
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from replay.model.arrays import Counts, Ints, Pools, Ranks, Tasks
     from replay.model.compute.gemm import Gemm
     from replay.model.compute.weight_gradients import Projection
     from replay.model.machine.host import Bools
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
 
 EACH = "a GEMM for each expert with rows"
@@ -45,7 +46,7 @@ FP8_TILE = 128
 STREAMS = 4  # TransformerEngine ``common/util/multi_stream.h``
 
 
-class Call(NamedTuple):
+class ExpertCall(NamedTuple):
     """One call on every GPU.
 
     Attributes
@@ -56,17 +57,17 @@ class Call(NamedTuple):
     """
 
     expert: Ints
-    rows: Ints
+    rows: Counts
 
 
-def calls_of(work: LayerWork) -> list[Call]:
+def calls_of(work: LayerWork) -> list[ExpertCall]:
     """Calls for all experts: the i-th of a GPU is for the i-th of its experts that has rows."""
     busy = [experts[work.rows_of_expert[experts] > 0] for experts in work.experts_of_rank]
     calls = []
     for place in range(max(map(len, busy), default=0)):
         has = np.array([len(experts) > place for experts in busy])
         expert = np.array([experts[place] if len(experts) > place else 0 for experts in busy])
-        calls.append(Call(expert, np.where(has, work.rows_of_expert[expert], 0)))
+        calls.append(ExpertCall(expert, np.where(has, work.rows_of_expert[expert], 0)))
     return calls
 
 
@@ -81,9 +82,7 @@ class GemmCalls:
         All of them, each of which is to be added once.
     """
 
-    def __init__(
-        self, machine: Machine, work: LayerWork, gemm: Gemm, pool: Ints, calls: Sequence[Call]
-    ) -> None:
+    def __init__(self, machine: Machine, work: LayerWork, gemm: Gemm, pool: Pools, calls: Sequence[ExpertCall]) -> None:
         self._machine, self._work, self._gemm, self._pool = machine, work, gemm, pool
         self._calls = {id(call): (place, call) for place, call in enumerate(calls)}
         self._tiles = tiles = _tiles(machine, work, gemm, calls)
@@ -93,7 +92,7 @@ class GemmCalls:
         self._tasks = np.searchsorted(tiles.kernel[self._plan.tile], ends).tolist()
         self._added: dict[int, list[Ints]] = {}
 
-    def add(self, call: Call, after: Ints) -> Ints:
+    def add(self, call: ExpertCall, after: Tasks) -> Ints:
         """Multiply rows of one expert on every GPU, in a kernel: (rank,) marks of its end.
 
         Parameters
@@ -113,10 +112,17 @@ class GemmCalls:
         of = plan.tile - first
         rank = ranks[of]
         self._added[place] = chain = add_steps(
-            machine, plan.duration_ps, plan.ending_ps, [begun[rank]],
-            resource=self._pool[rank], late_ps=plan.late_ps, priority=0,
-            kind=kind, rank=rank, tag=call.expert[rank],
-        )  # fmt: skip
+            machine,
+            plan.duration_ps,
+            plan.ending_ps,
+            [begun[rank]],
+            resource=self._pool[rank],
+            late_ps=plan.late_ps,
+            priority=0,
+            kind=kind,
+            rank=rank,
+            tag=call.expert[rank],
+        )
         done = machine.join(chain[-1], of, ranks)
         return _ended(machine, done, ranks, begun, on)
 
@@ -132,8 +138,8 @@ class GemmCalls:
 def per_expert_kernels(
     machine: Machine,
     work: LayerWork,
-    pool: Ints,
-    after: Ints,
+    pool: Pools,
+    after: Tasks,
     *,
     streams: int = STREAMS,
     quantises: bool = False,
@@ -155,7 +161,7 @@ def per_expert_kernels(
     """
     calls, quantises = calls_of(work), quantises and work.precision.has_scales
 
-    def multiply(gemm: Gemm, begin: Ints) -> Ints:
+    def multiply(gemm: Gemm, begin: Tasks) -> Ints:
         if quantises:
             begin = quantise(machine, work, gemm, calls, begin)
 
@@ -164,7 +170,7 @@ def per_expert_kernels(
         multiplied.read()
         return ends
 
-    def gradient(projection: Projection, begin: Ints) -> Ints:
+    def gradient(projection: Projection, begin: Tasks) -> Ints:
         return gradient_calls(machine, work, projection, pool, begin, streams=streams)
 
     return in_turn(machine, work, after, multiply, gradient, quantises=not quantises)
@@ -174,8 +180,8 @@ def gradient_calls(
     machine: Machine,
     work: LayerWork,
     projection: Projection,
-    pool: Ints,
-    after: Ints,
+    pool: Pools,
+    after: Tasks,
     *,
     streams: int = STREAMS,
 ) -> Ints:
@@ -184,7 +190,7 @@ def gradient_calls(
     See `per_expert_kernels` for the parameters.
     """
 
-    def one(call: Call, behind: Ints) -> Ints:
+    def one(call: ExpertCall, behind: Ints) -> Ints:
         return gradient_call(machine, work, projection, call, pool, behind)
 
     return _on_streams(machine, calls_of(work), after, streams, one)
@@ -197,7 +203,7 @@ QUANTISE = Operation(
 )
 
 
-def quantise(machine: Machine, work: LayerWork, gemm: Gemm, calls: list[Call], after: Ints) -> Ints:
+def quantise(machine: Machine, work: LayerWork, gemm: Gemm, calls: list[ExpertCall], after: Tasks) -> Tasks:
     """Make FP8 operands of a GEMM's rows, in a kernel for each expert: (rank,) tasks.
 
     They are made by rows and once more, by columns, for the weight gradient; one kernel writes both
@@ -209,9 +215,7 @@ def quantise(machine: Machine, work: LayerWork, gemm: Gemm, calls: list[Call], a
         begun = machine.kernel(ends, QUANTISE, kind=Kind.CAST, on=call.rows > 0)
         ranks = np.flatnonzero(call.rows)
         rows, ends = call.rows[ranks], begun.copy()
-        moved = MemoryTraffic(
-            rows * types.token_row_bytes(gemm.k), 2 * rows * types.operand_row_bytes(gemm.k)
-        )
+        moved = MemoryTraffic(rows * types.token_row_bytes(gemm.k), 2 * rows * types.operand_row_bytes(gemm.k))
         least = cast_twice(machine, rows, gemm.k)
         machine.host.moves(moved, machine.costs.beside_bytes(moved, least))
         ends[ranks] = machine.stream(
@@ -222,10 +226,10 @@ def quantise(machine: Machine, work: LayerWork, gemm: Gemm, calls: list[Call], a
 
 def _on_streams(
     machine: Machine,
-    calls: list[Call],
-    after: Ints,
+    calls: list[ExpertCall],
+    after: Tasks,
     streams: int,
-    one: Callable[[Call, Ints], Ints],
+    one: Callable[[ExpertCall, Ints], Ints],
 ) -> Ints:
     """Give calls to streams in turn: (rank,) marks when all have ended."""
     ends = [after] * min(streams, max(len(calls), 1))
@@ -235,7 +239,7 @@ def _on_streams(
     return machine.gather(np.concatenate(ends), np.tile(machine.ranks, len(ends)), after)
 
 
-def _tiles(machine: Machine, work: LayerWork, gemm: Gemm, calls: Sequence[Call]) -> RowTiles:
+def _tiles(machine: Machine, work: LayerWork, gemm: Gemm, calls: Sequence[ExpertCall]) -> RowTiles:
     """Tiles of calls, by the shape that suits the rows of each, or of FP8's one shape.
 
     A kernel's number is that of its rank behind those of the calls before.
@@ -248,16 +252,18 @@ def _tiles(machine: Machine, work: LayerWork, gemm: Gemm, calls: Sequence[Call])
     sizes, of_kernel = np.unique(np.maximum(rows, 1), return_inverse=True)
     grids = [
         compute.gemm_tiles(
-            np.array([size]), gemm.n, gemm.k, dtype,
-            block_m=side, block_n=side, num_sms=machine.sms.compute,
+            np.array([size]),
+            gemm.n,
+            gemm.k,
+            dtype,
+            block_m=side,
+            block_n=side,
+            num_sms=machine.sms.compute,
         )
         for size in sizes.tolist()
-    ]  # fmt: skip
-    cut = [grid.rows_in_tile for grid in grids]
-    absents = [
-        compute.absent_rows(in_tile, grid.block_m, gemm.n)
-        for in_tile, grid in zip(cut, grids, strict=True)
     ]
+    cut = [grid.rows_in_tile for grid in grids]
+    absents = [compute.absent_rows(in_tile, grid.block_m, gemm.n) for in_tile, grid in zip(cut, grids, strict=True)]
     busy = np.flatnonzero(rows)
     grid_of = of_kernel[busy].tolist()
     tiles = np.zeros(len(rows), np.int64)
@@ -281,9 +287,9 @@ def gradient_call(
     machine: Machine,
     work: LayerWork,
     projection: Projection,
-    call: Call,
-    pool: Ints,
-    after: Ints,
+    call: ExpertCall,
+    pool: Pools,
+    after: Tasks,
 ) -> Ints:
     """Add one expert's weight gradient on every GPU, in a kernel: (rank,) marks of its end.
 
@@ -297,7 +303,7 @@ def gradient_call(
     return _ended(machine, tasks, rank, begun, on)
 
 
-def _ended(machine: Machine, tasks: Ints, rank: Ints, begun: Ints, on: Bools) -> Ints:
+def _ended(machine: Machine, tasks: Tasks, rank: Ranks, begun: Tasks, on: Bools) -> Tasks:
     """(rank,): marks behind a call's tasks, or what precedes it where a GPU has none."""
     ends = begun.copy()
     ranks = np.flatnonzero(on)

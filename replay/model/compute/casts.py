@@ -28,14 +28,15 @@ from replay.model.machine.times import NO_TIME, MemoryTraffic
 from replay.model.work.ragged import places
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints, IntsLike, Machine, Time
+    from replay.model.arrays import Counts, Ints, Pools, Ranks, Tasks
+    from replay.model.machine.machine import IntsLike, Machine, Time
     from replay.model.work.layer import LayerWork
 
 CAST_TOKENS = Operation("cast of tokens", moves="tokens in BF16, rows that travel")
 READS = 64  # tasks, per rank, in which a kernel that casts as it sends reads all tokens
 
 
-def cast_before_dispatch(machine: Machine, work: LayerWork, after: Ints) -> Ints:
+def cast_before_dispatch(machine: Machine, work: LayerWork, after: Tasks) -> Tasks:
     """Make the rows that travel of a rank's own tokens, in a kernel: (rank,) tasks.
 
     Parameters
@@ -50,7 +51,7 @@ def cast_before_dispatch(machine: Machine, work: LayerWork, after: Ints) -> Ints
     return machine.memory_kernel(Kind.TOKEN_CAST, moved, after, CAST_TOKENS)
 
 
-def tokens_read(machine: Machine, work: LayerWork, begun: Ints) -> Ints:
+def tokens_read(machine: Machine, work: LayerWork, begun: Tasks) -> Tasks:
     """Read tokens from memory in a kernel that casts as it sends: (token,) tasks.
 
     However often a token is sent, memory is read once: it is in the cache then.
@@ -86,7 +87,7 @@ def casting(machine: Machine, work: LayerWork, sent_bytes: IntsLike) -> Time:
     return machine.costs.sm_add(read, 0)
 
 
-def cast_received(machine: Machine, work: LayerWork, rows: Ints, after: Ints) -> Ints:
+def cast_received(machine: Machine, work: LayerWork, rows: Counts, after: Tasks) -> Tasks:
     """Make operands of rows that were received, in a kernel: (rank,) tasks.
 
     Parameters
@@ -102,7 +103,7 @@ def cast_received(machine: Machine, work: LayerWork, rows: Ints, after: Ints) ->
     return machine.memory_kernel(Kind.CAST, moved, after)
 
 
-def cast_results(machine: Machine, work: LayerWork, rows: Ints, after: Ints) -> Ints:
+def cast_results(machine: Machine, work: LayerWork, rows: Counts, after: Tasks) -> Tasks:
     """Make rows for the way back of results, in a kernel: (rank,) tasks; as `cast_received`."""
     if not work.precision.casts_results:
         return after
@@ -129,10 +130,10 @@ class TileCasts:
 def cast_tiles(
     machine: Machine,
     work: LayerWork,
-    rank: Ints,
-    rows: Ints,
-    pool: Ints,
-    ready: Ints,
+    rank: Ranks,
+    rows: Counts,
+    pool: Pools,
+    ready: Tasks,
     priority: Ints,
 ) -> TileCasts:
     """Cast every row tile on one of the SMs that multiply.
@@ -153,9 +154,13 @@ def cast_tiles(
     read = rows * work.dispatch_row_bytes
     written = rows * work.operand_row_bytes
     on_sm = machine.serve(
-        pool[rank], machine.costs.sm_add(read, written), priority=priority,
-        kind=Kind.CAST, rank=rank, after=ready,
-    )  # fmt: skip
+        pool[rank],
+        machine.costs.sm_add(read, written),
+        priority=priority,
+        kind=Kind.CAST,
+        rank=rank,
+        after=ready,
+    )
     streamed = machine.stream(Kind.CAST, MemoryTraffic(read, written), rank, ready)
     done = machine.mark(rank, on_sm)
     machine.order(streamed, done)

@@ -20,8 +20,9 @@ from replay.model.compute.slices import WHOLE, Slices
 from replay.model.work.stacks.bare import BareRows
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Ints, Tasks
     from replay.model.compute.dense_kernels import Weights
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.work.context import Context
     from replay.model.work.kernel_lists import RankedOperation
     from replay.model.work.kernel_lists.lists import Pass
@@ -81,9 +82,7 @@ class Between:
             missing.append("layers without experts")
         return [*missing, "embedding, output head and sampling"]
 
-    def before_layer(
-        self, machine: Machine, decoder_layer: int, context: Context, after: Ints
-    ) -> Ints:
+    def before_layer(self, machine: Machine, decoder_layer: int, context: Context, after: Tasks) -> Tasks:
         """Add what lies between the end of the MoE layer before (or the step's start) and this one.
 
         Dense layers right before this MoE layer are included.
@@ -104,34 +103,32 @@ class Between:
         ready = self.attend(machine, context, self.prepare(machine, decoder_layer, context, after))
         return ready if self.shared_beside else self.shared_experts(machine, context, ready)
 
-    def prepare(self, machine: Machine, decoder_layer: int, context: Context, after: Ints) -> Ints:
+    def prepare(self, machine: Machine, decoder_layer: int, context: Context, after: Tasks) -> Tasks:
         """Add the first part of `before_layer`, up to queries, keys and values: (rank,) tasks."""
         kernels = self._kernels(machine, after)
         self._prepare(kernels, decoder_layer, context)
         return kernels.end
 
-    def attend(self, machine: Machine, context: Context, after: Ints) -> Ints:
+    def attend(self, machine: Machine, context: Context, after: Tasks) -> Tasks:
         """Add the second part, from attention itself to the choice of experts: (rank,) tasks."""
         kernels = self._kernels(machine, after)
         self._attend(kernels, context)
         self._choose(kernels, context)
         return kernels.end
 
-    def mix(self, machine: Machine, context: Context, after: Ints) -> Ints:
+    def mix(self, machine: Machine, context: Context, after: Tasks) -> Tasks:
         """Add attention itself alone, of queries, keys and values that are there: (rank,) tasks."""
         kernels = self._kernels(machine, after)
         self._mix(kernels, context, is_decode=self.is_decode)
         return kernels.end
 
-    def shared_experts(self, machine: Machine, context: Context, after: Ints) -> Ints:
+    def shared_experts(self, machine: Machine, context: Context, after: Tasks) -> Tasks:
         """Add the last part, the shared experts: (rank,) tasks; `after` if there are none."""
         kernels = self._kernels(machine, after)
         self._shared(kernels, context)
         return kernels.end
 
-    def layer(
-        self, machine: Machine, context: Context, after: Ints, *, is_dense: bool
-    ) -> Mapping[Section, Ints]:
+    def layer(self, machine: Machine, context: Context, after: Tasks, *, is_dense: bool) -> Mapping[Section, Ints]:
         """Add these parts of one layer alone; dense layers are layers of their own.
 
         Parameters
@@ -159,11 +156,11 @@ class Between:
             self._shared(kernels, context)
         return {"attention": attended, "dense": kernels.end}
 
-    def hop(self, machine: Machine, context: Context, after: Ints) -> Ints:
+    def hop(self, machine: Machine, context: Context, after: Tasks) -> Ints:
         """Add what begins a pass when rows have come from another stage of the pipeline."""
         return after
 
-    def again(self, machine: Machine, context: Context, after: Ints, *, is_dense: bool) -> Ints:
+    def again(self, machine: Machine, context: Context, after: Tasks, *, is_dense: bool) -> Ints:
         """Add what a backward pass makes again of the forward pass, in place of keeping it.
 
         That is what costs little beside the memory which it saves: norms, activation functions and
@@ -187,7 +184,7 @@ class Between:
             kernels.run(row for row in rows if row.of.again)
         return kernels.end
 
-    def joined(self, machine: Machine, context: Context, after: Ints) -> Ints:
+    def joined(self, machine: Machine, context: Context, after: Tasks) -> Tasks:
         """Join a token's row with the next one's, for multi-token prediction: (rank,) tasks."""
         kernels = self._kernels(machine, after)
         self._run(kernels, "joined", context)
@@ -195,15 +192,17 @@ class Between:
 
     # ---- rows and kernels ------------------------------------------------------------------------
 
-    def _kernels(
-        self, machine: Machine, after: Ints, *, is_backward: bool | None = None
-    ) -> ListedKernels:
+    def _kernels(self, machine: Machine, after: Tasks, *, is_backward: bool | None = None) -> ListedKernels:
         back = self.is_backward if is_backward is None else is_backward
         return ListedKernels(
-            machine, self.precision, after, is_backward=back,
-            weights=self.weights if back else "with", known=self._times,
+            machine,
+            self.precision,
+            after,
+            is_backward=back,
+            weights=self.weights if back else "with",
+            known=self._times,
             collective_ps=self.slices.collective_ps,
-        )  # fmt: skip
+        )
 
     @cached_property
     def _bare(self) -> BareRows:

@@ -22,8 +22,9 @@ from replay.model.machine.times import Time
 
 if TYPE_CHECKING:
     from hwmodel.attention import Scores
+    from replay.model.arrays import Bytes, Counts, Ints, Picoseconds, Tasks
     from replay.model.machine.host import Operation
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
 
 Weights = Literal["with", "put off", "alone"]
 
@@ -32,7 +33,7 @@ BETWEEN = KIND_NAMES[Kind.BETWEEN]  # name of a kernel that is no elementwise on
 BF16 = 2  # bytes of a value of the residual stream, of attention and of the key-value cache
 
 
-class Kernels:
+class DenseKernels:
     """Kernels of every GPU, one after the other.
 
     Parameters
@@ -61,7 +62,7 @@ class Kernels:
         self,
         machine: Machine,
         precision: str,
-        after: Ints,
+        after: Tasks,
         *,
         is_backward: bool,
         weights: Weights = "with",
@@ -100,7 +101,7 @@ class Kernels:
             )
         return self._known[key]
 
-    def attention(self, scores: Scores[Ints], key: int, value: int, nbytes: Ints) -> None:
+    def attention(self, scores: Scores[Ints], key: int, value: int, nbytes: Bytes) -> None:
         """Add an attention kernel of prefill or training.
 
         Parameters
@@ -116,7 +117,7 @@ class Kernels:
         run = attention.backward_ps if self.is_backward else attention.forward_ps
         self._attention(run(scores, key, value, nbytes))
 
-    def decode(self, flop: Ints, nbytes: Ints) -> None:
+    def decode(self, flop: Ints, nbytes: Bytes) -> None:
         """Add an attention kernel over the cache.
 
         Parameters
@@ -128,7 +129,7 @@ class Kernels:
         """
         self._attention(self._machine.system.attention.decode_ps(flop, nbytes))
 
-    def _attention(self, time_ps: Ints | int) -> None:
+    def _attention(self, time_ps: Picoseconds | int) -> None:
         if self.weights == "alone":
             return
         time = np.asarray(time_ps, np.int64)
@@ -137,7 +138,7 @@ class Kernels:
         else:
             self._in_blocks(time)
 
-    def _in_blocks(self, time_ps: Ints) -> None:
+    def _in_blocks(self, time_ps: Picoseconds) -> None:
         """Add a kernel of thread blocks that take any SM which another stream leaves.
 
         Parameters
@@ -150,9 +151,12 @@ class Kernels:
         rank = np.repeat(machine.ranks, BLOCK_WAVES * every)
         pool = machine.sms.pool("sm-attention", every)
         blocks = machine.serve(
-            pool[rank], Time(time_ps[rank] // BLOCK_WAVES), kind=Kind.ATTENTION, rank=rank,
+            pool[rank],
+            Time(time_ps[rank] // BLOCK_WAVES),
+            kind=Kind.ATTENTION,
+            rank=rank,
             after=begun[rank],
-        )  # fmt: skip
+        )
         BlockScheduler(machine, every).hold(blocks, blocks, rank, begun[rank])
         self.end = machine.gather(blocks, rank, begun)
 
@@ -170,9 +174,7 @@ class Kernels:
         self._machine.notes.exchange()
         self.end = self._machine.delay(Kind.BETWEEN, Time(time_ps), begun)
 
-    def _weight_gradient_ps(
-        self, rows: int, n: int, k: int, dtype: str, adds: int = ACCUMULATOR_BYTES
-    ) -> int:
+    def _weight_gradient_ps(self, rows: int, n: int, k: int, dtype: str, adds: int = ACCUMULATOR_BYTES) -> int:
         """Time of an (n, k) weight's gradient: a product over the rows, added up in FP32.
 
         Parameters
@@ -190,7 +192,7 @@ class Kernels:
         stream = int(hbm.stream_ps(operands + accumulator)) + compute.tile_overhead_ps
         return max(compute.gemm_time_ps(n, k, rows, dtype, self._sms), stream)
 
-    def _product(self, rows: Ints, time_ps: Callable[[int], int], *sizes: object) -> None:
+    def _product(self, rows: Counts, time_ps: Callable[[int], int], *sizes: object) -> None:
         """Add a GEMM whose time `time_ps` finds for each rank's rows, once for equal `sizes`."""
         for count in np.unique(rows).tolist():
             key = (self._sms, count, *sizes)
@@ -199,7 +201,7 @@ class Kernels:
         times = [self._known[self._sms, count, *sizes] for count in rows.tolist()]
         self._timed(Kind.DENSE_GEMM, np.array(times, np.int64))
 
-    def _timed(self, kind: Kind, time_ps: Ints) -> None:
+    def _timed(self, kind: Kind, time_ps: Picoseconds) -> None:
         """Add a kernel that has all SMs for so long: (rank,)."""
         begun = self._machine.kernel(self.end, self.what)
         self.end = self._machine.delay(kind, Time(time_ps), begun)

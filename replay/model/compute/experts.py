@@ -20,15 +20,14 @@ from replay.model.machine.kinds import KIND_NAMES, Kind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from replay.model.arrays import Bytes, Counts, Ints, Pools, Tasks
     from replay.model.compute.row_tiles import RowTiles
     from replay.model.compute.weight_gradients import Projection
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
 
 
-ACTIVATION = Operation(
-    KIND_NAMES[Kind.ACTIVATION], moves="results of the first GEMM, operands of the second"
-)
+ACTIVATION = Operation(KIND_NAMES[Kind.ACTIVATION], moves="results of the first GEMM, operands of the second")
 # Behind an activation that writes no operands.
 QUANTISATION = Operation("quantisation", moves="what the activation wrote, operands with scales")
 
@@ -52,8 +51,8 @@ def fused_tiles(
     machine: Machine,
     work: LayerWork,
     tiles: RowTiles,
-    pool: Ints,
-    ready: Ints,
+    pool: Pools,
+    ready: Tasks,
     *,
     tile_order: str,
     second_pool: Ints | None = None,
@@ -82,9 +81,16 @@ def fused_tiles(
     inputs = None
     for gemm, turn in ((first, turns.first), (second, turns.second)):
         tasks = gemm_tasks(
-            machine, work, gemm, tiles, pool, ready,
-            inputs=inputs, priority=turn, by_columns=turns.by_columns,
-        )  # fmt: skip
+            machine,
+            work,
+            gemm,
+            tiles,
+            pool,
+            ready,
+            inputs=inputs,
+            priority=turn,
+            by_columns=turns.by_columns,
+        )
         ready, inputs = tasks.done, tasks.outputs
         if between is not None:
             ready, between = between(ready), None
@@ -94,8 +100,8 @@ def fused_tiles(
 
 
 def activation_bytes(
-    work: LayerWork, layout: str = "plain", *, quantises: bool = True, rows: Ints | None = None
-) -> Ints:
+    work: LayerWork, layout: str = "plain", *, quantises: bool = True, rows: Counts | None = None
+) -> Bytes:
     """(rank,): bytes that an activation kernel reads and writes in HBM.
 
     Forward, it reads GEMM-1's output and writes GEMM-2's input. Backward, it reads the gradient of
@@ -119,12 +125,10 @@ def activation_bytes(
     return (padded_rows(work, layout) if rows is None else rows) * each
 
 
-def quantisation_bytes(work: LayerWork, layout: str = "plain") -> Ints:
+def quantisation_bytes(work: LayerWork, layout: str = "plain") -> Bytes:
     """(rank,): bytes that a kernel reads and writes which quantises what the activation wrote."""
     shape, types = work.shape, work.precision
-    widths = (
-        (shape.intermediate, shape.gemm1_columns) if work.is_backward else (shape.intermediate,)
-    )
+    widths = (shape.intermediate, shape.gemm1_columns) if work.is_backward else (shape.intermediate,)
     each = sum(types.token_row_bytes(width) + types.operand_row_bytes(width) for width in widths)
     return padded_rows(work, layout) * each
 
@@ -132,8 +136,8 @@ def quantisation_bytes(work: LayerWork, layout: str = "plain") -> Ints:
 def separate_kernels(
     machine: Machine,
     work: LayerWork,
-    pool: Ints,
-    after: Ints,
+    pool: Pools,
+    after: Tasks,
     *,
     layout: str = "plain",
     num_sms: int = 0,
@@ -153,26 +157,32 @@ def separate_kernels(
     """
     apart = quantises_apart and work.precision.has_scales
 
-    def multiply(gemm: Gemm, begin: Ints) -> Ints:
+    def multiply(gemm: Gemm, begin: Tasks) -> Ints:
         return gemm_kernel(machine, work, gemm, pool, begin, layout=layout, num_sms=num_sms).end
 
-    def gradient(projection: Projection, begin: Ints) -> Ints:
+    def gradient(projection: Projection, begin: Tasks) -> Ints:
         return weight_gradient_kernel(machine, work, projection, pool, begin, num_sms)
 
-    def quantise(begin: Ints) -> Ints:
+    def quantise(begin: Tasks) -> Ints:
         quantised = quantisation_bytes(work, layout)
         return machine.memory_kernel(Kind.ACTIVATION, quantised, begin, QUANTISATION)
 
     return in_turn(
-        machine, work, after, multiply, gradient,
-        layout=layout, quantises=not apart, quantise=quantise if apart else None,
-    )  # fmt: skip
+        machine,
+        work,
+        after,
+        multiply,
+        gradient,
+        layout=layout,
+        quantises=not apart,
+        quantise=quantise if apart else None,
+    )
 
 
 def in_turn(
     machine: Machine,
     work: LayerWork,
-    after: Ints,
+    after: Tasks,
     multiply: Callable[[Gemm, Ints], Ints],
     gradient: Callable[[Projection, Ints], Ints],
     *,

@@ -25,12 +25,13 @@ from replay.model.work.ragged import places
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from replay.model.arrays import Counts, Ints, Picoseconds, Pools, Tasks
     from replay.model.compute.gemm import Gemm
     from replay.model.compute.operands import OperandPath
     from replay.model.compute.row_tiles import RowTiles
     from replay.model.compute.warp_work import WarpWork
     from replay.model.machine.host import Bools
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.machine.notes import Read
     from replay.model.work.layer import LayerWork
 
@@ -82,9 +83,9 @@ class PlannedTiles(NamedTuple):
     tile: Ints
     column: Ints
     width: Ints
-    duration_ps: Ints
-    ending_ps: Ints
-    late_ps: Ints
+    duration_ps: Picoseconds
+    ending_ps: Picoseconds
+    late_ps: Picoseconds
 
 
 def gemm_tasks(
@@ -92,8 +93,8 @@ def gemm_tasks(
     work: LayerWork,
     gemm: Gemm,
     tiles: RowTiles,
-    pool: Ints,
-    after: Ints,
+    pool: Pools,
+    after: Tasks,
     *,
     inputs: Ints | None = None,
     raster: Raster = "rows",
@@ -152,10 +153,16 @@ def gemm_tasks(
         Operands that the L2 cache has from the start.
     """
     plan = plan_tiles(
-        machine, work, gemm, tiles,
-        raster=raster, block_columns=block_columns, resident_blocks=resident_blocks, path=path,
+        machine,
+        work,
+        gemm,
+        tiles,
+        raster=raster,
+        block_columns=block_columns,
+        resident_blocks=resident_blocks,
+        path=path,
         warps=warps,
-    )  # fmt: skip
+    )
     tile, column = plan.tile, plan.column
     waits = (*(() if steps is None else steps), after)
     chain = add_steps(
@@ -172,9 +179,18 @@ def gemm_tasks(
     )
     columns = chain[-1]
     outputs = read_operands(
-        machine, work, gemm, tiles, plan, chain,
-        inputs=inputs, clusters=clusters, kept=kept, path=path, found=found,
-    )  # fmt: skip
+        machine,
+        work,
+        gemm,
+        tiles,
+        plan,
+        chain,
+        inputs=inputs,
+        clusters=clusters,
+        kept=kept,
+        path=path,
+        found=found,
+    )
     done = machine.join(columns, tile, tiles.rank)
     if routed:
         machine.notes.multiply(tiles.matrix)
@@ -212,17 +228,11 @@ def plan_tiles(
     )
     beside = warps.ps(machine, gemm, tiles.rows[tile], rows[tile], widths, dtype)
     overhead = compute.tile_overhead_ps + beside
-    hidden_ps = np.maximum(
-        overhead - overhead // resident_blocks, compute.hidden_ps(duration + beside, overhead)
-    )
-    return PlannedTiles(
-        tile, column, widths, duration + beside - hidden_ps, overhead - hidden_ps, hidden_ps
-    )
+    hidden_ps = np.maximum(overhead - overhead // resident_blocks, compute.hidden_ps(duration + beside, overhead))
+    return PlannedTiles(tile, column, widths, duration + beside - hidden_ps, overhead - hidden_ps, hidden_ps)
 
 
-def _in_raster(
-    tiles: RowTiles, num_columns: Ints, raster: Raster, *, num_sms: int
-) -> tuple[Ints, Ints]:
+def _in_raster(tiles: RowTiles, num_columns: Ints, raster: Raster, *, num_sms: int) -> tuple[Ints, Ints]:
     """Row tile and column of every tile, in the order of a raster: two (task,).
 
     Parameters
@@ -253,22 +263,27 @@ def _in_raster(
 def _column_ps(
     machine: Machine,
     tiles: RowTiles,
-    rows: Ints,
+    rows: Counts,
     widths: Ints,
     k: int,
     dtype: str,
     path: OperandPath,
-) -> Ints:
+) -> Picoseconds:
     """Time of one tile of so many rows and columns (tile,) of each row tile: (tile,)."""
     time = np.zeros(len(tiles), np.int64)
     for width in np.unique(widths):
         of = np.flatnonzero(widths == width)
         absent = 0 if tiles.absent_rows is None else tiles.absent_rows[of]
         time[of] = machine.system.compute.tile_ps(
-            rows[of], int(width), k, dtype, absent,
-            block_m=tiles.block_m[tiles.kernel[of]], grouped=tiles.absent_rows is None,
+            rows[of],
+            int(width),
+            k,
+            dtype,
+            absent,
+            block_m=tiles.block_m[tiles.kernel[of]],
+            grouped=tiles.absent_rows is None,
             path=path,
-        )  # fmt: skip
+        )
     return time
 
 
@@ -321,9 +336,7 @@ def read_operands(
     matrix, rank = tiles.matrix[tile], tiles.rank[tile]
     num_columns, num_steps = int(plan.column.max(initial=0)) + 1, len(steps)
     num_weights = len(tiles.first_of_expert) * num_columns
-    blocks = machine.l2.new_blocks(
-        num_steps * num_weights + (num_steps + 1) * len(tiles) + len(tile)
-    )
+    blocks = machine.l2.new_blocks(num_steps * num_weights + (num_steps + 1) * len(tiles) + len(tile))
     ours = blocks + num_steps * num_weights + np.arange(len(tiles))
     outputs: Ints = ours + num_steps * len(tiles)
 
@@ -338,15 +351,25 @@ def read_operands(
         columns = blocks + step * num_weights + matrix * num_columns + plan.column
         rows = ours + step * len(tiles) if inputs is None else inputs
         machine.l2.read(
-            "weights", tasks, rank, columns, -(-weights // num_steps),
+            "weights",
+            tasks,
+            rank,
+            columns,
+            -(-weights // num_steps),
             drawn_bytes=slots(-(-weights // (num_steps * of_weights))),
-            reads_on=step < num_steps - 1, is_found="weights" in found,
-        )  # fmt: skip
+            reads_on=step < num_steps - 1,
+            is_found="weights" in found,
+        )
         machine.l2.read(
-            "activations", tasks, rank, rows[tile], -(-activations // num_steps),
+            "activations",
+            tasks,
+            rank,
+            rows[tile],
+            -(-activations // num_steps),
             drawn_bytes=slots(-(-activations // (num_steps * of_activations))),
-            reads_on=step < num_steps - 1, is_found="activations" in found,
-        )  # fmt: skip
+            reads_on=step < num_steps - 1,
+            is_found="activations" in found,
+        )
     # Each column tile writes its own part; who reads the row tile finds it by its first.
     wrote = np.arange(len(tile)) if kept is None else np.flatnonzero(kept[tile])
     column, whole = plan.column[wrote], (tiles.moved_rows * gemm.out_bytes)[tile[wrote]]
@@ -354,10 +377,11 @@ def read_operands(
     end = begin + plan.width[wrote]
     parts = blocks + num_steps * num_weights + (num_steps + 1) * len(tiles) + wrote
     machine.l2.write(
-        steps[-1][wrote], rank[wrote],
+        steps[-1][wrote],
+        rank[wrote],
         np.where(column == 0, outputs[tile[wrote]], parts),
         whole * end // gemm.n - whole * begin // gemm.n,
-    )  # fmt: skip
+    )
     return outputs
 
 
@@ -381,8 +405,8 @@ def gemm_kernel(
     machine: Machine,
     work: LayerWork,
     gemm: Gemm,
-    pool: Ints,
-    after: Ints,
+    pool: Pools,
+    after: Tasks,
     *,
     launched_early: bool = False,
     layout: str = "plain",
@@ -420,7 +444,5 @@ def gemm_kernel(
         begun = machine.delay(Kind.LAUNCH, machine.costs.cache_load() * lines, begun)
     sms = num_sms or machine.sms.compute
     tiles = row_tiles(machine, work, gemm, sms, layout=layout, tuned_rows=tuned_rows)
-    tasks = gemm_tasks(
-        machine, work, gemm, tiles, pool, begun[tiles.rank], raster=raster, path=path, found=found
-    )
+    tasks = gemm_tasks(machine, work, gemm, tiles, pool, begun[tiles.rank], raster=raster, path=path, found=found)
     return GemmKernel(tiles, tasks, machine.gather(tasks.done, tiles.rank, begun))

@@ -22,7 +22,8 @@ from replay.model.machine.kinds import WEIGHTS, Kind
 from replay.model.machine.times import MemoryTraffic
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
 
 TILE_BYTES = 64 * 1024  # kGradReduceTileSizeBytes
@@ -34,7 +35,7 @@ def gradient_bytes(work: LayerWork) -> tuple[int, ...]:
     return tuple(ACCUMULATOR_BYTES * gemm.n * gemm.k for gemm in Gemm.of_matrices(work))
 
 
-def reduce_gradients(machine: Machine, work: LayerWork, ends: Ints) -> Ints:
+def reduce_gradients(machine: Machine, work: LayerWork, ends: Ints) -> Tasks:
     """Add the gradients of replicas to those at home: (rank,) tasks.
 
     Parameters
@@ -67,9 +68,7 @@ def _tiles(nbytes: int) -> Ints:
     return np.minimum(TILE_BYTES, nbytes - begins).astype(np.int64)
 
 
-def _reduced(
-    machine: Machine, home: Ints, slot: Ints, size: Ints, begun: Ints, ends: Ints, planner: str
-) -> Ints:
+def _reduced(machine: Machine, home: Ints, slot: Ints, size: Ints, begun: Tasks, ends: Ints, planner: str) -> Tasks:
     """Load, add and clear tiles of GPUs `slot` for GPUs `home` (tile,): (rank,) tasks."""
     pool = machine.sms.pool("gradient reduction", NUM_SMS[planner])
     # The replica's gradients are complete: an exchange of the layer lies behind them.

@@ -70,6 +70,12 @@ def _clocks(machine: Machine, values: IntsLike, clocks: float) -> Time:
 
 
 LAWS: dict[str, Callable[[Machine, IntsLike, int], Time]] = {
-    "row map": row_map, "chunk map": chunk_map, "row walk": row_walk, "cast twice": cast_twice,
-    "strided": strided, "atomic": atomic, "chain": chain, "blocks": blocks,
-}  # fmt: skip
+    "row map": row_map,
+    "chunk map": chunk_map,
+    "row walk": row_walk,
+    "cast twice": cast_twice,
+    "strided": strided,
+    "atomic": atomic,
+    "chain": chain,
+    "blocks": blocks,
+}

@@ -19,11 +19,12 @@ from replay.model.machine.kinds import Kind
 from replay.model.work.ragged import places
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints, Pools, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
 
 
-def least_experts(machine: Machine, work: LayerWork, pool: Ints, begun: Ints) -> Ints:
+def least_experts(machine: Machine, work: LayerWork, pool: Pools, begun: Tasks) -> Ints:
     """Add the least work of a layer's experts: (rank,) marks of its end.
 
     Parameters
@@ -45,9 +46,7 @@ def least_experts(machine: Machine, work: LayerWork, pool: Ints, begun: Ints) ->
             nbytes += 2 * ACCUMULATOR_BYTES * gemm.n * gemm.k
             # Those of an (inner, hidden) matrix are products over the expert's rows.
             inner, hidden = np.array([gemm.n + gemm.k - work.shape.hidden]), work.shape.hidden
-            needed = np.concatenate(
-                [compute.least_ps(inner, hidden, int(count), dtype) for count in rows]
-            )
+            needed = np.concatenate([compute.least_ps(inner, hidden, int(count), dtype) for count in rows])
             added = _on_every_sm(machine, rank_of, pool, needed, Kind.WGRAD, begun[rank_of])
             ends = machine.gather(added, rank_of, ends)
         of_rank = np.bincount(rank_of, nbytes * (rows > 0), machine.num_ranks).astype(np.int64)
@@ -56,9 +55,7 @@ def least_experts(machine: Machine, work: LayerWork, pool: Ints, begun: Ints) ->
     return machine.gather(done, rank_of, ends)
 
 
-def _on_every_sm(
-    machine: Machine, rank_of: Ints, pool: Ints, needed: Ints, kind: Kind, after: Ints
-) -> Ints:
+def _on_every_sm(machine: Machine, rank_of: Ints, pool: Pools, needed: Ints, kind: Kind, after: Tasks) -> Ints:
     """Work of every expert in as many equal parts as its GPU has SMs: (expert,) marks of the ends.
 
     Parameters

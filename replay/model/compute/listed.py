@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.model.compute.dense_kernels import BF16, Kernels, Weights
+from replay.model.compute.dense_kernels import BF16, DenseKernels, Weights
 from replay.model.compute.laws import LAWS
 from replay.model.compute.slices import nobody
 from replay.model.machine.host import Operation
@@ -25,8 +25,9 @@ from replay.model.machine.times import NO_TIME
 from replay.model.work.kernel_lists import RankedOperation
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Tasks
     from replay.model.compute.slices import CollectivePs
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.work.context import Context
     from replay.model.work.kernel_lists import ListedOperation
     from replay.model.work.stacks import Stack
@@ -34,13 +35,13 @@ if TYPE_CHECKING:
 ONE_SCALE = ("delayed", "tensorwise")  # choices of option `fp8` with a scale for a whole operand
 
 
-class ListedKernels(Kernels):
+class ListedKernels(DenseKernels):
     """Kernels of a list on every GPU, whose rows give bytes and sizes of both passes as they are.
 
     Parameters
     ----------
     machine, precision, after, is_backward, weights, known
-        As of `Kernels`.
+        As of `DenseKernels`.
     stack
         Whose hosts launch them; None for bare launches.
     collective_ps
@@ -53,7 +54,7 @@ class ListedKernels(Kernels):
         self,
         machine: Machine,
         precision: str,
-        after: Ints,
+        after: Tasks,
         *,
         is_backward: bool,
         weights: Weights = "with",
@@ -62,9 +63,7 @@ class ListedKernels(Kernels):
         collective_ps: CollectivePs = nobody,
         attend: Callable[[ListedKernels], None] | None = None,
     ) -> None:
-        super().__init__(
-            machine, precision, after, is_backward=is_backward, weights=weights, known=known
-        )
+        super().__init__(machine, precision, after, is_backward=is_backward, weights=weights, known=known)
         self._stack, self._collective_ps, self._attend = stack, collective_ps, attend
 
     def run(self, rows: Iterable[ListedOperation] | Iterable[RankedOperation]) -> None:
@@ -150,9 +149,7 @@ class ListedKernels(Kernels):
         if not of.kernels:
             self._machine.host.spend(one)
             if row.moves.any():  # a copy within device memory, or a memset
-                self.end = self._machine.stream(
-                    Kind.BETWEEN, row.moves, self._machine.ranks, self.end
-                )
+                self.end = self._machine.stream(Kind.BETWEEN, row.moves, self._machine.ranks, self.end)
             return
         self.what = one._replace(launches=1)
         match of.kind:
@@ -198,16 +195,21 @@ class ListedKernels(Kernels):
                 self._product(
                     row.gemm[:, 2],
                     lambda rows: self._weight_gradient_ps(rows, m, n, dtype, of.adds),
-                    "dw", m, n, dtype, of.adds,
-                )  # fmt: skip
+                    "dw",
+                    m,
+                    n,
+                    dtype,
+                    of.adds,
+                )
             else:
                 self._product(
                     row.gemm[:, 0],
-                    lambda rows: compute.gemm_time_ps(
-                        np.full(of.groups, rows), n, k, dtype, self._sms
-                    ),
-                    of.groups, n, k, dtype,
-                )  # fmt: skip
+                    lambda rows: compute.gemm_time_ps(np.full(of.groups, rows), n, k, dtype, self._sms),
+                    of.groups,
+                    n,
+                    k,
+                    dtype,
+                )
 
     def _types(self, of: ListedOperation) -> str:
         """Type of a product's operands."""

@@ -14,8 +14,9 @@ from replay.model.compute.dense import Between
 from replay.model.compute.listed import ListedKernels
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Ints, Tasks
     from replay.model.compute.dense import Section
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.work.context import Context
     from replay.model.work.kernel_lists import KernelSizes, ListedOperation
     from replay.model.work.stacks import Stack
@@ -45,24 +46,22 @@ class ListedParts(Between):
 
     # ---- the same verbs as without a stack -------------------------------------------------------
 
-    def prepare(self, machine: Machine, decoder_layer: int, context: Context, after: Ints) -> Ints:
+    def prepare(self, machine: Machine, decoder_layer: int, context: Context, after: Tasks) -> Tasks:
         """Add what lies before attention itself: (rank,) tasks."""
         assert decoder_layer - 1 not in self.shape.dense_layers, "dense layers are of their own"
         rows, at = self._attention_rows
         return self._ran(machine, context, after, rows[:at])
 
-    def attend(self, machine: Machine, context: Context, after: Ints) -> Ints:
+    def attend(self, machine: Machine, context: Context, after: Tasks) -> Tasks:
         """Add attention itself and what follows: (rank,) tasks."""
         rows, at = self._attention_rows
         return self._ran(machine, context, after, rows[at:])
 
-    def shared_experts(self, machine: Machine, context: Context, after: Ints) -> Ints:
+    def shared_experts(self, machine: Machine, context: Context, after: Tasks) -> Tasks:
         """Add the shared experts: (rank,) tasks; `after` if there are none."""
         return self._section(machine, context, after, (SHARED,), is_dense=False)
 
-    def layer(
-        self, machine: Machine, context: Context, after: Ints, *, is_dense: bool
-    ) -> Mapping[Section, Ints]:
+    def layer(self, machine: Machine, context: Context, after: Tasks, *, is_dense: bool) -> Mapping[Section, Ints]:
         """Add these parts of one layer alone; as of `Between.layer`."""
         parts = self._parts_of_attention(is_dense=is_dense)
         attended = self._section(machine, context, after, parts, is_dense=is_dense)
@@ -73,12 +72,12 @@ class ListedParts(Between):
             ended = self.shared_experts(machine, context, attended)
         return {"attention": attended, "dense": ended}
 
-    def hop(self, machine: Machine, context: Context, after: Ints) -> Ints:
+    def hop(self, machine: Machine, context: Context, after: Tasks) -> Ints:
         """Send and receive, and wait; how long rows are on their way is the hop's own time."""
         rows = self.stack.listed(self.sizes, [HOP], self._direction)
         return self._ran(machine, context, after, rows)
 
-    def again(self, machine: Machine, context: Context, after: Ints, *, is_dense: bool) -> Ints:
+    def again(self, machine: Machine, context: Context, after: Tasks, *, is_dense: bool) -> Ints:
         """Add what the list has that a backward pass makes again; as of `Between.again`."""
         forward = dataclasses.replace(self, is_backward=False, weights="with")
         parts = [*forward._parts_of_attention(is_dense=is_dense), "dense" if is_dense else SHARED]
@@ -127,9 +126,14 @@ class ListedParts(Between):
     # ---- kernels ---------------------------------------------------------------------------------
 
     def _section(
-        self, machine: Machine, context: Context, after: Ints, parts: tuple[str, ...], *,
+        self,
+        machine: Machine,
+        context: Context,
+        after: Tasks,
+        parts: tuple[str, ...],
+        *,
         is_dense: bool,
-    ) -> Ints:  # fmt: skip
+    ) -> Ints:
         """Add parts, those that the list lacks as without a stack."""
         rows: list[ListedOperation] = []
         for part in parts:
@@ -145,14 +149,20 @@ class ListedParts(Between):
         self,
         machine: Machine,
         context: Context,
-        after: Ints,
+        after: Tasks,
         rows: tuple[ListedOperation, ...] | list[ListedOperation],
     ) -> Ints:
         assert np.all(context.tokens == self.sizes.tokens), "GPUs have as many tokens as each other"
         kernels = ListedKernels(
-            machine, self.precision, after, is_backward=self.is_backward, weights=self.weights,
-            known=self._times, stack=self.stack, collective_ps=self.slices.collective_ps,
+            machine,
+            self.precision,
+            after,
+            is_backward=self.is_backward,
+            weights=self.weights,
+            known=self._times,
+            stack=self.stack,
+            collective_ps=self.slices.collective_ps,
             attend=lambda kernels: self._mix(kernels, context, is_decode=False),
-        )  # fmt: skip
+        )
         kernels.run(rows)
         return kernels.end

@@ -23,16 +23,13 @@ from replay.model.machine.times import Time
 from replay.model.work.precision import SCALE_BLOCK
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Bytes, Counts, Ints, Pools, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
 
 SGLANG = "sgl-project/sglang, DeepEP's dispatcher and forward_deepgemm_masked"
-ACTIVATION = Operation(
-    "silu_and_mul_masked_post_quant", 1, "results of GEMM-1, operands of GEMM-2", SGLANG
-)
-SCALES = Operation(
-    "get_mn_major_tma_aligned_tensor", 1, "scales of all slots, read and written", SGLANG
-)
+ACTIVATION = Operation("silu_and_mul_masked_post_quant", 1, "results of GEMM-1, operands of GEMM-2", SGLANG)
+SCALES = Operation("get_mn_major_tma_aligned_tensor", 1, "scales of all slots, read and written", SGLANG)
 
 SCALE_BYTES = 4
 # Blocks of the activation kernel per expert and 128 columns, for fewer than four experts and for
@@ -47,8 +44,8 @@ BLOCK_PS = 1_000
 def masked_kernels(
     machine: Machine,
     work: LayerWork,
-    pool: Ints,
-    after: Ints,
+    pool: Pools,
+    after: Tasks,
     slots: Ints,
     *,
     scales_in_order: bool,
@@ -74,8 +71,8 @@ def masked_kernels(
 def masked_operands(
     machine: Machine,
     work: LayerWork,
-    pool: Ints,
-    after: Ints,
+    pool: Pools,
+    after: Tasks,
     slots: Ints,
     *,
     scales_in_order: bool,
@@ -89,15 +86,11 @@ def masked_operands(
     done = gemm_kernel(machine, work, first, pool, after, layout="masked").end
     done = masked_activation(machine, work, done)
     if has_scales:
-        done = machine.memory_kernel(
-            Kind.ACTIVATION, scale_bytes(slots, intermediate), done, SCALES
-        )
+        done = machine.memory_kernel(Kind.ACTIVATION, scale_bytes(slots, intermediate), done, SCALES)
     return done
 
 
-def signalling_kernel(
-    machine: Machine, work: LayerWork, pool: Ints, after: Ints, num_sms: int
-) -> GemmKernel:
+def signalling_kernel(machine: Machine, work: LayerWork, pool: Pools, after: Tasks, num_sms: int) -> GemmKernel:
     """Run the second GEMM beside a kernel that sends its results block by block.
 
     DeepGEMM's scheduler goes through the experts one by one (``kMasked``). When a column tile is
@@ -112,12 +105,18 @@ def signalling_kernel(
         (rank,): what `masked_operands` gives.
     """
     return gemm_kernel(
-        machine, work, Gemm.second(work), pool, after, layout="masked", num_sms=num_sms,
+        machine,
+        work,
+        Gemm.second(work),
+        pool,
+        after,
+        layout="masked",
+        num_sms=num_sms,
         raster="experts",
-    )  # fmt: skip
+    )
 
 
-def masked_activation(machine: Machine, work: LayerWork, after: Ints) -> Ints:
+def masked_activation(machine: Machine, work: LayerWork, after: Tasks) -> Ints:
     """Apply the activation to the rows that are there: (rank,) marks of the kernel's end.
 
     The kernel starts as many blocks for an expert without rows as for any other.
@@ -128,12 +127,10 @@ def masked_activation(machine: Machine, work: LayerWork, after: Ints) -> Ints:
     begun = machine.kernel(after, ACTIVATION, kind=Kind.ACTIVATION)
     started = machine.delay(Kind.ACTIVATION, Time(blocks * BLOCK_PS), begun)
     moved = activation_bytes(work, "masked")
-    done = machine.stream(
-        Kind.ACTIVATION, moved, machine.ranks, begun, late=machine.costs.elementwise(moved)
-    )
+    done = machine.stream(Kind.ACTIVATION, moved, machine.ranks, begun, late=machine.costs.elementwise(moved))
     return machine.gather(started, machine.ranks, done)
 
 
-def scale_bytes(rows: Ints, width: int) -> Ints:
+def scale_bytes(rows: Counts, width: int) -> Bytes:
     """Bytes of reading and writing the scales of rows of some width."""
     return 2 * SCALE_BYTES * rows * width // SCALE_BLOCK

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from hwmodel import TileGrid
+    from replay.model.arrays import Ints, Pools, Tasks
     from replay.model.compute.gemm import Gemm
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.machine.notes import Read
     from replay.model.work.layer import LayerWork
 
@@ -30,8 +31,8 @@ def matrix_kernel(
     machine: Machine,
     work: LayerWork,
     gemm: Gemm,
-    pool: Ints,
-    after: Ints,
+    pool: Pools,
+    after: Tasks,
     *,
     launched_early: bool = False,
     found: Collection[Read] = (),
@@ -42,15 +43,17 @@ def matrix_kernel(
     """
     grids = [
         machine.system.compute.gemm_tiles(
-            work.rows_of_expert[experts], gemm.n, gemm.k, work.precision.operands,
-            num_sms=machine.sms.compute, split_k=True,
+            work.rows_of_expert[experts],
+            gemm.n,
+            gemm.k,
+            work.precision.operands,
+            num_sms=machine.sms.compute,
+            split_k=True,
         )
         for experts in work.experts_of_rank
-    ]  # fmt: skip
+    ]
     if any(grid.slices > 1 for grid in grids):
-        begun = machine.kernel(
-            after, KIND_NAMES[gemm.kind], kind=gemm.kind, has_gap=not launched_early
-        )
+        begun = machine.kernel(after, KIND_NAMES[gemm.kind], kind=gemm.kind, has_gap=not launched_early)
         return _sliced(machine, work, gemm, grids, pool, begun, found)
     return gemm_kernel(
         machine,
@@ -69,8 +72,8 @@ def _sliced(
     work: LayerWork,
     gemm: Gemm,
     grids: list[TileGrid],
-    pool: Ints,
-    begun: Ints,
+    pool: Pools,
+    begun: Tasks,
     found: Collection[Read],
 ) -> Ints:
     """Multiply the slices of every tile, then add their sums: (rank,) marks of the end."""
@@ -81,14 +84,12 @@ def _sliced(
         stores, add = compute.sums_ps(grid)
         inner = grid.slice_inner(gemm.k)
         tile, column, part = (
-            index.ravel()
-            for index in np.indices((grid.num_row_tiles, grid.column_tiles, grid.slices))
+            index.ravel() for index in np.indices((grid.num_row_tiles, grid.column_tiles, grid.slices))
         )
         rows, columns = grid.rows_in_tile, grid.columns_in_tile
-        durations = np.stack([
-            compute.tile_ps(rows, int(width), inner, dtype, block_m=grid.block_m)
-            for width in columns
-        ], axis=1)  # (row tile, column tile)  # fmt: skip
+        durations = np.stack(
+            [compute.tile_ps(rows, int(width), inner, dtype, block_m=grid.block_m) for width in columns], axis=1
+        )  # (row tile, column tile)
         where = np.full(len(tile), rank)
         products = machine.graph.add(
             len(tile),
@@ -104,13 +105,21 @@ def _sliced(
         blocks = machine.l2.new_blocks((grid.column_tiles + grid.num_row_tiles) * grid.slices)
         first_row = blocks + grid.column_tiles * grid.slices
         machine.l2.read(
-            "weights", products, where, blocks + column * grid.slices + part,
-            values * columns[column] * length, is_found="weights" in found,
-        )  # fmt: skip
+            "weights",
+            products,
+            where,
+            blocks + column * grid.slices + part,
+            values * columns[column] * length,
+            is_found="weights" in found,
+        )
         machine.l2.read(
-            "activations", products, where, first_row + tile * grid.slices + part,
-            values * rows[tile] * length, is_found="activations" in found,
-        )  # fmt: skip
+            "activations",
+            products,
+            where,
+            first_row + tile * grid.slices + part,
+            values * rows[tile] * length,
+            is_found="activations" in found,
+        )
         ends.append(machine.gather(products, where, begun)[rank])
         adds.append(add)
         written.append(int(rows.sum()) * gemm.out_bytes)

@@ -42,7 +42,8 @@ from replay.model.machine.times import MemoryTraffic, Time
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Bytes, Ints, Ranks, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
     from replay.model.work.step_plan import StepPlan
 
@@ -88,7 +89,7 @@ def memory(work: LayerWork, system: System) -> dict[str, Ints]:
     return {**found, "flags, plans and loads": (flags + tables + loads) * one}
 
 
-def replicate(machine: Machine, work: LayerWork, start: Ints) -> Ints:
+def replicate(machine: Machine, work: LayerWork, start: Tasks) -> Tasks:
     """Place experts for the rows of a layer: (rank,) tasks; `start` where nothing is planned.
 
     Parameters
@@ -131,7 +132,7 @@ def replicate(machine: Machine, work: LayerWork, start: Ints) -> Ints:
 # ---- plan ----------------------------------------------------------------------------------------
 
 
-def _planned(machine: Machine, work: LayerWork, plan: StepPlan, start: Ints) -> Ints:
+def _planned(machine: Machine, work: LayerWork, plan: StepPlan, start: Tasks) -> Tasks:
     """Gather the loads of all experts and solve the plan: (rank,) tasks."""
     num_experts, n = plan.num_experts, machine.num_ranks
     cleared = _small(machine, COUNT_BYTES * num_experts, start, "loads cleared")
@@ -158,18 +159,14 @@ def _solving(machine: Machine, plan: StepPlan) -> Time:
     # An attempt clears what it knows of every expert and GPU, a lane at a time.
     clearing = -(-plan.num_experts // LANES) + -(-plan.num_ranks // LANES)
     search = SEARCH_SHUFFLES * SHUFFLE_NS + DIVISION_NS
-    searching = ns(
-        effort.attempts * clearing * SHARED_NS
-        + effort.visits * 2 * SHARED_NS
-        + effort.searches * search
-    )
+    searching = ns(effort.attempts * clearing * SHARED_NS + effort.visits * 2 * SHARED_NS + effort.searches * search)
     # One thread gives out slots; then a thread for each expert divides its rows.
     giving = ns(num_copies * 4 * SHARED_NS)
     dividing = 2 * most * machine.costs.cache_load() + ns(2 * most * LONG_DIVISION_NS)
     return begin + searching + giving + each * dividing
 
 
-def _planned_by_moonep(machine: Machine, work: LayerWork, plan: StepPlan, start: Ints) -> Ints:
+def _planned_by_moonep(machine: Machine, work: LayerWork, plan: StepPlan, start: Tasks) -> Tasks:
     """Plan on GPU 0, and find every row's place: (rank,) tasks."""
     begun, n, costs = machine.kernel(start, "plan"), machine.num_ranks, machine.costs
     rank = machine.ranks[1:]
@@ -186,7 +183,7 @@ def _planned_by_moonep(machine: Machine, work: LayerWork, plan: StepPlan, start:
     return machine.stream(Kind.PLAN, moved, machine.ranks, met)
 
 
-def _rerouted(machine: Machine, work: LayerWork, planned: Ints) -> Ints:
+def _rerouted(machine: Machine, work: LayerWork, planned: Ints) -> Tasks:
     """Replace expert ids by slots in place: (rank,) tasks."""
     num_experts = work.step_plan.num_experts if work.step_plan else 0
     cleared = _small(machine, COUNT_BYTES * num_experts, planned, "reroute cleared")
@@ -199,14 +196,18 @@ def _ids(work: LayerWork) -> Ints:
     return ids
 
 
-def _small(machine: Machine, nbytes: Ints | int, after: Ints, name: str, count: int = 1) -> Ints:
+def _small(machine: Machine, nbytes: Bytes | int, after: Tasks, name: str, count: int = 1) -> Ints:
     return machine.small_kernels(Kind.PLAN, nbytes, after, Operation(name, count))
 
 
-def _told(machine: Machine, src: Ints, dst: Ints, nbytes: int, after: Ints) -> Ints:
+def _told(machine: Machine, src: Ranks, dst: Ranks, nbytes: int, after: Tasks) -> Tasks:
     """Store a few bytes into other GPUs, which poll for them: (rank,) tasks."""
     arrived = machine.sync.notify(
-        src, dst, nbytes, after[src], kinds=(Kind.LOADS_UP, Kind.LOADS_DOWN),
+        src,
+        dst,
+        nbytes,
+        after[src],
+        kinds=(Kind.LOADS_UP, Kind.LOADS_DOWN),
         waiting=machine.costs.poll(),
-    )  # fmt: skip
+    )
     return machine.gather(arrived, dst, after)

@@ -95,9 +95,7 @@ def row_walk(machine: Machine, blocks: IntsLike, steps: int) -> Time:
         Rows that one walks through.
     """
     blocks = np.asarray(blocks, np.int64)
-    waves = np.maximum(
-        blocks / (BLOCKS_PER_SM * machine.system.compute.num_sms), np.minimum(blocks, 1)
-    )
+    waves = np.maximum(blocks / (BLOCKS_PER_SM * machine.system.compute.num_sms), np.minimum(blocks, 1))
     return _rounded(waves * (ENTRY_NS + STEP_NS * steps) * 1000)
 
 

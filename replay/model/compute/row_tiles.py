@@ -34,8 +34,9 @@ import numpy as np
 from replay.model.work.ragged import places
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Counts, Ints, Ranks
     from replay.model.compute.gemm import Gemm
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
 
 
@@ -68,8 +69,8 @@ class RowTiles:
     """
 
     expert: Ints
-    rank: Ints
-    rows: Ints
+    rank: Ranks
+    rows: Counts
     moved_rows: Ints
     first_of_expert: Ints
     block_m: Ints
@@ -94,11 +95,14 @@ class RowTiles:
         """Some of the tiles, in their order."""
         expert = self.expert[tiles]
         return replace(
-            self, expert=expert, rank=self.rank[tiles], rows=self.rows[tiles],
+            self,
+            expert=expert,
+            rank=self.rank[tiles],
+            rows=self.rows[tiles],
             moved_rows=self.moved_rows[tiles],
             first_of_expert=np.searchsorted(expert, np.arange(len(self.first_of_expert))),
             absent_rows=None if self.absent_rows is None else self.absent_rows[tiles],
-        )  # fmt: skip
+        )
 
 
 def row_tiles(
@@ -145,10 +149,15 @@ def row_tiles(
             height = low if int(known.max(initial=0)) <= low else high
         grids.append(
             compute.gemm_tiles(
-                known, gemm.n, gemm.k, dtype,
-                block_m=height, num_sms=num_sms, grouped=grouped,
+                known,
+                gemm.n,
+                gemm.k,
+                dtype,
+                block_m=height,
+                num_sms=num_sms,
+                grouped=grouped,
             )
-        )  # fmt: skip
+        )
     height_of_rank = np.array([grid.block_m for grid in grids], dtype=np.int64)
     block_m = height_of_rank[rank_of]
     tiles = -(-rows // block_m)
@@ -166,13 +175,11 @@ def row_tiles(
         first_of_expert=first,
         block_m=height_of_rank,
         block_n=np.array([grid.block_n for grid in grids], dtype=np.int64),
-        absent_rows=compute.absent_rows(filled, int(block_m[0]), gemm.n)
-        if layout == "matrix"
-        else None,
+        absent_rows=compute.absent_rows(filled, int(block_m[0]), gemm.n) if layout == "matrix" else None,
     )
 
 
-def _rows_there(rank: Ints, rows: Ints, height: int) -> Ints:
+def _rows_there(rank: Ranks, rows: Counts, height: int) -> Ints:
     """(tile,): how many of the rows of each rank's tiles, one below the other, its buffer has.
 
     Parameters

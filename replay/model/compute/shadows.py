@@ -31,7 +31,8 @@ from replay.model.machine.times import MemoryTraffic
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Counts, Ints, Ranks, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
 
 VALUE_BYTES = 4  # of the policy, "data type other than float" being left for later
@@ -114,39 +115,39 @@ def choose(work: LayerWork, rates: Rates) -> Ints:
 # Those of a matrix each. All take and return (rank,) tasks.
 
 
-def fetch(machine: Machine, work: LayerWork, expert: int, after: Ints) -> Ints:
+def fetch(machine: Machine, work: LayerWork, expert: int, after: Tasks) -> Ints:
     """Copy an expert's parameters into its tensor, at home."""
     home = work.placement.expert_rank[expert : expert + 1].astype(np.int64)
     return _copied(machine, work, FETCH, after, home)
 
 
-def broadcast(machine: Machine, work: LayerWork, expert: int, after: Ints, channels: int) -> Ints:
+def broadcast(machine: Machine, work: LayerWork, expert: int, after: Tasks, channels: int) -> Ints:
     """Send an expert's tensor to all GPUs."""
     return _chain(machine, work, "broadcast", expert, after, channels)
 
 
-def reduce(machine: Machine, work: LayerWork, expert: int, after: Ints, channels: int) -> Ints:
+def reduce(machine: Machine, work: LayerWork, expert: int, after: Tasks, channels: int) -> Ints:
     """Add the gradients of an expert up in its tensor at home."""
     return _chain(machine, work, "reduce", expert, after, channels)
 
 
-def stash(machine: Machine, work: LayerWork, after: Ints, *, is_first: bool) -> Ints:
+def stash(machine: Machine, work: LayerWork, after: Tasks, *, is_first: bool) -> Ints:
     """Put a tensor in the place of an expert's parameters, which are copied first, if need be."""
     copies = 2 if is_first else 1
     return _copied(machine, work, STASH, after, machine.ranks, copies=copies)
 
 
-def restore(machine: Machine, work: LayerWork, after: Ints) -> Ints:
+def restore(machine: Machine, work: LayerWork, after: Tasks) -> Ints:
     """Put parameters back that were copied."""
     return _copied(machine, work, RESTORE, after, machine.ranks)
 
 
-def collect(machine: Machine, work: LayerWork, rows: Ints, after: Ints) -> Ints:
+def collect(machine: Machine, work: LayerWork, rows: Counts, after: Tasks) -> Ints:
     """Copy gradients into the tensor; zeroes on GPUs that had no rows (rank,) for it."""
     return _copied(machine, work, COLLECT, after, machine.ranks, read=np.minimum(rows, 1))
 
 
-def add(machine: Machine, work: LayerWork, expert: int, after: Ints) -> Ints:
+def add(machine: Machine, work: LayerWork, expert: int, after: Tasks) -> Ints:
     """Add the sum of gradients to the home's own."""
     home = work.placement.expert_rank[expert : expert + 1].astype(np.int64)
     return _copied(machine, work, ADD, after, home, read=2)
@@ -156,8 +157,8 @@ def _copied(
     machine: Machine,
     work: LayerWork,
     what: Operation,
-    after: Ints,
-    ranks: Ints,
+    after: Tasks,
+    ranks: Ranks,
     *,
     copies: int = 1,
     read: Ints | int = 1,
@@ -169,9 +170,7 @@ def _copied(
             begun = machine.kernel(after, what, on=on)
             moved = MemoryTraffic(nbytes * read * np.ones_like(ranks), np.full(len(ranks), nbytes))
             after = begun.copy()
-            after[ranks] = machine.stream(
-                Kind.PLAN, moved, ranks, begun[ranks], late=machine.costs.elementwise(moved)
-            )
+            after[ranks] = machine.stream(Kind.PLAN, moved, ranks, begun[ranks], late=machine.costs.elementwise(moved))
     return after
 
 
@@ -180,7 +179,7 @@ def _chain(
     work: LayerWork,
     chain: chains.Chain,
     expert: int,
-    after: Ints,
+    after: Tasks,
     channels: int,
 ) -> Ints:
     begun = machine.kernel(after, BROADCAST if chain == "broadcast" else REDUCE)

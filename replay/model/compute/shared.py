@@ -29,8 +29,9 @@ from replay.model.machine.times import MemoryTraffic
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from replay.model.arrays import Ints, Pools, Tasks
     from replay.model.compute.operands import OperandPath
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.machine.sms import Split
     from replay.model.work.layer import LayerWork
 
@@ -38,7 +39,7 @@ BF16 = 2  # bytes of a value before it is cast to FP8
 PLACED = "rows of shared experts beside the dispatch"
 
 
-def shared_kernels(machine: Machine, work: LayerWork, sms: Split, start: Ints, after: Ints) -> Ints:
+def shared_kernels(machine: Machine, work: LayerWork, sms: Split, start: Tasks, after: Tasks) -> Tasks:
     """Run the shared experts as kernels beside the dispatch, if the layer has them there.
 
     Parameters
@@ -65,9 +66,7 @@ def shared_kernels(machine: Machine, work: LayerWork, sms: Split, start: Ints, a
     return machine.gather(done, machine.ranks, after)
 
 
-def shared_before_wait(
-    machine: Machine, work: LayerWork, sms: Split, start: Ints
-) -> Callable[[Ints], Ints]:
+def shared_before_wait(machine: Machine, work: LayerWork, sms: Split, start: Tasks) -> Callable[[Ints], Ints]:
     """Launch the shared experts' kernels before the host waits for the dispatch's counts.
 
     Returns
@@ -84,9 +83,9 @@ def shared_before_wait(
 def shared_tiles(
     machine: Machine,
     work: LayerWork,
-    pool: Ints,
+    pool: Pools,
     num_sms: int,
-    begun: Ints,
+    begun: Tasks,
     *,
     tile_rows: int | None = None,
     tile_columns: int = 0,
@@ -127,20 +126,27 @@ def shared_tiles(
     order = np.full(len(tiles), priority, np.int64)
     for gemm in (first, second):
         tasks = gemm_tasks(
-            machine, shared, gemm, tiles, pool, done, inputs=inputs,
-            priority=order, resident_blocks=resident_blocks, clusters=clusters, routed=False,
+            machine,
+            shared,
+            gemm,
+            tiles,
+            pool,
+            done,
+            inputs=inputs,
+            priority=order,
+            resident_blocks=resident_blocks,
+            clusters=clusters,
+            routed=False,
             path=path,
-        )  # fmt: skip
+        )
         if hold is not None:
             hold(tiles, tasks, done)
         done, inputs = tasks.done, tasks.outputs
-    beside = weight_gradients_beside(
-        machine, shared, pool, done, tiles.expert, priority=priority, begun=ready
-    )
+    beside = weight_gradients_beside(machine, shared, pool, done, tiles.expert, priority=priority, begun=ready)
     return joined([(done, tiles.rank), *beside])
 
 
-def _cast(machine: Machine, shared: LayerWork, after: Ints) -> Ints:
+def _cast(machine: Machine, shared: LayerWork, after: Tasks) -> Tasks:
     """Make the operand of the first GEMM: (rank,) tasks when it is there."""
     tokens = np.diff(shared.tokens_of_rank)
     machine.notes.count(PLACED, machine.ranks, tokens)

@@ -32,10 +32,10 @@ import numpy as np
 from replay.model.work.ragged import places
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Ints
     from replay.model.compute.gemm import Gemm
     from replay.model.compute.gemm_tiles import TileTasks
     from replay.model.compute.row_tiles import RowTiles
-    from replay.model.machine.machine import Ints
 
 WAVE_UNIT_TILES = 8  # row tiles of a unit of DeepGEMM's fused kernels
 

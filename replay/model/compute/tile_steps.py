@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from replay.model.arrays import Ints, Picoseconds, Ranks, Tasks
     from replay.model.machine.kinds import Kind
-    from replay.model.machine.machine import Ints, IntsLike, Machine
+    from replay.model.machine.machine import IntsLike, Machine
 
 KEEPS_ITS_SM = -128
 """Priority of a step whose tile has an SM: before whatever else waits for one."""
@@ -23,15 +24,15 @@ KEEPS_ITS_SM = -128
 
 def add_steps(
     machine: Machine,
-    duration_ps: Ints,
+    duration_ps: Picoseconds,
     ending_ps: IntsLike,
-    after: Sequence[Ints],
+    after: Sequence[Tasks],
     *,
     resource: Ints,
     late_ps: IntsLike,
     priority: IntsLike,
     kind: Kind,
-    rank: Ints,
+    rank: Ranks,
     tag: IntsLike,
 ) -> list[Ints]:
     """Add the steps of tiles: (step,) tasks (tile,) each.

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Counts, Ints
     from replay.model.compute.gemm import Gemm
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
 
 # An exponential and a reciprocal: x / (1 + exp(-x)). Beside them some 13 other instructions for
 # each value run at 128 a clock, while two special functions take 16 a clock an eighth of one.
@@ -57,7 +58,7 @@ class WarpWork:
     staged_bytes: int = 0
     loads: int = 0
 
-    def multiplied(self, rows: Ints, height: Ints) -> Ints:
+    def multiplied(self, rows: Counts, height: Ints) -> Ints:
         """(tile,): rows that are multiplied, of those that are there and those of a full tile."""
         return np.where(rows > 0, height, 0) if self.whole_tiles else rows
 
@@ -65,7 +66,7 @@ class WarpWork:
         self,
         machine: Machine,
         gemm: Gemm,
-        rows: Ints,
+        rows: Counts,
         multiplied: Ints,
         columns: Ints,
         dtype: str,
@@ -84,9 +85,7 @@ class WarpWork:
         (tile,), the activation of a GEMM that has one included.
         """
         compute = machine.system.compute
-        time = compute.special_rate.duration_ps(
-            SPECIAL_FUNCTIONS * (rows * columns * gemm.activated // gemm.n)
-        )
+        time = compute.special_rate.duration_ps(SPECIAL_FUNCTIONS * (rows * columns * gemm.activated // gemm.n))
         if dtype == "fp8":
             sums = -(-multiplied // WARPGROUP_ROWS) * WARPGROUP_ROWS * columns
             sums = sums * -(-gemm.k // SCALED_VALUES)

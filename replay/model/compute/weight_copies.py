@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hwmodel import System
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Bytes, Ints, Pools, Ranks, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
     from replay.model.work.step_plan import Copy
 
@@ -46,9 +47,9 @@ class WeightMessages(NamedTuple):
         read from; numbers of all slots and chunks.
     """
 
-    src: Ints
-    dst: Ints
-    nbytes: Ints
+    src: Ranks
+    dst: Ranks
+    nbytes: Bytes
     read: Ints
     chunk: Ints
     source_chunk: Ints
@@ -57,7 +58,7 @@ class WeightMessages(NamedTuple):
 class SentWeights(NamedTuple):
     """(message,) tasks: it is visible in the slot's memory; it has been written there."""
 
-    arrived: Ints
+    arrived: Tasks
     written: Ints
 
 
@@ -71,11 +72,11 @@ def copy_weights(
     machine: Machine,
     work: LayerWork,
     copies: Sequence[Copy],
-    begun: Ints,
+    begun: Tasks,
     relaying: Ints,
     *,
     num_sms: int = 0,
-) -> Ints:
+) -> Tasks:
     """Copy experts to slots: (rank,) tasks; a GPU's slots are filled, and its own copies done.
 
     Parameters
@@ -110,9 +111,7 @@ def messages_of(copies: Sequence[Copy], matrices: tuple[int, ...]) -> WeightMess
         Bytes of each matrix of an expert. A tile is of one matrix, and so is a chunk.
     """
     begins = [np.arange(0, nbytes, MESSAGE_BYTES) for nbytes in matrices]
-    sizes = [
-        np.minimum(MESSAGE_BYTES, n - begin) for n, begin in zip(matrices, begins, strict=True)
-    ]
+    sizes = [np.minimum(MESSAGE_BYTES, n - begin) for n, begin in zip(matrices, begins, strict=True)]
     chunks = np.cumsum([0, *(-(-nbytes // CHUNK_BYTES) for nbytes in matrices)])
     numbers = [begin // CHUNK_BYTES + chunks[place] for place, begin in enumerate(begins)]
     size, of_chunk = np.concatenate(sizes), np.concatenate(numbers)
@@ -134,24 +133,32 @@ def messages_of(copies: Sequence[Copy], matrices: tuple[int, ...]) -> WeightMess
     )
 
 
-def _send(machine: Machine, messages: WeightMessages, pool: Ints, after: Ints) -> SentWeights:
+def _send(machine: Machine, messages: WeightMessages, pool: Pools, after: Tasks) -> SentWeights:
     """Read tiles and store them; `after` (message,) are tasks that the reads wait for."""
     src, dst, nbytes = messages.src, messages.dst, messages.nbytes
     _, first, of_read = np.unique(messages.read, return_index=True, return_inverse=True)
     read = machine.stream(WEIGHTS.memory, nbytes[first], src[first], after[first])
     stored = machine.serve(
-        pool[src], machine.costs.sm_store(nbytes), kind=WEIGHTS.send, rank=src,
+        pool[src],
+        machine.costs.sm_store(nbytes),
+        kind=WEIGHTS.send,
+        rank=src,
         after=read[of_read],
-    )  # fmt: skip
+    )
     arrived = machine.transfers.store(
-        WEIGHTS, src, dst, 0, stored, meta_bytes=nbytes,
+        WEIGHTS,
+        src,
+        dst,
+        0,
+        stored,
+        meta_bytes=nbytes,
         on=pool[src],
-    ).arrived  # fmt: skip
+    ).arrived
     written = machine.stream(WEIGHTS.memory, MemoryTraffic(0, nbytes), dst, arrived)
     return SentWeights(arrived, written)
 
 
-def _done(machine: Machine, messages: WeightMessages, sent: SentWeights, after: Ints) -> Ints:
+def _done(machine: Machine, messages: WeightMessages, sent: SentWeights, after: Tasks) -> Ints:
     """(rank,): what a GPU receives is written, and what it sent has been acknowledged."""
     left = machine.gather(sent.arrived, messages.src, after)
     sends = np.bincount(messages.src, minlength=len(after)) > 0
@@ -162,7 +169,7 @@ def _done(machine: Machine, messages: WeightMessages, sent: SentWeights, after: 
     return machine.gather(sent.written, messages.dst, left)
 
 
-def _chunks_told(machine: Machine, messages: WeightMessages, arrived: Ints) -> Ints:
+def _chunks_told(machine: Machine, messages: WeightMessages, arrived: Tasks) -> Ints:
     """(chunk of any slot,): tasks in which the slot's GPU learns that the chunk is there."""
     chunk, first, of = np.unique(messages.chunk, return_index=True, return_inverse=True)
     src, dst = messages.src[first], messages.dst[first]
@@ -171,7 +178,12 @@ def _chunks_told(machine: Machine, messages: WeightMessages, arrived: Ints) -> I
     # Packets of all SMs interleave, so that a flag does not wait for tiles that others have begun.
     told = np.full(int(chunk[-1]) + 1, -1, np.int64)
     told[chunk] = machine.sync.notify(
-        src, dst, FLAG_BYTES, whole, kinds=(Kind.LOADS_UP, Kind.LOADS_DOWN), waiting=waiting,
+        src,
+        dst,
+        FLAG_BYTES,
+        whole,
+        kinds=(Kind.LOADS_UP, Kind.LOADS_DOWN),
+        waiting=waiting,
         priority=-1,
-    )  # fmt: skip
+    )
     return told

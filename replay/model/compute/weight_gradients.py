@@ -19,7 +19,8 @@ from replay.model.machine.kinds import Kind
 from replay.model.work.kernel_lists.lists import ACCUMULATOR_BYTES as ACCUMULATOR_BYTES
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Counts, Ints, Pools, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
 
 Projection = Literal["up", "down"]
@@ -32,12 +33,12 @@ def weight_gradient_tasks(
     machine: Machine,
     work: LayerWork,
     projection: Projection,
-    pool: Ints,
-    after: Ints,
+    pool: Pools,
+    after: Tasks,
     *,
     priority: int = 0,
     num_sms: int = 0,
-    rows: Ints | None = None,
+    rows: Counts | None = None,
 ) -> tuple[Ints, Ints]:
     """Add the weight gradients of one projection.
 
@@ -99,22 +100,25 @@ def weight_gradient_tasks(
     read = rows_of_expert[experts] * (inner + shape.hidden) * work.precision.operand_bytes
     read += 2 * ACCUMULATOR_BYTES * inner * shape.hidden
     machine.l2.read(
-        "gradients", columns, rank_of[which],
+        "gradients",
+        columns,
+        rank_of[which],
         machine.l2.new_blocks(len(which)) + np.arange(len(which)),
-        np.repeat(-(-read // count), count), drawn_bytes=np.repeat(-(-drawn // count), count),
-    )  # fmt: skip
+        np.repeat(-(-read // count), count),
+        drawn_bytes=np.repeat(-(-drawn // count), count),
+    )
     return columns, rank_of[which]
 
 
 def weight_gradients_beside(
     machine: Machine,
     work: LayerWork,
-    pool: Ints,
+    pool: Pools,
     done: Ints,
     expert: Ints,
     *,
     priority: int,
-    begun: Ints | None = None,
+    begun: Tasks | None = None,
 ) -> list[tuple[Ints, Ints]]:
     """Add both projections' weight gradients where SMs have nothing better to do.
 
@@ -136,8 +140,7 @@ def weight_gradients_beside(
     rank_of = work.placement.expert_rank.astype(np.int64)
     complete = machine.join(done, expert, rank_of, None if begun is None else begun[rank_of])
     return [
-        weight_gradient_tasks(machine, work, projection, pool, complete, priority=priority)
-        for projection in (DOWN, UP)
+        weight_gradient_tasks(machine, work, projection, pool, complete, priority=priority) for projection in (DOWN, UP)
     ]
 
 
@@ -148,7 +151,7 @@ def joined(blocks: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
     return np.concatenate(tasks), np.concatenate(ranks)
 
 
-def weight_gradient_kernels(machine: Machine, work: LayerWork, after: Ints) -> Ints:
+def weight_gradient_kernels(machine: Machine, work: LayerWork, after: Tasks) -> Ints:
     """Run the weight gradients that a pass put off, a kernel each: (rank,) marks of their end."""
     pool = machine.sms.for_kernels()
     for one in (DOWN, UP):
@@ -160,8 +163,8 @@ def weight_gradient_kernel(
     machine: Machine,
     work: LayerWork,
     projection: Projection,
-    pool: Ints,
-    after: Ints,
+    pool: Pools,
+    after: Tasks,
     num_sms: int = 0,
 ) -> Ints:
     """Run the weight gradients of one projection as a kernel: (rank,) marks of its end."""

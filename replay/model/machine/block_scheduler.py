@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING
 from replay.model.machine.kinds import Kind
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints, IntsLike, Machine
+    from replay.model.arrays import Ints, Ranks, Tasks
+    from replay.model.machine.machine import IntsLike, Machine
 
 
 class BlockScheduler:
@@ -58,8 +59,8 @@ class BlockScheduler:
         self,
         first: Ints,
         last: Ints,
-        rank: Ints,
-        after: Ints | None,
+        rank: Ranks,
+        after: Tasks | None,
         *,
         priority: IntsLike = 0,
         resident: Ints | None = None,

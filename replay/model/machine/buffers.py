@@ -9,7 +9,8 @@ import numpy as np
 
 if TYPE_CHECKING:
     from replay.engine import GraphBuilder
-    from replay.model.machine.resources import Ints, Resources
+    from replay.model.arrays import Ints
+    from replay.model.machine.resources import Resources
 
 
 OUTBOX = 2
@@ -93,9 +94,7 @@ class Buffers:
         """
         return self._of_each((what, rows), lanes, f"{what} ring {{}}", lambda _: rows)
 
-    def _of_each(
-        self, what: Hashable, servers: Ints, name: str, room: Callable[[int], int]
-    ) -> Ints:
+    def _of_each(self, what: Hashable, servers: Ints, name: str, room: Callable[[int], int]) -> Ints:
         """(message,): the pools of servers (message,), made where they are asked for first."""
         used, of = np.unique(servers, return_inverse=True)
         known, numbers = self._known.setdefault(what, {}), used.tolist()
@@ -113,9 +112,7 @@ class Buffers:
 
         def make() -> Ints:
             shape = (self._num_ranks, self._num_ranks, num_channels)
-            names = [
-                f"ring {src}->{dst} channel {channel}" for src, dst, channel in np.ndindex(*shape)
-            ]
+            names = [f"ring {src}->{dst} channel {channel}" for src, dst, channel in np.ndindex(*shape)]
             return self._graph.credit_pools(names, [rows] * len(names)).reshape(shape)
 
         return self._resources.once("rings", (num_channels, rows), make)

@@ -11,8 +11,9 @@ from replay.model.machine.times import NO_TIME, Time
 
 if TYPE_CHECKING:
     from replay.engine import GraphBuilder
+    from replay.model.arrays import Ints, Tasks
     from replay.model.machine.notes import Notes, Read
-    from replay.model.machine.resources import Ints, IntsLike, Resources
+    from replay.model.machine.resources import IntsLike, Resources
 
 
 class Caches:
@@ -65,7 +66,7 @@ class Caches:
     def touch(
         self,
         group: str,
-        tasks: Ints,
+        tasks: Tasks,
         table: Ints,
         key: Ints,
         *,
@@ -125,7 +126,7 @@ class Caches:
     def read(
         self,
         what: Read,
-        tasks: Ints,
+        tasks: Tasks,
         table: Ints,
         key: Ints,
         *,
@@ -134,7 +135,7 @@ class Caches:
         port_ps: IntsLike,
         lag_ps: int,
     ) -> None:
-        """Read blocks of a cache when tasks start; see `replay.model.machine.l2.L2.read`.
+        """Read blocks of a cache when tasks start; see `replay.model.machine.l2.L2Caches.read`.
 
         Parameters
         ----------
@@ -149,16 +150,19 @@ class Caches:
         lag_ps
             What is done when the blocks have come.
         """
-        tasks, (table, key, nbytes, fetch_ps, port_ps) = self._there(
-            tasks, table, key, nbytes, fetch_ps, port_ps
-        )
+        tasks, (table, key, nbytes, fetch_ps, port_ps) = self._there(tasks, table, key, nbytes, fetch_ps, port_ps)
         self._graph.touch(
-            tasks, table, key,
-            units=nbytes, miss_duration_ps=fetch_ps, port_duration_ps=port_ps, lag_ps=lag_ps,
-        )  # fmt: skip
+            tasks,
+            table,
+            key,
+            units=nbytes,
+            miss_duration_ps=fetch_ps,
+            port_duration_ps=port_ps,
+            lag_ps=lag_ps,
+        )
         self._notes.reads.setdefault(what, []).append(self._number(len(tasks)))
 
-    def _there(self, tasks: Ints, *given: IntsLike) -> tuple[Ints, list[Any]]:
+    def _there(self, tasks: Tasks, *given: IntsLike) -> tuple[Ints, list[Any]]:
         """Leave out what is given of tasks that the graph leaves out: tasks (touch,), and the rest.
 
         Parameters

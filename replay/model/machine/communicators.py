@@ -15,8 +15,8 @@ from hwmodel.system import Capability
 
 if TYPE_CHECKING:
     from hwmodel import System
+    from replay.model.arrays import Ints, Ranks
     from replay.model.machine.domains import Domains
-    from replay.model.machine.resources import Ints
 
 Group = Literal["all", "inside", "rail"]
 """Who is in a communicator together: all ranks, those of a domain, those of one index in theirs."""
@@ -47,14 +47,14 @@ class Communicators:
         """Tell whether nothing leaves a node."""
         return self.num_nodes == 1
 
-    def distance(self, src: Ints, dst: Ints) -> Ints:
+    def distance(self, src: Ranks, dst: Ranks) -> Ints:
         """Distance of peers (pair,): by nodes first, then by ranks within the node."""
         nodes = (self.node[dst] - self.node[src]) % self.num_nodes
         ranks = (self.local[dst] - self.local[src]) % self.ranks_of_node
         found: Ints = nodes * self.ranks_of_node + ranks
         return found
 
-    def place(self, src: Ints, dst: Ints, batch: int) -> Ints:
+    def place(self, src: Ranks, dst: Ranks, batch: int) -> Ints:
         """Place of peers in the order in which they get channels (pair,).
 
         With several nodes, as many as a channel serves at once have one place.

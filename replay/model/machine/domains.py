@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hwmodel.fabric import Fabric
-    from replay.model.machine.resources import Ints, IntsLike
+    from replay.model.arrays import Ints
+    from replay.model.machine.resources import IntsLike
 
 Found = TypeVar("Found")
 
@@ -65,7 +66,7 @@ class Domains:
         return found
 
     def peer(self, rank: IntsLike, domain: IntsLike) -> Ints:
-        """Rank with the same index in another domain, or in the own one: broadcast.
+        """Rank with the same index in another domain, or in its own one: broadcast.
 
         Raises
         ------

@@ -27,15 +27,16 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.model.machine.kinds import Kind
-from replay.model.machine.notes import Launched
+from replay.model.machine.notes import KernelLaunches
 from replay.model.machine.times import NO_TIME, MemoryTraffic, Time
 
 if TYPE_CHECKING:
     from hwmodel import System
+    from replay.model.arrays import Ints, Ranks, Tasks
     from replay.model.machine.kinds import PhaseKinds
     from replay.model.machine.notes import Notes
-    from replay.model.machine.resources import Ints, IntsLike, Resources
-    from replay.model.machine.tasks import Tasks
+    from replay.model.machine.resources import IntsLike, Resources
+    from replay.model.machine.tasks import TaskBuilder
 
 Launch = Literal["eager", "graph"]
 Bools = npt.NDArray[np.bool_]
@@ -130,8 +131,7 @@ class Calls:
     def slower(self, times: float) -> Calls:
         """Give them on hosts that take so many times as long for each launch."""
         stages = {
-            stage: calls._replace(launch_ps=round(calls.launch_ps * times))
-            for stage, calls in self.stages.items()
+            stage: calls._replace(launch_ps=round(calls.launch_ps * times)) for stage, calls in self.stages.items()
         }
         return dataclasses.replace(self, stages=stages)
 
@@ -173,7 +173,7 @@ class Host:
         self,
         system: System,
         resources: Resources,
-        tasks: Tasks,
+        tasks: TaskBuilder,
         notes: Notes,
         launch: Launch | None = None,
         lead: Time = NO_TIME,
@@ -260,9 +260,7 @@ class Host:
         if not self._is_within:
             self._is_capturing, self._replayed = False, None
 
-    def begin(
-        self, after: Ints, what: str | Operation, *, has_gap: bool = True, on: Bools | None = None
-    ) -> Ints:
+    def begin(self, after: Tasks, what: str | Operation, *, has_gap: bool = True, on: Bools | None = None) -> Tasks:
         """Launch a kernel: (rank,) tasks at which it begins on its GPU.
 
         Parameters
@@ -279,11 +277,7 @@ class Host:
         one = self._named(what, 1)
         ranks = self._resources.ranks if on is None else np.flatnonzero(on)
         ready = after[ranks]
-        begun = (
-            self._tasks.delay(Kind.LAUNCH, self._gap, ready, ranks)
-            if has_gap
-            else self._tasks.mark(ranks, ready)
-        )
+        begun = self._tasks.delay(Kind.LAUNCH, self._gap, ready, ranks) if has_gap else self._tasks.mark(ranks, ready)
         first = begun[:1]
         graph = self._graph_launched()
         if graph is not None:
@@ -294,14 +288,14 @@ class Host:
             if launched is not None:
                 begun = self._later(begun, launched[ranks], ranks)
         if len(first):
-            self._notes.kernels.append(Launched(int(first[0]), begun, ranks))
+            self._notes.kernels.append(KernelLaunches(int(first[0]), begun, ranks))
         begins = after.copy()
         begins[ranks] = begun
         if graph is None:
             self._ahead.append((self._layer, begins))
         return begins
 
-    def row(self, kind: Kind, times: Time, after: Ints, what: str | Operation) -> Ints:
+    def row(self, kind: Kind, times: Time, after: Tasks, what: str | Operation) -> Tasks:
         """Launch kernels that run one after the other: (rank,) tasks at whose end the last ends.
 
         A kernel begins when its launch has arrived and the gap behind the one before is over. The
@@ -327,9 +321,9 @@ class Host:
         gap_ps = int(self._gap.ps)
         whole = Time((each + gap_ps).sum(axis=0))
 
-        def noted(first: Ints, ended: Ints) -> Ints:
+        def noted(first: Ints, ended: Tasks) -> Ints:
             ranks, busy = self._resources.ranks, each.sum(axis=0)
-            self._notes.kernels.append(Launched(int(first[0]), ended, ranks, busy))
+            self._notes.kernels.append(KernelLaunches(int(first[0]), ended, ranks, busy))
             return ended
 
         graph, before, lead_ps = self._graph_launched(), self.last, self._lead_ps
@@ -376,11 +370,11 @@ class Host:
         each = self._launch_ps if one.host_ps is None else one.host_ps
         return each if self._paces is None else np.rint(each * self._paces).astype(np.int64)
 
-    def _launched(self, one: Operation, count: IntsLike) -> Ints | None:
+    def _launched(self, one: Operation, count: IntsLike) -> Tasks | None:
         """Launch kernels one by one: (rank,) tasks; None if that was done long ago."""
         return None if self._lead_ps is None else self._issue(self._each_ps(one) * count)
 
-    def _issue(self, time_ps: IntsLike) -> Ints:
+    def _issue(self, time_ps: IntsLike) -> Tasks:
         """Launch for so long, of which the thread's lead takes its part: (rank,) tasks."""
         assert self._lead_ps is not None
         time = Time(np.maximum(0, time_ps - self._lead_ps))
@@ -392,7 +386,7 @@ class Host:
                 self._tasks.order(begun, issued)
         return issued
 
-    def _later(self, begun: Ints, launched: Ints, ranks: Ints) -> Ints:
+    def _later(self, begun: Tasks, launched: Ints, ranks: Ranks) -> Ints:
         both = self._tasks.mark(ranks, begun)
         self._tasks.order(launched, both)
         self._notes.held_up.append((begun, both, ranks))
@@ -400,15 +394,15 @@ class Host:
 
     # ---- waits -----------------------------------------------------------------------------------
 
-    def wait(self, kinds: PhaseKinds, after: Ints, name: str = "counts to the host") -> Ints:
+    def wait(self, kinds: PhaseKinds, after: Tasks, name: str = "counts to the host") -> Tasks:
         """Copy a few bytes from the GPU and synchronise the stream: (rank,) tasks."""
         return self._block(kinds, Time(self._overheads.host_sync_ps), after, name)
 
-    def poll(self, kinds: PhaseKinds, after: Ints, name: str = "counts to the host") -> Ints:
+    def poll(self, kinds: PhaseKinds, after: Tasks, name: str = "counts to the host") -> Tasks:
         """Poll pinned memory until the GPU has stored to it: (rank,) tasks."""
         return self._block(kinds, Time(self._overheads.poll_pinned_ps), after, name)
 
-    def _block(self, kinds: PhaseKinds, time: Time, after: Ints, name: str) -> Ints:
+    def _block(self, kinds: PhaseKinds, time: Time, after: Tasks, name: str) -> Ints:
         """Let the thread wait for its GPU: what it launches next is launched after that."""
         self.program.append(Operation(name, launches=0))
         self.waited[self._stage] += 1
@@ -425,17 +419,20 @@ class Host:
         if what.host_ps and self._lead_ps is not None and not self._is_capturing:
             self._issue(self._each_ps(what) * max(1, what.launches))
 
-    def work(self, kind: Kind, time: Time, after: Ints) -> Ints:
+    def work(self, kind: Kind, time: Time, after: Tasks) -> Tasks:
         """Occupy the thread for work of its own: (rank,) tasks."""
         return self._do(kind, time, after)
 
-    def _do(self, kind: Kind, time: Time, after: Ints | None = None) -> Ints:
+    def _do(self, kind: Kind, time: Time, after: Tasks | None = None) -> Tasks:
         """Go on with the program: (rank,) tasks behind the thread's last one, and `after`."""
         resources, before = self._resources, self.last
         done = self._tasks.serve(
-            resources.host, time, kind=kind, rank=resources.ranks,
+            resources.host,
+            time,
+            kind=kind,
+            rank=resources.ranks,
             after=before if after is None else after,
-        )  # fmt: skip
+        )
         if after is not None and before is not None:
             self._tasks.order(before, done)
         self.last = done

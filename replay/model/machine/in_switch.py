@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from replay.errors import UserError
+from replay.model.arrays import Bytes, Counts, Ints, Picoseconds, Ranks, Tasks
 from replay.model.machine.kinds import Kind
-from replay.model.machine.resources import Ints, IntsLike, ResourceClass
+from replay.model.machine.resources import IntsLike, ResourceClass
 from replay.model.machine.times import Time
 from replay.model.machine.transfers import REQUESTS_FIRST
 
@@ -37,7 +38,7 @@ Way = Literal["in", "out"]
 
 
 @dataclass(frozen=True)
-class Naming:
+class NamingFlits:
     """Flits with which the packets of a message name their targets.
 
     Attributes
@@ -56,7 +57,7 @@ class Naming:
     answered: IntsLike = 0
 
 
-UNNAMED = Naming()
+UNNAMED = NamingFlits()
 
 
 @dataclass(frozen=True)
@@ -76,14 +77,14 @@ class Eviction:
     first_key: int
 
 
-class Spread(NamedTuple):
+class MulticastTasks(NamedTuple):
     """Tasks of a multicast: (message,) on the uplinks, (copy,) visible at the targets."""
 
     left: Ints
-    arrived: Ints
+    arrived: Tasks
 
 
-class Summed(NamedTuple):
+class ReductionTasks(NamedTuple):
     """Tasks of a reduction.
 
     Attributes
@@ -125,13 +126,13 @@ class InSwitch:
 
     # ---- what there is ---------------------------------------------------------------------------
 
-    def port_ps(self, wire: Ints, at_line_rate: bool) -> Ints:
+    def port_ps(self, wire: Ints, at_line_rate: bool) -> Picoseconds:
         """Time that messages (message,) of so many wire bytes occupy a port at its full rate."""
         system = self._system
         timed = system.link.port_duration_ps if at_line_rate else system.switch.multimem_duration_ps
         return timed(wire)
 
-    def _on_channel(self, tasks: Ints, rank: Ints, name: str) -> None:
+    def _on_channel(self, tasks: Tasks, rank: Ranks, name: str) -> None:
         """Send messages (message,) on a virtual channel of the uplinks of `rank` (message,).
 
         Uplinks that serve in turn go from channel to channel, which the room of the switch's input
@@ -145,11 +146,12 @@ class InSwitch:
     def _adders(self) -> Ints:
         """(rank,): what adds up in the ports of each reader."""
         return self._resources.once(
-            "adders", REDUCTION_BUFFER,
+            "adders",
+            REDUCTION_BUFFER,
             lambda: self._resources.each("switch-merge", ResourceClass.SWITCH),
-        )  # fmt: skip
+        )
 
-    def refuse_other_domains(self, src: Ints, dst: Ints) -> None:
+    def refuse_other_domains(self, src: Ranks, dst: Ranks) -> None:
         """Refuse messages (message,) between NVLink domains."""
         if self._paths.domains.num > 1 and self._paths.domains.crosses(src, dst).any():
             message = "a switch copies to, and adds from, the GPUs of its own NVLink domain only"
@@ -160,19 +162,19 @@ class InSwitch:
     def multicast(
         self,
         kinds: PhaseKinds,
-        src: Ints,
+        src: Ranks,
         of: Ints,
-        dst: Ints,
+        dst: Ranks,
         row_bytes: IntsLike,
-        after: Ints,
+        after: Tasks,
         *,
         rows: IntsLike = 1,
         meta_bytes: IntsLike = 0,
-        naming: Naming = UNNAMED,
+        naming: NamingFlits = UNNAMED,
         on: Ints | None = None,
         at_line_rate: bool = False,
         first: bool = False,
-    ) -> Spread:
+    ) -> MulticastTasks:
         """Store rows once into the switch, which copies them to several GPUs.
 
         Parameters
@@ -202,34 +204,47 @@ class InSwitch:
         nbytes = np.broadcast_to(row_bytes + meta_bytes, src.shape)
         wire = link.write_wire_bytes(nbytes, rows, extra_flits=naming.at_source)
         left = self.hop(
-            "out", kinds.up, src, wire, payload, after, at_line_rate, channel="requests",
+            "out",
+            kinds.up,
+            src,
+            wire,
+            payload,
+            after,
+            at_line_rate,
+            channel="requests",
             priority=REQUESTS_FIRST if first else 0,
-        )  # fmt: skip
+        )
         copied = link.write_wire_bytes(nbytes[of], rows[of], extra_flits=naming.at_target)
         arrived = self.hop(
-            "in", kinds.down, dst, copied, payload[of], left[of], at_line_rate,
+            "in",
+            kinds.down,
+            dst,
+            copied,
+            payload[of],
+            left[of],
+            at_line_rate,
             late_ps=self._system.fabric.write_visibility_ps,
-        )  # fmt: skip
+        )
         self._input_buffers.hold("requests", src, wire, left, arrived, of)
         if on is not None and after is not None:
             self._input_buffers.hold_on(after, on, left)
         self._acknowledge_copies(kinds, src, of, dst, nbytes, rows, naming, arrived)
-        return Spread(left, arrived)
+        return MulticastTasks(left, arrived)
 
     def hop(
         self,
         way: Way,
         kind: Kind,
-        rank: Ints,
+        rank: Ranks,
         wire: Ints,
         payload: IntsLike,
-        after: Ints | None,
+        after: Tasks | None,
         at_line_rate: bool,
         *,
         channel: str = "",
         late_ps: int = 0,
         priority: int = 0,
-    ) -> Ints:
+    ) -> Tasks:
         """Send messages between switch and GPUs: (message,) tasks on the ports of `rank`."""
         is_out = way == "out"
         ports = self._resources.uplink if is_out else self._resources.downlink
@@ -252,13 +267,13 @@ class InSwitch:
     def _acknowledge_copies(
         self,
         kinds: PhaseKinds,
-        src: Ints,
+        src: Ranks,
         of: Ints,
-        dst: Ints,
-        nbytes: Ints,
-        rows: Ints,
-        naming: Naming,
-        arrived: Ints,
+        dst: Ranks,
+        nbytes: Bytes,
+        rows: Counts,
+        naming: NamingFlits,
+        arrived: Tasks,
     ) -> None:
         """Charge what the targets of a multicast send back, and what of it the source gets.
 
@@ -289,20 +304,20 @@ class InSwitch:
     def reduce(
         self,
         kinds: PhaseKinds,
-        reader: Ints,
+        reader: Ranks,
         of: Ints,
         target: Ints,
         row_bytes: IntsLike,
-        after: Ints,
+        after: Tasks,
         *,
         rows: IntsLike = 1,
         answers: Ints | None = None,
-        naming: Naming = UNNAMED,
+        naming: NamingFlits = UNNAMED,
         eviction: Eviction | None = None,
         at_line_rate: bool = False,
         payload: bool = True,
         requests_first: bool = False,
-    ) -> Summed:
+    ) -> ReductionTasks:
         """Load the sum of several GPUs' rows, added up in the switch.
 
         The request is copied to every target, each answers, and the switch adds the answers in the
@@ -341,22 +356,43 @@ class InSwitch:
         priority = REQUESTS_FIRST if requests_first else 0
         asked_wire = link.request_wire_bytes(row_bytes, rows, extra_flits=naming.at_source)
         requested = self.hop(
-            "out", kinds.request_up, reader, asked_wire, 0, after, at_line_rate, channel="requests",
+            "out",
+            kinds.request_up,
+            reader,
+            asked_wire,
+            0,
+            after,
+            at_line_rate,
+            channel="requests",
             priority=priority,
-        )  # fmt: skip
+        )
         passed_wire = link.request_wire_bytes(row_bytes[of], rows[of], extra_flits=naming.at_target)
         asked = self.hop(
-            "in", kinds.request_down, target, passed_wire, 0, requested[of], at_line_rate,
-            late_ps=self._system.fabric.read_access_ps, priority=priority,
-        )  # fmt: skip
+            "in",
+            kinds.request_down,
+            target,
+            passed_wire,
+            0,
+            requested[of],
+            at_line_rate,
+            late_ps=self._system.fabric.read_access_ps,
+            priority=priority,
+        )
         self._input_buffers.hold("requests", reader, asked_wire, requested, asked, of)
         copy = np.arange(len(target)) if answers is None else answers
         of_part = of[copy]
         part_wire = link.response_wire_bytes(row_bytes, rows)[of_part]
         part = self.hop(
-            "out", kinds.up, target[copy], part_wire, carried[of_part], asked[copy], at_line_rate,
-            channel="responses", late_ps=self._system.switch.merge_latency_ps,
-        )  # fmt: skip
+            "out",
+            kinds.up,
+            target[copy],
+            part_wire,
+            carried[of_part],
+            asked[copy],
+            at_line_rate,
+            channel="responses",
+            late_ps=self._system.switch.merge_latency_ps,
+        )
         total_wire = link.response_wire_bytes(row_bytes, rows, extra_flits=naming.answered)
         total = self.hop("in", kinds.down, reader, total_wire, carried, None, at_line_rate)
         if eviction is None:
@@ -368,14 +404,14 @@ class InSwitch:
         else:
             added = self._merge(eviction, reader, of_part, part, total, nbytes, at_line_rate)
         self._input_buffers.hold("responses", target[copy], part_wire, part, added)
-        return Summed(requested, asked, total)
+        return ReductionTasks(requested, asked, total)
 
     @property
     def _takes_in(self) -> bool:
         """Tell whether somebody cares when a part has been added."""
         return self._input_buffers.are_finite or self._system.switch.adder_rate is not None
 
-    def add(self, reader: Ints, of: Ints, part: Ints, nbytes: Ints) -> Ints:
+    def add(self, reader: Ranks, of: Ints, part: Ints, nbytes: Bytes) -> Tasks:
         """Add parts (part,) up in the ports of their readers: (part,) tasks that take them in.
 
         Parameters
@@ -401,11 +437,11 @@ class InSwitch:
     def _merge(
         self,
         eviction: Eviction,
-        reader: Ints,
+        reader: Ranks,
         of: Ints,
         part: Ints,
         total: Ints,
-        nbytes: Ints,
+        nbytes: Bytes,
         at_line_rate: bool,
     ) -> Ints:
         """Add parts (part,) up in the readers' ports; what is evicted occupies their downlinks."""

@@ -24,8 +24,9 @@ import numpy as np
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.engine import GraphBuilder
+    from replay.model.arrays import Ints, Ranks
     from replay.model.machine.buffers import Buffers
-    from replay.model.machine.resources import Ints, IntsLike
+    from replay.model.machine.resources import IntsLike
 
 Traffic = Literal["requests", "responses"]
 NOBODY = -1
@@ -47,7 +48,7 @@ class InputBuffers:
     def hold(
         self,
         traffic: Traffic,
-        rank: Ints,
+        rank: Ranks,
         wire_bytes: IntsLike,
         left: Ints,
         freed_by: Ints,
@@ -88,9 +89,7 @@ class InputBuffers:
             alone = np.flatnonzero(~copies)
             self._graph.take(left[alone], pools[rank[alone]], units[alone])
         number = np.cumsum(copies) - 1
-        self._graph.take_until_last(
-            left[copies], pools[rank[copies]], units[copies], number[of], freed_by
-        )
+        self._graph.take_until_last(left[copies], pools[rank[copies]], units[copies], number[of], freed_by)
 
     def hold_on(self, issued: Ints, on: Ints, left: Ints, *, lanes: bool = False) -> None:
         """Let SMs hold on to what cannot leave.

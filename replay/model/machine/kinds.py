@@ -213,9 +213,16 @@ WIRE_ROLE_OF_KIND = _places([KINDS[kind].on_wire for kind in Kind], WIRE_ROLES)
 COMPUTE = frozenset(kind for kind in Kind if KINDS[kind].role == "compute")
 """Work on a GPU's own data."""
 
-EXPERTS = frozenset({
-    Kind.CAST, Kind.GEMM1, Kind.ACTIVATION, Kind.GEMM2_SYNC, Kind.GEMM2, Kind.WGRAD,
-})  # fmt: skip
+EXPERTS = frozenset(
+    {
+        Kind.CAST,
+        Kind.GEMM1,
+        Kind.ACTIVATION,
+        Kind.GEMM2_SYNC,
+        Kind.GEMM2,
+        Kind.WGRAD,
+    }
+)
 """What experts do once their rows are there, and no part of the exchange. Rows are permuted,
 unpermuted and made ready to travel for the exchange."""
 

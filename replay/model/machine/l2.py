@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.model.machine.resources import Ints, IntsLike, ResourceClass
+from replay.model.arrays import Ints, Ranks, Tasks
+from replay.model.machine.resources import IntsLike, ResourceClass
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -35,12 +36,10 @@ if TYPE_CHECKING:
 L2_CACHE = "L2 cache"
 
 
-class L2:
+class L2Caches:
     """L2 caches; layers share them."""
 
-    def __init__(
-        self, system: System, graph: GraphBuilder, resources: Resources, caches: Caches
-    ) -> None:
+    def __init__(self, system: System, graph: GraphBuilder, resources: Resources, caches: Caches) -> None:
         self._system, self._graph = system, graph
         self._resources, self._caches = resources, caches
 
@@ -56,8 +55,8 @@ class L2:
     def read(
         self,
         what: Read,
-        tasks: Ints,
-        rank: Ints,
+        tasks: Tasks,
+        rank: Ranks,
         block: Ints,
         nbytes: IntsLike,
         *,
@@ -96,7 +95,7 @@ class L2:
             lag_ps=0 if reads_on else self._ending_ps,
         )
 
-    def write(self, tasks: Ints, rank: Ints, block: Ints, nbytes: IntsLike) -> None:
+    def write(self, tasks: Tasks, rank: Ranks, block: Ints, nbytes: IntsLike) -> None:
         """Let tasks write blocks when they start: what they write is there for who reads it.
 
         It takes room in the cache, and the memory as long as writing it back does. Nothing of a

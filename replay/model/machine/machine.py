@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.model.arrays import Bytes, Ints, Ranks, Tasks
 from replay.model.machine.buffers import Buffers
 from replay.model.machine.caches import Caches
 from replay.model.machine.communicators import runs_nccl
@@ -14,16 +15,16 @@ from replay.model.machine.host import OTHERS, Bools, Calls, Host, Launch, Operat
 from replay.model.machine.in_switch import InSwitch
 from replay.model.machine.input_buffers import InputBuffers
 from replay.model.machine.kinds import DISPATCH, EXPERTS, KIND_NAMES, Kind
-from replay.model.machine.l2 import L2
-from replay.model.machine.merging import Merging
+from replay.model.machine.l2 import L2Caches
+from replay.model.machine.merging import MergeUnits
 from replay.model.machine.notes import Notes
 from replay.model.machine.pace import Pace
 from replay.model.machine.paths import Path, Paths
 from replay.model.machine.rdma import Rdma
-from replay.model.machine.resources import Discipline, Ints, IntsLike, Resources
+from replay.model.machine.resources import Discipline, IntsLike, Resources
 from replay.model.machine.sms import Sms
 from replay.model.machine.sync import Sync
-from replay.model.machine.tasks import Tasks
+from replay.model.machine.tasks import TaskBuilder
 from replay.model.machine.times import NO_TIME, Costs, MemoryTraffic, Time
 from replay.model.machine.transfers import Transfers
 from replay.model.machine.vectors import Vectors
@@ -95,7 +96,7 @@ class Machine:
     notes
         Facts about the tasks that the result reports.
     serve, mark, gather, join, order, delay, meet
-        See `Tasks`.
+        See `TaskBuilder`.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class Machine:
         self.ranks = self.resources.ranks
         self.notes = Notes(num_ranks)
         self.costs = Costs(system)
-        tasks = Tasks(graph, self.resources)
+        tasks = TaskBuilder(graph, self.resources)
         self.serve, self.delay = tasks.serve, tasks.delay
         self.mark, self.gather, self.meet = tasks.mark, tasks.gather, tasks.meet
         self.order, self.join = tasks.order, tasks.join
@@ -132,13 +133,11 @@ class Machine:
         input_buffers = InputBuffers(system, graph, self.buffers)
         rdma = Rdma(system, graph, self.buffers, sample)
         self.is_shared = is_shared
-        self.transfers = Transfers(
-            system, graph, paths, input_buffers, rdma, self.resources.hbm if is_shared else None
-        )
+        self.transfers = Transfers(system, graph, paths, input_buffers, rdma, self.resources.hbm if is_shared else None)
         self.sms = Sms(self.resources, system.sm.num_sms, set_aside)
         self.vectors = Vectors(system, self.resources)
         self.caches = Caches(graph, self.resources, self.notes)
-        self.l2 = L2(system, graph, self.resources, self.caches)
+        self.l2 = L2Caches(system, graph, self.resources, self.caches)
         self.host = Host(system, self.resources, tasks, self.notes, launch, lead, calls)
         self.sync = Sync(system, tasks, paths, self.transfers, rdma)
         self.switch = InSwitch(
@@ -151,7 +150,7 @@ class Machine:
             self.caches,
             input_buffers,
         )
-        self.merging = Merging(
+        self.merging = MergeUnits(
             system,
             graph,
             self.resources,
@@ -176,7 +175,7 @@ class Machine:
         """Tell whether experts do anything, or the communication is replayed without them."""
         return not self.graph.left_out >= EXPERTS
 
-    def path(self, src: Ints, dst: Ints) -> Iterator[Path]:
+    def path(self, src: Ranks, dst: Ranks) -> Iterator[Path]:
         """Ports that messages between ranks pass; see `Paths`."""
         return self._paths(src, dst)
 
@@ -184,13 +183,13 @@ class Machine:
 
     def kernel(
         self,
-        after: Ints,
+        after: Tasks,
         what: str | Operation = "",
         *,
         kind: Kind | None = None,
         has_gap: bool = True,
         on: Bools | None = None,
-    ) -> Ints:
+    ) -> Tasks:
         """Launch a kernel behind `after`: (rank,) tasks at which it begins.
 
         Parameters
@@ -217,13 +216,13 @@ class Machine:
         self,
         kind: Kind,
         nbytes: IntsLike | MemoryTraffic,
-        after: Ints,
+        after: Tasks,
         what: str | Operation = "",
         *,
         moves: str = "",
         has_gap: bool = True,
         least: Time = NO_TIME,
-    ) -> Ints:
+    ) -> Tasks:
         """Run an elementwise kernel that is limited by HBM: (rank,) tasks.
 
         Parameters
@@ -248,11 +247,11 @@ class Machine:
         self,
         kind: Kind,
         nbytes: IntsLike | MemoryTraffic,
-        after: Ints,
+        after: Tasks,
         what: str | Operation,
         *,
         least: Time = NO_TIME,
-    ) -> Ints:
+    ) -> Tasks:
         """Run elementwise kernels in a row: (rank,) tasks, those of the last.
 
         Parameters
@@ -275,11 +274,11 @@ class Machine:
         self,
         kind: Kind,
         nbytes: IntsLike | MemoryTraffic,
-        begun: Ints,
+        begun: Tasks,
         *,
         rows: IntsLike = 0,
         least: Time = NO_TIME,
-    ) -> Ints:
+    ) -> Tasks:
         """Move the bytes of an elementwise kernel that has begun: (rank,) tasks.
 
         Parameters
@@ -301,12 +300,16 @@ class Machine:
         for wave in range(waves):
             part = Time(whole * (wave + 1) // waves - whole * wave // waves)
             begun = self.serve(
-                self.resources.hbm, part, kind=kind, rank=self.ranks, after=begun,
+                self.resources.hbm,
+                part,
+                kind=kind,
+                rank=self.ranks,
+                after=begun,
                 late=late if wave == waves - 1 else NO_TIME,
-            )  # fmt: skip
+            )
         return begun
 
-    def enter(self, stage: str, after: Ints, *, is_backward: bool) -> Ints:
+    def enter(self, stage: str, after: Tasks, *, is_backward: bool) -> Tasks:
         """Come to a stage of a layer: (rank,) tasks, behind what a stack does there first.
 
         Parameters
@@ -331,12 +334,10 @@ class Machine:
             if kernels:
                 nbytes = calls.nbytes * kernels // calls.others
                 least = self.costs.stream(nbytes) + Time(late.ps * kernels // calls.others)
-                after = self.small_kernels(
-                    Kind.LAYOUT, nbytes, after, Operation(OTHERS, kernels), least=least
-                )
+                after = self.small_kernels(Kind.LAYOUT, nbytes, after, Operation(OTHERS, kernels), least=least)
         return after
 
-    def keeping_up(self, needed: Time, nbytes: Ints) -> int:
+    def keeping_up(self, needed: Time, nbytes: Bytes) -> int:
         """SMs of a GPU that do their work while its busiest port carries bytes.
 
         Parameters
@@ -355,7 +356,7 @@ class Machine:
         sms = -(-int(np.max(needed.ps)) // port_ps) if port_ps else 1
         return min(max(sms, 1), max(self.sms.count // 4, 1))
 
-    def copied(self, kinds: PhaseKinds, nbytes: Ints, rank: Ints, after: Ints) -> None:
+    def copied(self, kinds: PhaseKinds, nbytes: Bytes, rank: Ranks, after: Tasks) -> None:
         """Occupy memory with what a kernel's SMs copy, where kernels share it.
 
         Nobody waits for it: what an exchange asks for is less than its share of a memory that
@@ -375,11 +376,11 @@ class Machine:
         self,
         kind: Kind,
         nbytes: IntsLike | MemoryTraffic,
-        rank: Ints,
-        after: Ints,
+        rank: Ranks,
+        after: Tasks,
         *,
         late: Time = NO_TIME,
-    ) -> Ints:
+    ) -> Tasks:
         """Read or write device memory: (task,) tasks.
 
         Parameters
@@ -391,6 +392,10 @@ class Machine:
             From the last byte until the result is there.
         """
         return self.serve(
-            self.resources.hbm[rank], self.costs.stream(nbytes),
-            kind=kind, rank=rank, after=after, late=late,
-        )  # fmt: skip
+            self.resources.hbm[rank],
+            self.costs.stream(nbytes),
+            kind=kind,
+            rank=rank,
+            after=after,
+            late=late,
+        )

@@ -36,11 +36,12 @@ from replay.model.machine.transfers import REQUESTS_FIRST
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.engine import GraphBuilder
+    from replay.model.arrays import Bytes, Counts, Ints, Ranks, Tasks
     from replay.model.machine.caches import Caches
     from replay.model.machine.in_switch import InSwitch, Way
     from replay.model.machine.input_buffers import InputBuffers
     from replay.model.machine.kinds import PhaseKinds
-    from replay.model.machine.resources import Ints, Resources
+    from replay.model.machine.resources import Resources
     from replay.model.machine.transfers import Transfers
 
 MERGE_UNIT = "merge unit"
@@ -59,7 +60,7 @@ class MergedLoads(NamedTuple):
     """
 
     requested: Ints
-    arrived: Ints
+    arrived: Tasks
 
 
 class Met(NamedTuple):
@@ -130,19 +131,19 @@ class Pieces:
     """
 
     home: Ints
-    rows: Ints
-    row_bytes: Ints
+    rows: Counts
+    row_bytes: Bytes
 
     def __len__(self) -> int:
         return len(self.home)
 
     @property
-    def nbytes(self) -> Ints:
+    def nbytes(self) -> Bytes:
         """(piece,): bytes."""
         return self.rows * self.row_bytes
 
 
-class Merging:
+class MergeUnits:
     """Loads and reductions that merge units make one of."""
 
     def __init__(
@@ -180,8 +181,8 @@ class Merging:
         unit: MergeUnit,
         pieces: Pieces,
         of: Ints,
-        reader: Ints,
-        after: Ints,
+        reader: Ranks,
+        after: Tasks,
     ) -> MergedLoads:
         """Load pieces from their homes, each once for all readers.
 
@@ -201,20 +202,41 @@ class Merging:
         ask = link.request_wire_bytes(pieces.row_bytes, pieces.rows)
         answer = link.response_wire_bytes(pieces.row_bytes, pieces.rows)
         requested = hop(
-            "out", kinds.request_up, reader, ask[of], 0, after, line, channel="requests",
+            "out",
+            kinds.request_up,
+            reader,
+            ask[of],
+            0,
+            after,
+            line,
+            channel="requests",
             priority=priority,
-        )  # fmt: skip
+        )
         there_and_back = fabric.downlink_latency_ps + fabric.uplink_latency_ps
         first_key = self._caches.new_keys(len(pieces))
         found = self._look_up(
-            kinds.up, unit, ports, pieces, of, first_key, requested,
-            again=answer, late=Time(there_and_back + fabric.read_access_ps),
-        )  # fmt: skip
+            kinds.up,
+            unit,
+            ports,
+            pieces,
+            of,
+            first_key,
+            requested,
+            again=answer,
+            late=Time(there_and_back + fabric.read_access_ps),
+        )
         self._input_buffers.hold("requests", reader, ask[of], requested, found)
         asked = hop(
-            "in", kinds.request_down, home, ask, 0, None, line,
-            late_ps=fabric.read_access_ps, priority=priority,
-        )  # fmt: skip
+            "in",
+            kinds.request_down,
+            home,
+            ask,
+            0,
+            None,
+            line,
+            late_ps=fabric.read_access_ps,
+            priority=priority,
+        )
         read = graph.add(
             len(home),
             resource=self._resources.hbm[home],
@@ -224,9 +246,16 @@ class Merging:
             after=asked,
         )
         left = hop(
-            "out", kinds.up, home, answer, pieces.nbytes, read, line,
-            channel="responses", late_ps=self._system.switch.merge_latency_ps,
-        )  # fmt: skip
+            "out",
+            kinds.up,
+            home,
+            answer,
+            pieces.nbytes,
+            read,
+            line,
+            channel="responses",
+            late_ps=self._system.switch.merge_latency_ps,
+        )
         self._input_buffers.hold("responses", home, answer, left, left)  # entries take it in
         arrived = hop("in", kinds.down, reader, answer[of], pieces.nbytes[of], found, line)
         graph.edges(left[of], arrived)
@@ -240,9 +269,7 @@ class Merging:
         order = np.argsort(of, kind="stable")
         nobody, members = np.full(len(of), -1, np.int64), found[order]
         ends = np.cumsum(np.bincount(of, minlength=len(asked)))
-        for piece, (first, end) in enumerate(
-            zip((0, *ends[:-1].tolist()), ends.tolist(), strict=True)
-        ):
+        for piece, (first, end) in enumerate(zip((0, *ends[:-1].tolist()), ends.tolist(), strict=True)):
             tiles = np.array([1, end - first - 1])[: min(2, end - first)]
             tasks = np.array([asked[piece], complete[piece]])[: len(tiles)]
             self._graph.gate(members[first:end], nobody[first:end], tiles, tasks, tasks)
@@ -255,8 +282,8 @@ class Merging:
         unit: MergeUnit,
         pieces: Pieces,
         of: Ints,
-        src: Ints,
-        after: Ints,
+        src: Ranks,
+        after: Tasks,
     ) -> MergedSums:
         """Push parts of sums, which are written to the homes of their pieces once.
 
@@ -274,28 +301,37 @@ class Merging:
         home, ports = pieces.home, self._resources.downlink
         wire = link.write_wire_bytes(pieces.row_bytes, pieces.rows)
         pushed = hop(
-            "out", kinds.up, src, wire[of], pieces.nbytes[of], after, line,
-            channel="requests", late_ps=self._system.switch.merge_latency_ps,
-        )  # fmt: skip
+            "out",
+            kinds.up,
+            src,
+            wire[of],
+            pieces.nbytes[of],
+            after,
+            line,
+            channel="requests",
+            late_ps=self._system.switch.merge_latency_ps,
+        )
         added = self._switch.add(home, of, pushed, pieces.nbytes)
         self._input_buffers.hold("requests", src, wire[of], pushed, added)
         first_key = self._caches.new_keys(len(pieces))
-        found = self._look_up(
-            kinds.down, unit, ports, pieces, of, first_key, added, again=wire, late=unit.timeout
-        )
+        found = self._look_up(kinds.down, unit, ports, pieces, of, first_key, added, again=wire, late=unit.timeout)
         complete = self._drop(kinds.down, unit, ports, pieces, of, first_key, found)
         written = hop(
-            "in", kinds.down, home, wire, pieces.nbytes, complete, line,
+            "in",
+            kinds.down,
+            home,
+            wire,
+            pieces.nbytes,
+            complete,
+            line,
             late_ps=fabric.write_visibility_ps,
-        )  # fmt: skip
+        )
         acks = link.ack_wire_bytes(pieces.row_bytes, pieces.rows)
         self._acknowledge("in", kinds.ack_down, src, wire[of], acks[of], added)  # by the switch
         self._acknowledge("out", kinds.ack_up, home, wire, acks, written)
         return MergedSums(pushed, written)
 
-    def _acknowledge(
-        self, way: Way, kind: Kind, rank: Ints, wire: Ints, acks: Ints, after: Ints
-    ) -> None:
+    def _acknowledge(self, way: Way, kind: Kind, rank: Ranks, wire: Ints, acks: Tasks, after: Tasks) -> None:
         """Send acknowledgements of messages (message,) over the ports of `rank`, in batches."""
         batch = self._transfers.ack_batches(rank, wire, acks)
         rank, after = rank[batch.last], after[batch.last]
@@ -305,7 +341,7 @@ class Merging:
 
     # ---- coordination ----------------------------------------------------------------------------
 
-    def meet(self, kinds: PhaseKinds, after: Ints) -> Met:
+    def meet(self, kinds: PhaseKinds, after: Tasks) -> Met:
         """All GPUs wait for all at the switch, by an empty packet there and one back.
 
         Parameters
@@ -335,7 +371,7 @@ class Merging:
         pieces: Pieces,
         of: Ints,
         first_key: int,
-        after: Ints,
+        after: Tasks,
         *,
         again: Ints,
         late: Time,
@@ -349,9 +385,7 @@ class Merging:
             much later the message that finds this out can go on.
         """
         home = pieces.home[of]
-        found = self._graph.add(
-            len(of), resource=ports[home], priority=-1, kind=kind, rank=home, after=after
-        )
+        found = self._graph.add(len(of), resource=ports[home], priority=-1, kind=kind, rank=home, after=after)
         self._caches.touch(
             MERGE_UNIT,
             found,
@@ -373,12 +407,10 @@ class Merging:
         of: Ints,
         first_key: int,
         found: Ints,
-    ) -> Ints:
+    ) -> Tasks:
         """Let entries go when all their messages have come: (piece,) tasks."""
         home = pieces.home
-        complete = self._graph.add(
-            len(pieces), resource=ports[home], priority=-2, kind=kind, rank=home
-        )
+        complete = self._graph.add(len(pieces), resource=ports[home], priority=-2, kind=kind, rank=home)
         self._graph.edges(found, complete[of])
         self._caches.touch(
             MERGE_UNIT,

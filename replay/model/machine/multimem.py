@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Ints, Ranks, Tasks
     from replay.model.machine.kinds import PhaseKinds
-    from replay.model.machine.machine import Ints, IntsLike, Machine
+    from replay.model.machine.machine import IntsLike, Machine
 
 
-class Spread(NamedTuple):
+class MulticastStores(NamedTuple):
     """Multicast stores.
 
     Attributes
@@ -32,12 +33,12 @@ class Spread(NamedTuple):
         (block,): task with which it leaves its owner.
     """
 
-    arrived: Ints
+    arrived: Tasks
     member: Ints
     left: Ints
 
 
-def _members(machine: Machine, owner: Ints, *, loops: bool) -> tuple[Ints, Ints]:
+def _members(machine: Machine, owner: Ranks, *, loops: bool) -> tuple[Ints, Ints]:
     """Copies of each block (copy,): the block, and a rank of its owner's domain that it is on."""
     domains = machine.domains
     group = np.tile(machine.ranks, (len(owner), 1))
@@ -52,16 +53,16 @@ def _members(machine: Machine, owner: Ints, *, loops: bool) -> tuple[Ints, Ints]
 def multicast(
     machine: Machine,
     kinds: PhaseKinds,
-    owner: Ints,
+    owner: Ranks,
     nbytes: IntsLike,
-    after: Ints,
+    after: Tasks,
     *,
     rows: IntsLike = 1,
     meta_bytes: IntsLike = 0,
     on: Ints | None = None,
     loops: bool = True,
     first: bool = False,
-) -> Spread:
+) -> MulticastStores:
     """Store blocks into every member's memory.
 
     Parameters
@@ -81,24 +82,32 @@ def multicast(
     """
     block, member = _members(machine, owner, loops=loops)
     left, arrived = machine.switch.multicast(
-        kinds, owner, block, member, nbytes, after,
-        rows=rows, meta_bytes=meta_bytes, on=on, first=first,
-    )  # fmt: skip
-    return Spread(arrived, member, left)
+        kinds,
+        owner,
+        block,
+        member,
+        nbytes,
+        after,
+        rows=rows,
+        meta_bytes=meta_bytes,
+        on=on,
+        first=first,
+    )
+    return MulticastStores(arrived, member, left)
 
 
 def reduce(
     machine: Machine,
     kinds: PhaseKinds,
-    owner: Ints,
+    owner: Ranks,
     nbytes: IntsLike,
-    after: Ints,
+    after: Tasks,
     *,
     rows: IntsLike = 1,
     loops: bool = True,
     payload: bool = True,
     requests_first: bool = False,
-) -> Ints:
+) -> Tasks:
     """Load the sums of all members' blocks: (block,) tasks, visible in the owner's SM.
 
     Parameters
@@ -114,6 +123,13 @@ def reduce(
     """
     block, member = _members(machine, owner, loops=loops)
     return machine.switch.reduce(
-        kinds, owner, block, member, nbytes, after, rows=rows, payload=payload,
+        kinds,
+        owner,
+        block,
+        member,
+        nbytes,
+        after,
+        rows=rows,
+        payload=payload,
         requests_first=requests_first,
-    ).total  # fmt: skip
+    ).total

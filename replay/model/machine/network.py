@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.model.machine.resources import Ints, ResourceClass
+from replay.model.arrays import Ints
+from replay.model.machine.resources import ResourceClass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,10 +90,7 @@ class NetworkPorts:
         """
         things, first, of_rank = np.unique(index, return_index=True, return_inverse=True)
         names = [f"{group} {thing}" for thing in things.tolist()]
-        owners = [
-            keepers.get(thing, rank)
-            for thing, rank in zip(things.tolist(), first.tolist(), strict=True)
-        ]
+        owners = [keepers.get(thing, rank) for thing, rank in zip(things.tolist(), first.tolist(), strict=True)]
         made = self._resources.several(group, of, names, owners, kind="part of the machine")
         found: Ints = made[of_rank]
         return found

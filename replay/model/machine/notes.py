@@ -12,7 +12,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from replay.model.machine.resources import Ints, IntsLike
+from replay.model.arrays import Bytes, Counts, Ints, Ranks, Tasks
+from replay.model.machine.resources import IntsLike
 
 Way = Literal["sent", "combined"]
 Read = Literal["weights", "activations", "gradients", "results"]
@@ -36,11 +37,11 @@ class TouchNotes:
 
     touch: Ints
     lookups: Ints
-    evicted_wire_bytes: Ints
-    missed_wire_bytes: Ints
+    evicted_wire_bytes: Bytes
+    missed_wire_bytes: Bytes
 
 
-class Launched(NamedTuple):
+class KernelLaunches(NamedTuple):
     """Kernels that hosts launched at once: one on every GPU, or a row of them.
 
     Attributes
@@ -56,8 +57,8 @@ class Launched(NamedTuple):
     """
 
     first: int
-    begun: Ints
-    rank: Ints
+    begun: Tasks
+    rank: Ranks
     row_ps: IntsLike = 0
     is_exchange: bool = False
 
@@ -106,13 +107,11 @@ class Notes:
     touches: dict[str, list[TouchNotes]] = field(default_factory=dict)
     reads: dict[Read, list[Ints]] = field(default_factory=dict)
     held_up: list[tuple[Ints, Ints, Ints]] = field(default_factory=list)
-    kernels: list[Launched] = field(default_factory=list)
+    kernels: list[KernelLaunches] = field(default_factory=list)
     accesses: dict[str, list[tuple[Ints, Ints]]] = field(default_factory=dict)
-    tokens: Ints | None = None
+    tokens: Counts | None = None
     layer: int = 0
-    _followed: dict[Way, list[tuple[int, Ints, Ints]]] = field(
-        default_factory=lambda: {"sent": [], "combined": []}
-    )
+    _followed: dict[Way, list[tuple[int, Ints, Ints]]] = field(default_factory=lambda: {"sent": [], "combined": []})
 
     def taken(self) -> Notes:
         """Take everything that was noted since the last time, and forget it."""
@@ -123,7 +122,7 @@ class Notes:
         self._followed = {"sent": [], "combined": []}
         return taken
 
-    def follow(self, what: Way, token: Ints, task: Ints) -> None:
+    def follow(self, what: Way, token: Ints, task: Tasks) -> None:
         """Remember tasks in which tokens are sent, or after which they are combined.
 
         Parameters
@@ -150,7 +149,7 @@ class Notes:
         layers, counts = np.array(blocks, np.int64).reshape(-1, 2).T
         return np.repeat(layers, counts)
 
-    def count(self, name: str, rank: Ints, amount: IntsLike = 1) -> None:
+    def count(self, name: str, rank: Ranks, amount: IntsLike = 1) -> None:
         """Add amounts to a counter.
 
         Parameters
@@ -168,7 +167,7 @@ class Notes:
         """Report one counter over another under a name of its own."""
         self.ratios[name] = (over, under)
 
-    def tile(self, rank: Ints, rows: Ints, tile_rows: int) -> None:
+    def tile(self, rank: Ranks, rows: Counts, tile_rows: int) -> None:
         """Remember how full row tiles are.
 
         Parameters
@@ -189,7 +188,7 @@ class Notes:
         """Remember that what was launched last is a collective without tasks of messages."""
         self.kernels[-1] = self.kernels[-1]._replace(is_exchange=True)
 
-    def poll(self, held: Ints, begun: Ints, rank: Ints) -> None:
+    def poll(self, held: Ints, begun: Tasks, rank: Ranks) -> None:
         """Remember blocks that hold an SM while they wait for data.
 
         Parameters
@@ -202,7 +201,7 @@ class Notes:
         """
         self.polls.append((held, begun, rank))
 
-    def access(self, what: str, address: Ints, task: Ints) -> None:
+    def access(self, what: str, address: Ints, task: Tasks) -> None:
         """Remember accesses of GPUs to addresses, of which several GPUs access each.
 
         Parameters

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from replay.model.machine.resources import Ints
-    from replay.model.machine.tasks import Tasks
+    from replay.model.arrays import Tasks
+    from replay.model.machine.tasks import TaskBuilder
     from replay.model.work.node_sample import NodeSample
 
 
@@ -29,12 +29,12 @@ class Pace:
         The nodes whose ranks are replayed in full.
     """
 
-    def __init__(self, tasks: Tasks, sample: NodeSample) -> None:
+    def __init__(self, tasks: TaskBuilder, sample: NodeSample) -> None:
         self._tasks = tasks
         self._others = np.flatnonzero(~sample.holds)
         self._models = sample.models[self._others]
 
-    def __call__(self, after: Ints) -> Ints:
+    def __call__(self, after: Tasks) -> Tasks:
         """Let others wait for what precedes a kernel on their models, too: (rank,) tasks."""
         paced = after.copy()
         paced[self._others] = self._tasks.mark(self._others, after[self._others])

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hwmodel.units import scale_up
+from replay.model.arrays import Ints, Ranks, Tasks
 from replay.model.machine.network import NetworkPorts
-from replay.model.machine.resources import Ints, IntsLike, ResourceClass, Resources
+from replay.model.machine.resources import IntsLike, ResourceClass, Resources
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -55,7 +56,7 @@ class Hop:
 
     of: ResourceClass
     resource: Ints
-    rank: Ints
+    rank: Ranks
     rate: Rate
     latency_ps: int
     slower: tuple[tuple[Rate, Ints], ...] = field(default=())
@@ -113,7 +114,7 @@ class Path:
         """The same for what may be one number for all."""
         return self.of(values) if isinstance(values, np.ndarray) and values.ndim else values
 
-    def assign(self, tasks: Ints, found: Ints) -> None:
+    def assign(self, tasks: Tasks, found: Ints) -> None:
         """Enter the tasks of the path's messages into an array over all messages."""
         tasks[slice(None) if self.messages is None else self.messages] = found
 
@@ -132,7 +133,7 @@ class Paths:
         self._known_hops: dict[tuple[Rate | None, int], list[tuple[ResourceClass, Rate, int]]] = {}
         self._slow_gpus = [rank for rank, left in enumerate(self._gpu_factors) if left != 1]
 
-    def __call__(self, src: Ints, dst: Ints) -> Iterator[Path]:
+    def __call__(self, src: Ranks, dst: Ranks) -> Iterator[Path]:
         """Paths of messages between ranks, those within NVLink domains first.
 
         Parameters
@@ -160,7 +161,7 @@ class Paths:
             self.network.check_spine(leaf[np.concatenate((src[farther], dst[farther]))])
             yield self._over_network(src[farther], dst[farther], farther)
 
-    def _inside(self, src: Ints, dst: Ints, messages: Ints | None) -> Iterator[Path]:
+    def _inside(self, src: Ranks, dst: Ranks, messages: Ints | None) -> Iterator[Path]:
         """Paths of messages within domains: those within groups of GPUs first."""
         if self._fabric.groups is None:
             yield self._over_ports(src, dst, messages)
@@ -174,11 +175,11 @@ class Paths:
                 of = chosen if messages is None else messages[chosen]
                 yield self._over_ports(src[chosen], dst[chosen], of)
 
-    def alike(self, src: Ints, dst: Ints) -> Path:
+    def alike(self, src: Ranks, dst: Ranks) -> Path:
         """Path of messages within domains that are all alike, at least one: that of the first."""
         return self._over_ports(src, dst, None)
 
-    def _over_ports(self, src: Ints, dst: Ints, messages: Ints | None) -> Path:
+    def _over_ports(self, src: Ranks, dst: Ranks, messages: Ints | None) -> Path:
         """Path of messages within domains that are all alike: that of the first of them."""
         found = []
         for of, rate, latency_ps in self._hops(int(src[0]), int(dst[0])):
@@ -197,8 +198,7 @@ class Paths:
         between = self._fabric.between(*ends)
         if between not in self._known_hops:
             self._known_hops[between] = [
-                (ResourceClass[hop.port.upper()], hop.rate, hop.latency_ps)
-                for hop in self._fabric.hops(*ends)
+                (ResourceClass[hop.port.upper()], hop.rate, hop.latency_ps) for hop in self._fabric.hops(*ends)
             ]
         return self._known_hops[between]
 
@@ -220,9 +220,7 @@ class Paths:
     def _links(self) -> Ints:
         """(rank, rank): the link between two ranks, or between their groups; -1 for none."""
         end = self.ranks if self._fabric.pair_rate is not None else self._groups
-        src, dst = np.nonzero(
-            ~self.domains.crosses(self.ranks[:, None], self.ranks) & (end[:, None] != end)
-        )
+        src, dst = np.nonzero(~self.domains.crosses(self.ranks[:, None], self.ranks) & (end[:, None] != end))
         ways, of_pair = np.unique(np.stack((end[src], end[dst])), axis=1, return_inverse=True)
         owner = {int(each): int(np.flatnonzero(end == each)[0]) for each in np.unique(end)}
         names = [f"link {one}->{other}" for one, other in ways.T.tolist()]
@@ -232,7 +230,7 @@ class Paths:
         links[src, dst] = made[of_pair.reshape(-1)]
         return links
 
-    def on_nvlink_ps(self, rank: Ints, duration_ps: IntsLike) -> IntsLike:
+    def on_nvlink_ps(self, rank: Ranks, duration_ps: IntsLike) -> IntsLike:
         """Time that messages occupy the NVLink ports of `rank`, of that on ports of full rate.
 
         Parameters
@@ -248,7 +246,7 @@ class Paths:
             duration[chosen] = scale_up(duration[chosen], 1 / self._gpu_factors[each])
         return duration
 
-    def _over_network(self, src: Ints, dst: Ints, messages: Ints) -> Path:
+    def _over_network(self, src: Ranks, dst: Ranks, messages: Ints) -> Path:
         """Path of messages that all pass the same kinds of port: those of the first of them."""
         gpu = self.domains.gpu
         found, fabric = [], self._fabric
@@ -259,7 +257,7 @@ class Paths:
             found.append(Hop(of, self.network.port(of)[rank], rank, rate, hop.latency_ps, slower))
         return Path(messages, tuple(found), is_nvlink=False)
 
-    def _rates(self, of: ResourceClass, rank: Ints) -> tuple[Rate, tuple[tuple[Rate, Ints], ...]]:
+    def _rates(self, of: ResourceClass, rank: Ranks) -> tuple[Rate, tuple[tuple[Rate, Ints], ...]]:
         """Rate of a class of ports, and of those that are slower: see `Hop`."""
         network = self._fabric.network
         if of in (ResourceClass.PCIE_OUT, ResourceClass.PCIE_IN):
@@ -268,13 +266,8 @@ class Paths:
         rate = network.nic if is_nic else network.uplinks
         return rate, self._slower(rate, self.network.factors(of), rank)
 
-    def _slower(
-        self, rate: Rate, factors: Sequence[Fraction], rank: Ints
-    ) -> tuple[tuple[Rate, Ints], ...]:
+    def _slower(self, rate: Rate, factors: Sequence[Fraction], rank: Ranks) -> tuple[tuple[Rate, Ints], ...]:
         """Rates of slower ports of `rank` (message,), of the factors (rank,) of all: see `Hop`."""
         slower = sorted({*factors} - {1})
         of_rank = np.array([slower.index(one) if one in slower else -1 for one in factors])
-        return tuple(
-            (rate.times(left), np.flatnonzero(of_rank[rank] == index))
-            for index, left in enumerate(slower)
-        )
+        return tuple((rate.times(left), np.flatnonzero(of_rank[rank] == index)) for index, left in enumerate(slower))

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.model.arrays import Ints, Picoseconds, Ranks, Tasks
 from replay.model.machine.kinds import Kind, sync_of
-from replay.model.machine.resources import Ints, IntsLike, ResourceClass
+from replay.model.machine.resources import IntsLike, ResourceClass
 from replay.model.machine.times import Time
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class Rdma:
         kinds: tuple[Kind, Kind],
         wire_bytes: IntsLike,
         payload_bytes: IntsLike,
-        after: Ints,
+        after: Tasks,
         *,
         late_ps: int = 0,
         priority: int = 0,
@@ -106,9 +107,13 @@ class Rdma:
         pcie_out, *ports, nic_in, pcie_in = path.hops
         src, dst, over_spine = pcie_out.rank, pcie_in.rank, len(ports) > 1
         posted = self._graph.add(
-            count, resource=-1, duration_ps=network.fetched_ps(writes.by),
-            kind=sync_of(kinds[0]), rank=src, after=after,
-        )  # fmt: skip
+            count,
+            resource=-1,
+            duration_ps=network.fetched_ps(writes.by),
+            kind=sync_of(kinds[0]),
+            rank=src,
+            after=after,
+        )
         arrived = self._mark(dst, late_ps=late_ps)
         rest = sum(hop.latency_ps for hop in (*ports, nic_in))  # of the way, behind the port
         reached = posted
@@ -121,9 +126,13 @@ class Rdma:
             least = network.write_ps * np.asarray(writes.each) if is_card else 0
             message = (kinds[0] if hop.is_way_out else kinds[1], wire, payload)
             reached, last, cut = self._pass_in_packets(
-                hop, message, reached, rest, np.broadcast_to(least, count),
+                hop,
+                message,
+                reached,
+                rest,
+                np.broadcast_to(least, count),
                 priority if is_card else 0,
-            )  # fmt: skip
+            )
             if is_card:
                 left = last
             if is_card and over_spine:
@@ -138,23 +147,17 @@ class Rdma:
             self._graph.edges(entered, arrived)
         if writes.in_flight:
             units = np.broadcast_to(np.clip(writes.each, 1, writes.in_flight), count)
-            self._wait_for_completions(
-                src, posted, arrived, units, writes.in_flight, self.completed(path)
-            )
+            self._wait_for_completions(src, posted, arrived, units, writes.in_flight, self.completed(path))
         return left, arrived
 
-    def _mark(self, rank: Ints, *, after: Ints | None = None, late_ps: int = 0) -> Ints:
-        return self._graph.add(
-            len(rank), resource=-1, latency_ps=late_ps, kind=Kind.MARK, rank=rank, after=after
-        )
+    def _mark(self, rank: Ranks, *, after: Tasks | None = None, late_ps: int = 0) -> Ints:
+        return self._graph.add(len(rank), resource=-1, latency_ps=late_ps, kind=Kind.MARK, rank=rank, after=after)
 
     def completed(self, path: Path) -> Time:
         """From the arrival of a path's messages until their sender knows."""
         return Time(self._network.completion_ps(over_spine=len(path.hops) > _PORTS_OF_RAIL))
 
-    def _pass(
-        self, hop: Hop, message: _Message, after: Ints, rest_ps: int, priority: int = 0
-    ) -> Ints:
+    def _pass(self, hop: Hop, message: _Message, after: Tasks, rest_ps: int, priority: int = 0) -> Tasks:
         """Occupy a port for whole messages: (message,) tasks."""
         kind, wire, payload = message
         return self._graph.add(
@@ -171,7 +174,7 @@ class Rdma:
         )
 
     def _pass_in_packets(
-        self, hop: Hop, message: _Message, after: Ints, rest_ps: int, least_ps: Ints, priority: int
+        self, hop: Hop, message: _Message, after: Tasks, rest_ps: int, least_ps: Picoseconds, priority: int
     ) -> tuple[Ints, Ints, Bools]:
         """Occupy a port for first packets, and at once for the rest of each message.
 
@@ -190,9 +193,7 @@ class Rdma:
         """
         kind, wire, payload = message
         first = np.minimum(wire, self._network.packet_bytes)
-        first_ps, whole_ps = (
-            np.broadcast_to(hop.duration_ps(nbytes), wire.shape) for nbytes in (first, wire)
-        )
+        first_ps, whole_ps = (np.broadcast_to(hop.duration_ps(nbytes), wire.shape) for nbytes in (first, wire))
         whole_ps = np.maximum(whole_ps, least_ps)
         if self._sample is not None and hop.is_shared:
             # It serves others in the meantime, whose messages to each other are left out.
@@ -226,11 +227,9 @@ class Rdma:
         return tasks[head], tasks[head + cut], cut
 
     def _wait_for_completions(
-        self, src: Ints, posted: Ints, arrived: Ints, units: Ints, in_flight: int, late: Time
+        self, src: Ranks, posted: Ints, arrived: Tasks, units: Ints, in_flight: int, late: Time
     ) -> None:
         """Let writes be posted only while fewer than the most are in flight."""
         pools = self._buffers.unnamed("writes in flight of {rank}", in_flight)
-        completed = self._graph.add(
-            len(src), resource=-1, duration_ps=late.ps, kind=Kind.MARK, rank=src, after=arrived
-        )
+        completed = self._graph.add(len(src), resource=-1, duration_ps=late.ps, kind=Kind.MARK, rank=src, after=arrived)
         self._graph.take(posted, pools[src], units, released_by=completed)

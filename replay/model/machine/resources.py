@@ -8,15 +8,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from replay.errors import UserError
+from replay.model.arrays import Ints, Ranks
 
 if TYPE_CHECKING:
     from replay.engine import GraphBuilder, TaskGraph
 
-Ints = npt.NDArray[np.int64]
-"""An int64 array, of tasks, ranks, bytes or picoseconds."""
 IntsLike = Ints | int
 """Such an array, or one number for all."""
 Discipline = Literal["fifo", "voq", "turns", "line"]
@@ -86,7 +84,7 @@ class Resources:
         self._groups: dict[str, tuple[ResourceClass, str]] = {}
         self._classes: list[tuple[Ints, ResourceClass]] = []  # of the resources that were made
         self.num_ranks = num_ranks
-        self.ranks: Ints = np.arange(num_ranks, dtype=np.int64)
+        self.ranks: Ranks = np.arange(num_ranks, dtype=np.int64)
         self.uplinks_take_turns = uplinks == "turns"
         # Requests and responses have virtual channels of their own: a request that waits for room
         # in a reduction buffer does not hold up what others asked for.
@@ -134,9 +132,7 @@ class Resources:
         """Make one resource for every GPU: (rank,); see `several`."""
         owners = list(range(self.num_ranks))
         names = [f"{group} {rank}" for rank in owners]
-        return self.several(
-            group, of, names, owners, kind=kind, servers=servers, discipline=discipline
-        )
+        return self.several(group, of, names, owners, kind=kind, servers=servers, discipline=discipline)
 
     def several(
         self,

@@ -16,8 +16,9 @@ from replay.model.machine.times import Time
 from replay.model.work.ragged import cut_runs
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Counts, Ints, Pools, Ranks, Tasks
     from replay.model.machine.kinds import PhaseKinds
-    from replay.model.machine.machine import Ints, IntsLike, Machine
+    from replay.model.machine.machine import IntsLike, Machine
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,10 @@ class Chunks:
         (row,): the chunk each row travels in, in the order in which the rows were given.
     """
 
-    src: Ints
-    dst: Ints
+    src: Ranks
+    dst: Ranks
     channel: Ints
-    rows: Ints
+    rows: Counts
     lane: Ints
     of_row: Ints
 
@@ -45,7 +46,7 @@ class Chunks:
         return len(self.src)
 
 
-def cut(src: Ints, dst: Ints, channel: Ints, chunk_rows: int) -> Chunks:
+def cut(src: Ranks, dst: Ranks, channel: Ints, chunk_rows: int) -> Chunks:
     """Cut rows into chunks, lane by lane; rows of a lane keep their order.
 
     Parameters
@@ -76,11 +77,11 @@ def cut(src: Ints, dst: Ints, channel: Ints, chunk_rows: int) -> Chunks:
 
 
 @dataclass(frozen=True)
-class Sent:
+class RingTasks:
     """(chunk,) tasks: the sending SM's, and the one whose end makes the chunk readable."""
 
     send: Ints
-    arrived: Ints
+    arrived: Tasks
 
 
 def send(
@@ -90,10 +91,10 @@ def send(
     servers: Ints,
     time: Time,
     row_bytes: int,
-    start: Ints,
+    start: Tasks,
     *,
     meta_bytes: IntsLike = 0,
-) -> Sent:
+) -> RingTasks:
     """Read the chunks and store them into the receivers' rings.
 
     Parameters
@@ -121,28 +122,34 @@ def send(
     # Each lane has warps of its own, which hold on to what cannot leave.
     lane = (chunks.src * machine.num_ranks + chunks.dst) * num_channels + chunks.channel
     landed[remote] = machine.transfers.store(
-        kinds, src, dst, row_bytes, stored[remote],
-        rows=chunks.rows[remote], meta_bytes=meta_bytes,
-        on=lane[remote], lanes=True,
-    ).arrived  # fmt: skip
+        kinds,
+        src,
+        dst,
+        row_bytes,
+        stored[remote],
+        rows=chunks.rows[remote],
+        meta_bytes=meta_bytes,
+        on=lane[remote],
+        lanes=True,
+    ).arrived
     own = ~remote
     landed[own] = stored[own]
     machine.copied(kinds, nbytes[own], chunks.dst[own], stored[own])
     # The tail of the ring is stored with release order: only after the rows are acknowledged.
     costs = machine.costs
     release = Time.where(remote, costs.acknowledged() + costs.flag(), costs.poll())
-    return Sent(stored, machine.delay(kinds.sync, release, landed, chunks.dst))
+    return RingTasks(stored, machine.delay(kinds.sync, release, landed, chunks.dst))
 
 
 def return_room(
     machine: Machine,
     kinds: PhaseKinds,
     chunks: Chunks,
-    sent: Sent,
+    sent: RingTasks,
     emptied_by: Ints,
     ring_rows: int,
     *,
-    pools: Ints | None = None,
+    pools: Pools | None = None,
 ) -> None:
     """Give each lane a ring of `ring_rows` rows, whose room comes back after `emptied_by`.
 

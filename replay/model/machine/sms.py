@@ -17,7 +17,8 @@ from replay.errors import UserError
 from replay.model.machine.resources import ResourceClass
 
 if TYPE_CHECKING:
-    from replay.model.machine.resources import Discipline, Ints, Resources
+    from replay.model.arrays import Ints
+    from replay.model.machine.resources import Discipline, Resources
 
 
 class Sms:
@@ -117,9 +118,7 @@ class Sms:
         """(rank,) resources with `num_sms` servers each."""
 
         def make() -> Ints:
-            made = self._resources.each(
-                group, ResourceClass.SM, kind="pool of SMs", servers=num_sms
-            )
+            made = self._resources.each(group, ResourceClass.SM, kind="pool of SMs", servers=num_sms)
             self.queues.append((group, made))
             self.groups.append(group)
             return made
@@ -147,9 +146,9 @@ class Sms:
                 ends = [f"{end}{mark}{index}" for end in ends for index in range(size)]
             names = [f"{group} {rank}{end}" for rank in ranks for end in ends]
             owners = [rank for rank in ranks for _ in ends]
-            made = self._resources.several(
-                group, of, names, owners, kind=kind, discipline=discipline
-            ).reshape(len(ranks), *sizes)
+            made = self._resources.several(group, of, names, owners, kind=kind, discipline=discipline).reshape(
+                len(ranks), *sizes
+            )
             if of == ResourceClass.SM:
                 self.queues.append((on or group, made))
                 self.groups.append(group)
@@ -248,6 +247,4 @@ class Split:
         total = sum(self.held.values())
         if total > self._sms.count:
             names = " and ".join(map(repr, self.held))
-            raise self._sms.too_many(
-                f"{names} take{'' if self.held.keys() - {group} else 's'}", total
-            )
+            raise self._sms.too_many(f"{names} take{'' if self.held.keys() - {group} else 's'}", total)

@@ -12,11 +12,11 @@ from replay.model.machine.times import NO_TIME, Time
 
 if TYPE_CHECKING:
     from hwmodel import System
+    from replay.model.arrays import Ints, Ranks, Tasks
     from replay.model.machine.kinds import PhaseKinds
     from replay.model.machine.paths import Paths
     from replay.model.machine.rdma import Rdma
-    from replay.model.machine.resources import Ints
-    from replay.model.machine.tasks import Tasks
+    from replay.model.machine.tasks import TaskBuilder
     from replay.model.machine.transfers import Transfers
 
 
@@ -26,21 +26,19 @@ FLAG_BYTES = 8
 class Sync:
     """Barriers, counts and notifications."""
 
-    def __init__(
-        self, system: System, tasks: Tasks, paths: Paths, transfers: Transfers, rdma: Rdma
-    ) -> None:
+    def __init__(self, system: System, tasks: TaskBuilder, paths: Paths, transfers: Transfers, rdma: Rdma) -> None:
         self._system, self._tasks = system, tasks
         self._paths, self._transfers, self._rdma = paths, transfers, rdma
 
     def barrier(
         self,
         kinds: PhaseKinds,
-        after: Ints,
+        after: Tasks,
         *,
         behind_stores: bool = False,
         behind_multicast: bool = False,
         inside: bool = False,
-    ) -> Ints:
+    ) -> Tasks:
         """All ranks wait for all ranks: (rank,) tasks.
 
         Parameters
@@ -85,7 +83,7 @@ class Sync:
         flags = self._tell(flags_of(kinds.sync), src, dst, FLAG_BYTES, met[src], poll)
         return self._tasks.gather(flags, dst, met)
 
-    def rails(self, kinds: PhaseKinds, after: Ints) -> Ints:
+    def rails(self, kinds: PhaseKinds, after: Tasks) -> Tasks:
         """Ranks of one index in all NVLink domains wait for one another: (rank,) tasks.
 
         A dissemination barrier through the NICs: in round k a rank tells the one 2^k domains on,
@@ -101,7 +99,7 @@ class Sync:
             distance *= 2
         return met
 
-    def exchange_counts(self, after: Ints, bytes_to_each: int, *, inside: bool = False) -> Ints:
+    def exchange_counts(self, after: Tasks, bytes_to_each: int, *, inside: bool = False) -> Ints:
         """Every rank stores a few bytes into every other: (rank,) marks when all have arrived.
 
         Parameters
@@ -120,16 +118,16 @@ class Sync:
 
     def notify(
         self,
-        src: Ints,
-        dst: Ints,
+        src: Ranks,
+        dst: Ranks,
         nbytes: int,
-        after: Ints,
+        after: Tasks,
         *,
         kinds: tuple[Kind, Kind] = (Kind.NOTIFY_UP, Kind.NOTIFY_DOWN),
         waiting: Time = NO_TIME,
         priority: int = 0,
         writes: Writes = ONE_WRITE,
-    ) -> Ints:
+    ) -> Tasks:
         """Store a counter update into another GPU's memory: (message,) tasks, visible to a poll.
 
         Parameters
@@ -151,10 +149,10 @@ class Sync:
     def _tell(
         self,
         kinds: tuple[Kind, Kind],
-        src: Ints,
-        dst: Ints,
+        src: Ranks,
+        dst: Ranks,
         nbytes: int,
-        after: Ints,
+        after: Tasks,
         waiting: Time,
         priority: int = 0,
         writes: Writes = ONE_WRITE,
@@ -165,13 +163,17 @@ class Sync:
             if path.is_nvlink:
                 wire = self._system.link.write_wire_bytes(nbytes, 1)
                 visible_ps = late_ps + self._system.fabric.write_visibility_ps
-                landed = self._transfers.send(
-                    path, kinds, wire, 0, ready, late_ps=visible_ps, priority=priority
-                )[-1]
+                landed = self._transfers.send(path, kinds, wire, 0, ready, late_ps=visible_ps, priority=priority)[-1]
             else:
                 _, landed = self._rdma.write(
-                    path, kinds, nbytes, 0, ready, late_ps=late_ps, priority=priority,
+                    path,
+                    kinds,
+                    nbytes,
+                    0,
+                    ready,
+                    late_ps=late_ps,
+                    priority=priority,
                     writes=writes,
-                )  # fmt: skip
+                )
             path.assign(arrived, landed)
         return arrived

@@ -11,10 +11,11 @@ from replay.model.machine.times import NO_TIME, Time
 
 if TYPE_CHECKING:
     from replay.engine import GraphBuilder
-    from replay.model.machine.resources import Ints, IntsLike, Resources
+    from replay.model.arrays import Ints, Ranks, Tasks
+    from replay.model.machine.resources import IntsLike, Resources
 
 
-class Tasks:
+class TaskBuilder:
     """Adds tasks to one graph."""
 
     def __init__(self, graph: GraphBuilder, resources: Resources) -> None:
@@ -27,11 +28,11 @@ class Tasks:
         time: Time,
         *,
         kind: Kind,
-        rank: Ints,
-        after: Ints | None = None,
+        rank: Ranks,
+        after: Tasks | None = None,
         late: Time = NO_TIME,
         priority: IntsLike = 0,
-    ) -> Ints:
+    ) -> Tasks:
         """Occupy servers: (task,) tasks.
 
         Parameters
@@ -60,11 +61,11 @@ class Tasks:
             after=after,
         )
 
-    def mark(self, rank: Ints, after: Ints | None = None) -> Ints:
+    def mark(self, rank: Ranks, after: Tasks | None = None) -> Ints:
         """Add tasks that take no time, one for each entry of `rank`."""
         return self._graph.add(len(rank), resource=-1, kind=Kind.MARK, rank=rank, after=after)
 
-    def gather(self, ids: Ints, rank: Ints, after: Ints) -> Ints:
+    def gather(self, ids: Ints, rank: Ranks, after: Tasks) -> Ints:
         """One mark for each rank: it waits for `after` and for all `ids` that belong to the rank.
 
         Parameters
@@ -76,7 +77,7 @@ class Tasks:
         """
         return self.join(ids, rank, self._resources.ranks, after)
 
-    def join(self, ids: Ints, of: Ints, rank: Ints, after: Ints | None = None) -> Ints:
+    def join(self, ids: Ints, of: Ints, rank: Ranks, after: Tasks | None = None) -> Tasks:
         """Marks, each of which waits for all tasks that belong to it: (mark,) tasks.
 
         Parameters
@@ -96,13 +97,11 @@ class Tasks:
         """Let tasks `later` wait for tasks `earlier`: (task,) each."""
         self._graph.edges(earlier, later)
 
-    def delay(self, kind: Kind, time: Time, after: Ints | None, rank: Ints | None = None) -> Ints:
+    def delay(self, kind: Kind, time: Time, after: Tasks | None, rank: Ranks | None = None) -> Tasks:
         """Pass time without occupying anything: (task,) tasks, one per rank without `rank`."""
-        return self.serve(
-            -1, time, kind=kind, rank=self._resources.ranks if rank is None else rank, after=after
-        )
+        return self.serve(-1, time, kind=kind, rank=self._resources.ranks if rank is None else rank, after=after)
 
-    def meet(self, after: Ints, group: Ints | None = None) -> Ints:
+    def meet(self, after: Tasks, group: Ints | None = None) -> Tasks:
         """One mark of all ranks: (rank,) the same task, which waits for all of `after`.
 
         Parameters

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from replay.model.machine.resources import Ints, IntsLike
+from replay.model.arrays import Bytes, Ints
+from replay.model.machine.resources import IntsLike
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -124,15 +125,9 @@ class Costs:
         """A warp copies one row; see `hwmodel.warps.Warps.copy_ps`."""
         return Time(self._system.warps.copy_ps(row_bytes, unroll, readers))
 
-    def warps_add(
-        self, sources: IntsLike, row_bytes: int, *, num_warps: int, waiting_bytes: int
-    ) -> Time:
+    def warps_add(self, sources: IntsLike, row_bytes: int, *, num_warps: int, waiting_bytes: int) -> Time:
         """SM time of adding up one row from its sources; see `hwmodel.warps.Warps.reduce_ps`."""
-        return Time(
-            self._system.warps.reduce_ps(
-                sources, row_bytes, num_warps=num_warps, waiting_bytes=waiting_bytes
-            )
-        )
+        return Time(self._system.warps.reduce_ps(sources, row_bytes, num_warps=num_warps, waiting_bytes=waiting_bytes))
 
     def warps_add_late(self, sources: IntsLike, row_bytes: int) -> Time:
         """From the end of that SM time until the sum is written."""
@@ -159,7 +154,7 @@ class Costs:
             return Time(hbm.elementwise_ps(nbytes.read, nbytes.written))
         return Time(hbm.stream_ps(nbytes))
 
-    def missed(self, nbytes: Ints, waiting: Ints) -> Ints:
+    def missed(self, nbytes: Bytes, waiting: Ints) -> Ints:
         """Bytes of those that peers have written which device memory reads again: (task,).
 
         Parameters

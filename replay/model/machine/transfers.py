@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.errors import UserError
+from replay.model.arrays import Bytes, Counts, Ints, Ranks, Tasks
 from replay.model.machine.rdma import ONE_WRITE, Writes
-from replay.model.machine.resources import Ints, IntsLike
+from replay.model.machine.resources import IntsLike
 from replay.model.machine.times import Time
 
 if TYPE_CHECKING:
@@ -52,21 +53,21 @@ class AckBatches(NamedTuple):
     """(batch,): the last message of each batch of acknowledgements, and their bytes."""
 
     last: Ints
-    nbytes: Ints
+    nbytes: Bytes
 
 
-class Stored(NamedTuple):
+class StoreTasks(NamedTuple):
     """(message,) tasks: the message has left its GPU; its data is visible at the destination."""
 
     left: Ints
-    arrived: Ints
+    arrived: Tasks
 
 
-class Loaded(NamedTuple):
+class LoadTasks(NamedTuple):
     """(message,) tasks: the request is at its target; the data is in the reader's SM."""
 
     asked: Ints
-    arrived: Ints
+    arrived: Tasks
 
 
 @dataclass(frozen=True)
@@ -88,9 +89,7 @@ class FanOut:
     pairs: npt.NDArray[np.bool_]
     scattered: Scattered = "no"
 
-    def alternates(
-        self, rank: Ints, same_way: npt.NDArray[np.bool_] | None = None
-    ) -> npt.NDArray[np.bool_]:
+    def alternates(self, rank: Ranks, same_way: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.bool_]:
         """Tell whether `rank` (message,) has several peers among those that are reached the same way."""
         if same_way is None:
             return self._several[rank]
@@ -115,9 +114,14 @@ class Transfers:
     """
 
     def __init__(
-        self, system: System, graph: GraphBuilder, paths: Paths, input_buffers: InputBuffers,
-        rdma: Rdma, memory: Ints | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        system: System,
+        graph: GraphBuilder,
+        paths: Paths,
+        input_buffers: InputBuffers,
+        rdma: Rdma,
+        memory: Ints | None = None,
+    ) -> None:
         self._system = system
         self._graph = graph
         self._paths = paths
@@ -152,7 +156,7 @@ class Transfers:
         """Tell whether messages that cannot leave keep those waiting who issue them."""
         return self._input_buffers.are_finite
 
-    def fan_out(self, rank: Ints, peer: Ints, scattered: Scattered = "no") -> FanOut:
+    def fan_out(self, rank: Ranks, peer: Ranks, scattered: Scattered = "no") -> FanOut:
         """Pairs (message,) of one kernel: all its messages, in however many calls they are sent."""
         pairs = np.zeros((self._num_ranks, self._num_ranks), bool)
         pairs[rank, peer] = True
@@ -163,10 +167,10 @@ class Transfers:
     def store(
         self,
         kinds: PhaseKinds,
-        src: Ints,
-        dst: Ints,
+        src: Ranks,
+        dst: Ranks,
         row_bytes: IntsLike,
-        after: Ints,
+        after: Tasks,
         fan_out: FanOut | None = None,
         *,
         rows: IntsLike = 1,
@@ -178,7 +182,7 @@ class Transfers:
         priority: int = 0,
         ack_priority: int = 0,
         writes: Writes = ONE_WRITE,
-    ) -> Stored:
+    ) -> StoreTasks:
         """Store rows into other GPUs' memory.
 
         Parameters
@@ -219,14 +223,17 @@ class Transfers:
             row, count = path.of_like(row_bytes), path.of_like(rows)
             nbytes, ready = row + path.of_like(meta_bytes), path.of(after)
             if path.is_nvlink:
-                wire = link.write_wire_bytes(
-                    nbytes, count, engine=engine, packet_bytes=packet_bytes
-                )
+                wire = link.write_wire_bytes(nbytes, count, engine=engine, packet_bytes=packet_bytes)
                 tasks = self.send(
-                    path, (kinds.up, kinds.down), wire, row * count, ready,
+                    path,
+                    (kinds.up, kinds.down),
+                    wire,
+                    row * count,
+                    ready,
                     late_ps=fabric.write_visibility_ps,
-                    leaving=fan_out if engine == "sm" else None, priority=priority,
-                )  # fmt: skip
+                    leaving=fan_out if engine == "sm" else None,
+                    priority=priority,
+                )
                 acks = link.ack_wire_bytes(nbytes, count, engine=engine, packet_bytes=packet_bytes)
                 ends = path.hops[0].rank, path.hops[-1].rank
                 self._acknowledge(kinds, *ends, wire, acks, tasks[-1], ack_priority)
@@ -234,27 +241,36 @@ class Transfers:
             else:
                 self._in_memory(kinds, nbytes * count, path.of(src), ready)
                 gone, there = self._rdma.write(
-                    path, (kinds.up, kinds.down), nbytes * count, row * count, ready,
-                    priority=priority, writes=replace(writes, each=path.of_like(writes.each)),
-                )  # fmt: skip
+                    path,
+                    (kinds.up, kinds.down),
+                    nbytes * count,
+                    row * count,
+                    ready,
+                    priority=priority,
+                    writes=replace(writes, each=path.of_like(writes.each)),
+                )
             path.assign(left, gone)
             path.assign(arrived, there)
             self._in_memory(kinds, nbytes * count, path.of(dst), there)
         if on is not None:
             self._input_buffers.hold_on(after, on, left, lanes=lanes)
-        return Stored(left, arrived)
+        return StoreTasks(left, arrived)
 
-    def _in_memory(self, kinds: PhaseKinds, nbytes: IntsLike, rank: Ints, after: Ints) -> None:
+    def _in_memory(self, kinds: PhaseKinds, nbytes: IntsLike, rank: Ranks, after: Tasks) -> None:
         """Occupy memory with messages, which nobody waits for; see `Machine.copied`."""
         if self._memory is None:
             return
         time_ps = self._system.hbm.stream_ps(np.broadcast_to(nbytes, rank.shape))
         self._graph.add(
-            len(rank), resource=self._memory[rank], duration_ps=time_ps, kind=kinds.memory,
-            rank=rank, after=after,
-        )  # fmt: skip
+            len(rank),
+            resource=self._memory[rank],
+            duration_ps=time_ps,
+            kind=kinds.memory,
+            rank=rank,
+            after=after,
+        )
 
-    def completed(self, src: Ints, dst: Ints) -> Time:
+    def completed(self, src: Ranks, dst: Ranks) -> Time:
         """From the arrival of messages (message,) in other domains until their sources know."""
         late = np.empty(len(src), np.int64)
         for path in self._paths(src, dst):
@@ -264,11 +280,11 @@ class Transfers:
     def _acknowledge(
         self,
         kinds: PhaseKinds,
-        src: Ints,
-        dst: Ints,
+        src: Ranks,
+        dst: Ranks,
         wire: IntsLike,
         acks: IntsLike,
-        arrived: Ints,
+        arrived: Tasks,
         priority: int,
     ) -> None:
         """Charge the acknowledgements of a path's stores to its opposite, batched per GPU pair."""
@@ -279,11 +295,15 @@ class Transfers:
         )
         self.send(
             self._paths.alike(dst[batches.last], src[batches.last]),
-            (kinds.ack_up, kinds.ack_down), batches.nbytes, 0,
-            arrived[batches.last], traffic="responses", priority=priority,
-        )  # fmt: skip
+            (kinds.ack_up, kinds.ack_down),
+            batches.nbytes,
+            0,
+            arrived[batches.last],
+            traffic="responses",
+            priority=priority,
+        )
 
-    def ack_batches(self, flow: Ints, wire: Ints, acks: Ints) -> AckBatches:
+    def ack_batches(self, flow: Ints, wire: Ints, acks: Tasks) -> AckBatches:
         """Gather the acknowledgements of each flow until so many bytes have been acknowledged.
 
         Parameters
@@ -311,17 +331,17 @@ class Transfers:
     def load(
         self,
         kinds: PhaseKinds,
-        reader: Ints,
+        reader: Ranks,
         target: Ints,
         row_bytes: IntsLike,
-        after: Ints,
+        after: Tasks,
         fan_out: FanOut | None = None,
         *,
         rows: IntsLike = 1,
         meta_bytes: IntsLike = 0,
         engine: Engine = "sm",
         requests_first: bool = False,
-    ) -> Loaded:
+    ) -> LoadTasks:
         """Load rows from other GPUs' memory: requests one way, data the other.
 
         Parameters
@@ -357,31 +377,36 @@ class Transfers:
             path.assign(
                 requested,
                 self.send(
-                    path, (kinds.request_up, kinds.request_down),
-                    link.request_wire_bytes(nbytes, count, engine=engine), 0, path.of(after),
+                    path,
+                    (kinds.request_up, kinds.request_down),
+                    link.request_wire_bytes(nbytes, count, engine=engine),
+                    0,
+                    path.of(after),
                     late_ps=fabric.read_access_ps,
-                    priority=REQUESTS_FIRST if requests_first else 0, at_all_ports=requests_first,
+                    priority=REQUESTS_FIRST if requests_first else 0,
+                    at_all_ports=requests_first,
                 )[-1],
-            )  # fmt: skip
+            )
         for path in self._paths(target, reader):
             row, count = path.of_like(row_bytes), path.of_like(rows)
             nbytes = row + path.of_like(meta_bytes)
             path.assign(
                 arrived,
                 self.send(
-                    path, (kinds.up, kinds.down),
-                    link.response_wire_bytes(nbytes, count, engine=engine), row * count,
-                    path.of(requested), traffic="responses",
+                    path,
+                    (kinds.up, kinds.down),
+                    link.response_wire_bytes(nbytes, count, engine=engine),
+                    row * count,
+                    path.of(requested),
+                    traffic="responses",
                     entering=fan_out if engine == "sm" else None,
                 )[-1],
-            )  # fmt: skip
-        return Loaded(requested, arrived)
+            )
+        return LoadTasks(requested, arrived)
 
     # ---- one path --------------------------------------------------------------------------------
 
-    def at_line_rate(
-        self, kinds: PhaseKinds, rows: Ints, row_bytes: int, after: Ints, *, outwards: bool
-    ) -> Ints:
+    def at_line_rate(self, kinds: PhaseKinds, rows: Counts, row_bytes: int, after: Tasks, *, outwards: bool) -> Tasks:
         """Occupy the NVLink ports of all GPUs with nothing but rows in full packets: (rank,) tasks.
 
         Latency, acknowledgements and changes of the peer are left out.
@@ -417,7 +442,7 @@ class Transfers:
         kinds: tuple[Kind, Kind],
         wire_bytes: IntsLike,
         payload_bytes: IntsLike,
-        after: Ints,
+        after: Tasks,
         *,
         traffic: Traffic = "requests",
         late_ps: int = 0,
@@ -441,7 +466,7 @@ class Transfers:
         priority, at_all_ports
             Order on the first port, or on all of them.
         """
-        tasks: list[Ints] = []
+        tasks: list[Tasks] = []
         last = len(path.hops) - 1
         same_way = None
         if self._paths.domains.num > 1:

@@ -11,7 +11,8 @@ from replay.model.machine.times import Time
 if TYPE_CHECKING:
     from hwmodel import System
     from hwmodel.ai_core import AiCore
-    from replay.model.machine.resources import Ints, IntsLike, Resources
+    from replay.model.arrays import Ints
+    from replay.model.machine.resources import IntsLike, Resources
 
 
 class Vectors:
@@ -47,7 +48,7 @@ class Vectors:
         return self._resources.once("vector cores", servers, make)
 
     def move(self, nbytes: IntsLike, *, quantised: bool = False) -> Time:
-        """One vector core loads `nbytes` and stores them, to peers or into the own memory.
+        """One vector core loads `nbytes` and stores them, to peers or into its own memory.
 
         Parameters
         ----------

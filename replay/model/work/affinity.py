@@ -24,8 +24,8 @@ from replay.errors import UserError
 from replay.model.work.eplb import packed
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Ints
     from replay.model.work.eplb import Loads
-    from replay.model.work.ragged import Ints
 
 MOST_LOAD = 1.03
 """Default of METIS for parts of a graph: ufactor 30 (METIS 5 manual, section 4.1)."""

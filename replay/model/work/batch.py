@@ -185,9 +185,7 @@ def _as_recorded(
         message = "the trace has no tokens; there is no step to replay"
         raise UserError(message)
     if step >= trace.num_steps:
-        message = (
-            f"the trace has {trace.num_steps} steps (0..{trace.num_steps - 1}), not a step {step}"
-        )
+        message = f"the trace has {trace.num_steps} steps (0..{trace.num_steps - 1}), not a step {step}"
         raise UserError(message)
     first, last = (int(row) for row in trace.steps_indptr[step : step + 2])
     owner = trace.tokens.rank[first:last].astype(np.int32)
@@ -251,9 +249,7 @@ def steps_in(trace: RoutingTrace, first: Batch) -> int:
     return max(tokens // max(first.num_tokens, 1), 1)
 
 
-def _dealt(
-    lengths: npt.NDArray[np.int64], num_ranks: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _dealt(lengths: npt.NDArray[np.int64], num_ranks: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Rank of every token of the requests, one after another, and tokens of every rank."""
     owner = np.repeat(np.arange(len(lengths)) % num_ranks, lengths)
     return owner, np.bincount(owner, minlength=num_ranks)
@@ -290,9 +286,7 @@ def _prefill(trace: RoutingTrace, num_ranks: int, tokens_per_rank: int | None, s
         source_rank=np.repeat(np.arange(num_ranks, dtype=np.int32), wanted),
         num_ranks=num_ranks,
         phase="prefill",
-        origin=BatchOrigin(
-            "consecutive tokens of each rank's own requests", step, tokens_per_rank=wanted
-        ),
+        origin=BatchOrigin("consecutive tokens of each rank's own requests", step, tokens_per_rank=wanted),
     )
 
 

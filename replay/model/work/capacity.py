@@ -3,7 +3,7 @@
 Libraries that multiply in batches give each expert room for the same number of rows of each rank.
 What a rank has fewer of is filled up with rows of zeros, which travel and are multiplied like any
 others; what it has more of is dropped. The layer that is carried out so is a layer itself
-(`Carried`): every row of zeros is a token of its rank that goes to one expert, and dropped slots
+(`CarriedLayer`): every row of zeros is a token of its rank that goes to one expert, and dropped slots
 are empty.
 
 So is a layer with shadowed experts, whose weights every rank has for a layer. A row for such an
@@ -17,12 +17,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from replay.model.arrays import Ints
 from replay.model.work.layer import LayerWork
 from replay.model.work.placement import Placement
-from replay.model.work.ragged import Ints, places
+from replay.model.work.ragged import places
 
 
-class Carried(NamedTuple):
+class CarriedLayer(NamedTuple):
     """A layer as a scheme carries it out.
 
     Attributes
@@ -61,9 +62,9 @@ class Carried(NamedTuple):
         return np.bincount(work.source_rank, lost.sum(axis=1), work.num_ranks).astype(np.int64)
 
 
-def as_it_is(work: LayerWork) -> Carried:
+def as_it_is(work: LayerWork) -> CarriedLayer:
     """A layer without padding."""
-    return Carried(work, np.arange(work.num_tokens, dtype=np.int64), _locations(work))
+    return CarriedLayer(work, np.arange(work.num_tokens, dtype=np.int64), _locations(work))
 
 
 def largest_load(work: LayerWork) -> int:
@@ -72,7 +73,7 @@ def largest_load(work: LayerWork) -> int:
     return int(np.bincount(key).max(initial=0))
 
 
-def with_capacity(work: LayerWork, capacity: int) -> Carried:
+def with_capacity(work: LayerWork, capacity: int) -> CarriedLayer:
     """Give every expert room for so many rows of each rank; of more, the first are kept.
 
     All tokens' first experts come before all tokens' second experts, as locations are counted
@@ -98,10 +99,10 @@ def with_capacity(work: LayerWork, capacity: int) -> Carried:
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     made = work.with_tokens(ids, owner[order])
-    return Carried(made, place[: work.num_tokens], located[ids >= 0])
+    return CarriedLayer(made, place[: work.num_tokens], located[ids >= 0])
 
 
-def with_equal_tokens(work: LayerWork) -> Carried:
+def with_equal_tokens(work: LayerWork) -> CarriedLayer:
     """Add tokens without experts to ranks that have fewer than the most."""
     tokens = np.diff(work.tokens_of_rank)
     missing = tokens.max(initial=0) - tokens
@@ -112,10 +113,10 @@ def with_equal_tokens(work: LayerWork) -> Carried:
     place[order] = np.arange(len(order))
     ids = np.concatenate((work.expert_ids, nobody))[order]
     made = work.with_tokens(ids, owner[order])
-    return Carried(made, place[: work.num_tokens], _locations(made))
+    return CarriedLayer(made, place[: work.num_tokens], _locations(made))
 
 
-def cut(carried: Carried, parts: int, capacity: int) -> list[LayerWork]:
+def cut(carried: CarriedLayer, parts: int, capacity: int) -> list[LayerWork]:
     """Cut a layer of that capacity into parts of equal capacity, by the places of its rows."""
     work, size = carried.work, capacity // parts
     part = np.full(work.expert_ids.shape, -1, np.int64)
@@ -141,7 +142,7 @@ def _locations(work: LayerWork) -> Ints:
 # ---- shadowed experts ----------------------------------------------------------------------------
 
 
-def with_shadows(work: LayerWork, shadowed: Ints) -> Carried:
+def with_shadows(work: LayerWork, shadowed: Ints) -> CarriedLayer:
     """Give every rank a copy of some experts.
 
     Parameters
@@ -166,9 +167,7 @@ def with_shadows(work: LayerWork, shadowed: Ints) -> Carried:
     ranks = np.concatenate((work.placement.expert_rank, beyond, copies)).astype(np.int32)
     held = np.concatenate((np.arange(work.num_experts), 0 * beyond - 1, np.repeat(shadowed, n)))
     placement = Placement(ranks, n, f"{work.placement.description}, {len(shadowed)} shadowed")
-    made = work.replaced(
-        expert_ids=ids.astype(np.int32), placement=placement, step_plan=None, sample=None
-    )
+    made = work.replaced(expert_ids=ids.astype(np.int32), placement=placement, step_plan=None, sample=None)
     return as_it_is(made)._replace(expert=held)
 
 

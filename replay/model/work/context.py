@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hwmodel.attention import Scores
-from replay.model.work.ragged import Ints, pieces_from, places_in_runs
+from replay.model.arrays import Counts, Ints, Ranks
+from replay.model.work.ragged import pieces_from, places_in_runs
 
 if TYPE_CHECKING:
     from replay.model.work.batch import Batch
@@ -35,7 +36,7 @@ class Context:
         (rank,): tiles of queries of a prefill kernel, and pairs of the longest; nothing in decode.
     """
 
-    tokens: Ints
+    tokens: Counts
     positions: Ints
     pairs: Ints
     blocks: Ints | int = 0
@@ -43,12 +44,8 @@ class Context:
 
     def __getitem__(self, ranks: slice) -> Context:
         """Context of some ranks."""
-        blocks, longest = (
-            each if isinstance(each, int) else each[ranks] for each in (self.blocks, self.longest)
-        )
-        return Context(
-            self.tokens[ranks], self.positions[ranks], self.pairs[ranks], blocks, longest
-        )
+        blocks, longest = (each if isinstance(each, int) else each[ranks] for each in (self.blocks, self.longest))
+        return Context(self.tokens[ranks], self.positions[ranks], self.pairs[ranks], blocks, longest)
 
     def scores(self, heads: int) -> Scores[Ints]:
         """Scores that a prefill kernel of so many heads computes."""
@@ -91,7 +88,7 @@ class Context:
         )
 
 
-def _sum(rank: Ints, values: Ints, num_ranks: int) -> Ints:
+def _sum(rank: Ranks, values: Ints, num_ranks: int) -> Ints:
     """(rank,): sum of the values of each rank."""
     total = np.zeros(num_ranks, np.int64)
     np.add.at(total, rank, values)

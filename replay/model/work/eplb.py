@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.errors import UserError
-from replay.model.work.ragged import Ints
+from replay.model.arrays import Ints
 
 Loads = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 
@@ -24,9 +24,7 @@ MOST_SLOTS = 2**16
 """Slots of a layer, of which no engine has more than a few thousand; each is placed by itself."""
 
 
-def rebalance_experts(
-    loads: Loads, num_slots: int, num_groups: int, num_nodes: int, num_gpus: int
-) -> Ints:
+def rebalance_experts(loads: Loads, num_slots: int, num_groups: int, num_nodes: int, num_gpus: int) -> Ints:
     """Place the experts of a layer as DeepSeek's EPLB does: (slot,) experts, ``phy2log``.
 
     Where the nodes divide the groups of experts, groups are dealt to nodes, experts are replicated
@@ -59,10 +57,7 @@ def rebalance_experts(
         num_groups = num_nodes = 1
     group_size = num_experts // num_groups
     group_load = loads.reshape(num_groups, group_size).sum(axis=1)
-    nodes = [
-        (groups[:, None] * group_size + np.arange(group_size)).ravel()
-        for groups in packed(group_load, num_nodes)
-    ]
+    nodes = [(groups[:, None] * group_size + np.arange(group_size)).ravel() for groups in packed(group_load, num_nodes)]
     return within_nodes(loads, nodes, num_slots, num_gpus)
 
 

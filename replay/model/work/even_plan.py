@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from replay.model.work.ragged import Ints
+from replay.model.arrays import Counts, Ints
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class EvenPlan:
         Steps that the planner took one after the other.
     """
 
-    rows: Ints
+    rows: Counts
     rounds: int = field(compare=False)
 
 
-def plan(rows: Ints, num_ranks: int) -> EvenPlan:
+def plan(rows: Counts, num_ranks: int) -> EvenPlan:
     """Divide the rows of experts so that all GPUs have equal parts.
 
     Parameters
@@ -61,7 +61,7 @@ def plan(rows: Ints, num_ranks: int) -> EvenPlan:
     return EvenPlan(held, rounds + longest)
 
 
-def _hand_out(rows: Ints, quotas: Ints, held: Ints, home: int) -> int:
+def _hand_out(rows: Counts, quotas: Ints, held: Ints, home: int) -> int:
     """Say which rows of a home's experts leave it; steps that this takes."""
     first, left, quotas = home * len(rows), rows.copy(), quotas.copy()
     steps = 0

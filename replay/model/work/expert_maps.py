@@ -42,9 +42,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from replay.errors import UserError, shown
+from replay.model.arrays import Ints
 from replay.model.work import map_arrays
 from replay.model.work.map_arrays import LayerSlots, WhichLayer, row_of
-from replay.model.work.ragged import Ints
 
 Format = Literal["sglang", "vllm", "vllm-ascend", "tensorrt"]
 FORMATS: tuple[str, ...] = get_args(Format)
@@ -83,10 +83,7 @@ class _TensorRt(_Map):
         """Layers by number, which JSON has as text."""
         if not isinstance(given, dict):
             return given
-        return {
-            int(key) if isinstance(key, str) and key.isdecimal() else key: row
-            for key, row in given.items()
-        }
+        return {int(key) if isinstance(key, str) and key.isdecimal() else key: row for key, row in given.items()}
 
     def row(self, layer: WhichLayer) -> LayerSlots | None:
         of_moe_layers = self.record_type == "eplb_initial_mapping"  # as vLLM counts them
@@ -125,9 +122,7 @@ KINDS: dict[str, type[_Sglang | _TensorRt | _Ascend]] = {
 """Format of a document, by a key that only it has."""
 
 
-def slots_of(
-    document: Any, layer: WhichLayer, num_experts: int, num_ranks: int
-) -> tuple[Ints | None, Ints]:
+def slots_of(document: Any, layer: WhichLayer, num_experts: int, num_ranks: int) -> tuple[Ints | None, Ints]:
     """Take the slots of one layer from a document of any of the formats.
 
     Parameters
@@ -250,9 +245,7 @@ def to_text(
         numbered = zip(decoder_layers, rows, strict=True)
         lines = [f"  {number}: {json.dumps(row)}" for number, row in numbered]
         slots = f"num_slots: {slot_expert.shape[1]}"
-        return "\n".join(
-            ["initial_global_assignments:", *lines, slots, "layer_updates_per_iter: 0", ""]
-        )
+        return "\n".join(["initial_global_assignments:", *lines, slots, "layer_updates_per_iter: 0", ""])
     if form == "vllm-ascend":
         layers = [
             {

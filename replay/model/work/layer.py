@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from replay.model.arrays import Counts, Ints
 from replay.model.work.placement import Placement
 from replay.model.work.precision import Precision
-from replay.model.work.ragged import Ints
 from replay.model.work.step_plan import StepPlan
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class LayerWork:
         """Experts of the layer, each once, however many ranks share it."""
         return self.num_experts // self.num_slices
 
-    def of_tokens(self, tokens: Ints) -> LayerWork:
+    def of_tokens(self, tokens: Counts) -> LayerWork:
         """The same layer for some of its tokens (token,), in order."""
         return self.with_tokens(self.expert_ids[tokens], self.source_rank[tokens])
 
@@ -181,9 +181,13 @@ class LayerWork:
         types = self.precision
         precision = Precision(types.gemm, weights=types.weights)  # its rows do not travel
         shared = self.replaced(
-            expert_ids=ids, placement=placed, shape=shape, precision=precision, step_plan=None,
+            expert_ids=ids,
+            placement=placed,
+            shape=shape,
+            precision=precision,
+            step_plan=None,
             num_slices=1,
-        )  # fmt: skip
+        )
         return self.replaced(shared=shared)
 
     @property
@@ -288,10 +292,7 @@ class LayerWork:
     @cached_property
     def experts_of_rank(self) -> list[Ints]:
         """Experts of each rank, ascending."""
-        return [
-            np.flatnonzero(self.placement.expert_rank == rank).astype(np.int64)
-            for rank in range(self.num_ranks)
-        ]
+        return [np.flatnonzero(self.placement.expert_rank == rank).astype(np.int64) for rank in range(self.num_ranks)]
 
     def matrix(self, what: str) -> Ints:
         """Rows between ranks: (source rank, expert rank).
@@ -325,9 +326,7 @@ class LayerWork:
             "mean_distinct_ranks": len(self.copy_token) / tokens,
             "mean_distinct_remote_ranks": float(self.copy_is_remote.sum()) / tokens,
             "mean_remote_pairs": float((self.pair_source != self.pair_rank).sum()) / tokens,
-            "rank_imbalance": float(rows_of_rank.max(initial=0)) / mean_rows
-            if len(self.pair_token)
-            else 1.0,
+            "rank_imbalance": float(rows_of_rank.max(initial=0)) / mean_rows if len(self.pair_token) else 1.0,
         }
 
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from replay.errors import UserError, shown
+from replay.model.arrays import Ints, Ranks
 from replay.model.work.eplb import MOST_SLOTS
-from replay.model.work.ragged import Ints
 
 NAMES = {
     "phy2log": "slots",
@@ -65,7 +65,7 @@ class LayerSlots(NamedTuple):
     """
 
     expert: Ints | None
-    rank: Ints | None = None
+    rank: Ranks | None = None
     num_ranks: int | None = None
 
 
@@ -90,10 +90,7 @@ def row_of(layer: WhichLayer, num_rows: int) -> int:
         return layer.moe_layers.index(layer.decoder_layer)
     if num_rows in (total, total + 1):
         return layer.decoder_layer
-    message = (
-        f"it has {num_rows} layers; the model has {total} decoder layers, {with_experts} of them "
-        "with experts"
-    )
+    message = f"it has {num_rows} layers; the model has {total} decoder layers, {with_experts} of them with experts"
     raise UserError(message)
 
 

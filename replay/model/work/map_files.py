@@ -62,10 +62,7 @@ def beside(path: Path, named: str) -> Path:
     """
     found = path.parent / named
     if not real(found).is_relative_to(real(path.parent)):
-        message = (
-            f"placement file {path}: its options name a file of another folder, {found}; give that "
-            "file itself"
-        )
+        message = f"placement file {path}: its options name a file of another folder, {found}; give that file itself"
         raise UserError(message)
     return found
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from replay.model.work.ragged import Ints
+    from replay.model.arrays import Ints, Picoseconds
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class NodeSample:
         """(rank,): whether a rank is on a sampled node."""
         return np.isin(self.of_rank, self.nodes)
 
-    def of_all_nodes(self, time_ps: Ints) -> Ints:
+    def of_all_nodes(self, time_ps: Picoseconds) -> Ints:
         """Time in service for all nodes' rows, from that for the rows that are left, rounded up.
 
         Left are the rows between pairs of nodes of which one is sampled at least; all pairs are

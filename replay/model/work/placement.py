@@ -15,20 +15,17 @@ import numpy.typing as npt
 
 from replay.errors import UserError, check_kind, unknown
 from replay.files import read_bytes
+from replay.model.arrays import Ints
 from replay.model.work import affinity, eplb
 from replay.model.work.expert_maps import slots_of
 from replay.model.work.map_arrays import WhichLayer
 from replay.model.work.map_files import LARGEST_FILE, files_of, load_document
-from replay.model.work.ragged import Ints
 
 FITTED = ("eplb", "greedy", "affinity")
 """Placements that are computed from the loads of the layer's experts."""
 PER_STEP = ("ultraep", "moonep")
 """Placements that are planned for the very rows of a layer; see `replay.model.work.step_plan`."""
-PLACEMENTS = (
-    "text such as 'contiguous', or the Path of a map; an array of ranks is one once it is "
-    "written as JSON"
-)
+PLACEMENTS = "text such as 'contiguous', or the Path of a map; an array of ranks is one once it is written as JSON"
 """The kinds of placements, in words."""
 MOST_EXPERTS, MOST_RANKS, MOST_REPLICAS = 512, 72, 512
 """Of UltraEP's kernel, in one NVLink domain (``placement_quota_gpu.cu``)."""
@@ -120,9 +117,14 @@ def place(
     if kind in FITTED:
         slots, nodes = _slots_and_nodes(spec, argument)
         found = fitted(
-            kind, _known(spec, loads), slots or num_experts, num_ranks,
-            num_nodes=nodes, num_groups=num_groups, together=together,
-        )  # fmt: skip
+            kind,
+            _known(spec, loads),
+            slots or num_experts,
+            num_ranks,
+            num_nodes=nodes,
+            num_groups=num_groups,
+            together=together,
+        )
         return Placement(found.expert_rank, num_ranks, spec, found.logical)
     if kind == "trivial":
         num_slots = _number(spec, argument) or num_experts
@@ -325,9 +327,7 @@ def fitted(
     return Placement(ranks.astype(np.int32), num_ranks, kind, experts)
 
 
-def _from_file(
-    spec: str, path: Path, num_experts: int, num_ranks: int, layer: WhichLayer
-) -> Placement:
+def _from_file(spec: str, path: Path, num_experts: int, num_ranks: int, layer: WhichLayer) -> Placement:
     data = load_document(path)
     try:
         logical, rank = slots_of(data, layer, num_experts, num_ranks)

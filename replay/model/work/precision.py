@@ -22,9 +22,15 @@ SCALE_BYTES = 4
 SCALED = FP4_TYPES | {"fp8"}
 # Scales of 8 bits without mantissa are those of FP8 and MXFP4 alone (NVIDIA PTX ISA, tcgen05.mma
 # .kind::mxf8f6f4), and one instruction has one kind; products of TF32 have no FP4 weights.
-UNLIKE = frozenset({
-    ("fp8", "nvfp4"), ("mxfp4", "nvfp4"), ("nvfp4", "mxfp4"), ("fp32", "mxfp4"), ("fp32", "nvfp4"),
-})  # fmt: skip
+UNLIKE = frozenset(
+    {
+        ("fp8", "nvfp4"),
+        ("mxfp4", "nvfp4"),
+        ("nvfp4", "mxfp4"),
+        ("fp32", "mxfp4"),
+        ("fp32", "nvfp4"),
+    }
+)
 
 
 def row_bytes(number_type: str, hidden: int) -> int:

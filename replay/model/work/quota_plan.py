@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from replay.model.work.ragged import Ints
+from replay.model.arrays import Counts, Ints
 
 LEAST_ROWS = 1024  # of a replica, once no level near the mean can be kept
 NEAR_PERCENT = 1  # above the mean at which the first level lies
@@ -81,7 +81,7 @@ class QuotaPlan:
     effort: Effort = field(compare=False)
 
 
-def plan(rows: Ints, num_ranks: int, reserved: int) -> QuotaPlan:
+def plan(rows: Counts, num_ranks: int, reserved: int) -> QuotaPlan:
     """Plan replicas for the rows of a layer.
 
     Parameters
@@ -135,7 +135,7 @@ def _searched(search: _Search, low: int, high: int) -> QuotaPlan:
 class _Search:
     """Attempts to keep levels, for the rows of one layer."""
 
-    def __init__(self, rows: Ints, num_ranks: int, reserved: int, effort: Effort) -> None:
+    def __init__(self, rows: Counts, num_ranks: int, reserved: int, effort: Effort) -> None:
         self.rows, self.num_ranks, self.reserved, self.effort = rows, num_ranks, reserved, effort
         per_rank = rows.reshape(num_ranks, -1)
         self.load: Ints = per_rank.sum(axis=1)
@@ -200,9 +200,13 @@ class _Search:
         return exports
 
     def _taker(
-        self, room: Ints, is_open: npt.NDArray[np.bool_], most: int, need: int,
+        self,
+        room: Ints,
+        is_open: npt.NDArray[np.bool_],
+        most: int,
+        need: int,
         least: int | None,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """GPU with most room that takes enough rows; -1 if none does."""
         could = is_open & (room > 0)
         if not could.any():

@@ -7,16 +7,15 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from replay.model.arrays import Counts, Ints, Tasks
 from tracegen.trace.arrays import place_in_group as places
 
 __all__ = ["Ints", "RunPieces", "cut_runs", "firsts", "pieces_from", "places", "places_in_runs"]
 
-Ints = npt.NDArray[np.int64]
 
-
-def firsts(counts: Ints) -> Ints:
+def firsts(counts: Counts) -> Ints:
     """First entry of each group, where groups of `counts` (group,) follow one another: (group,)."""
-    begin: Ints = np.cumsum(counts) - counts
+    begin: Tasks = np.cumsum(counts) - counts
     return begin
 
 

@@ -34,7 +34,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from replay.model.work.ragged import Ints, firsts, places
+from replay.model.arrays import Counts, Ints
+from replay.model.work.ragged import firsts, places
 
 if TYPE_CHECKING:
     from replay.model.work.placement import Placement
@@ -166,7 +167,7 @@ def _by_load(expert: Ints, source: Ints, held: ExpertSlots) -> Ints:
     return slot
 
 
-def planned(rows: Ints, hosts: npt.NDArray[np.bool_]) -> Ints:
+def planned(rows: Counts, hosts: npt.NDArray[np.bool_]) -> Ints:
     """Divide the rows of experts among the ranks that host them.
 
     Parameters

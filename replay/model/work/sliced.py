@@ -46,11 +46,7 @@ def num_groups(num_slices: int, num_ranks: int, intermediate: int, placement: st
     if num_slices > 1 and placement.partition(":")[0] in PER_STEP:
         message = f"{asked} does not go with --placement {placement}, which copies whole experts"
         raise UserError(message)
-    possible = [
-        number
-        for number in range(1, num_ranks + 1)
-        if num_ranks % number == 0 and intermediate % number == 0
-    ]
+    possible = [number for number in range(1, num_ranks + 1) if num_ranks % number == 0 and intermediate % number == 0]
     if num_slices not in possible:
         message = (
             f"{asked}: {num_ranks} ranks and experts of width {intermediate} are cut into equal "

@@ -17,10 +17,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from replay.model.arrays import Counts, Ints
 from replay.model.work import even_plan, quota_plan
 from replay.model.work.placement import Placement, homes, with_reserved
 from replay.model.work.quota_plan import Effort
-from replay.model.work.ragged import Ints
 
 RELAY_LEAST, MOST_RELAYS, RELAY_GAIN = 6, 8, 2
 """Replicas from which an expert may be relayed, relays at most, sends that it must save
@@ -117,9 +117,7 @@ class StepPlan:
                 found += direct
         return found
 
-    def reroute(
-        self, expert_ids: npt.NDArray[np.int32], source_rank: npt.NDArray[np.int32]
-    ) -> npt.NDArray[np.int32]:
+    def reroute(self, expert_ids: npt.NDArray[np.int32], source_rank: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """Replace experts by the slots that their rows go to.
 
         The first rows of a GPU for an expert go to the expert's first slot, the next to its second.
@@ -181,7 +179,7 @@ def plan_step(
 # ---- UltraEP -------------------------------------------------------------------------------------
 
 
-def _ultraep(before: Placement, rows: Ints, plan: quota_plan.QuotaPlan) -> StepPlan:
+def _ultraep(before: Placement, rows: Counts, plan: quota_plan.QuotaPlan) -> StepPlan:
     num_experts, num_ranks = rows.shape
     assert before.logical is not None
     logical, quota = before.logical.copy(), np.zeros(before.num_experts, np.int64)
@@ -204,7 +202,7 @@ def _ultraep(before: Placement, rows: Ints, plan: quota_plan.QuotaPlan) -> StepP
     return StepPlan("ultraep", placed, quota, share, slots_of_expert, plan.effort)
 
 
-def divided(rows: Ints, quota: Ints, host: npt.NDArray[np.int32]) -> Ints:
+def divided(rows: Counts, quota: Ints, host: npt.NDArray[np.int32]) -> Ints:
     """Divide the rows of one expert among its slots, own rows first.
 
     What a GPU cannot keep goes to the other slots in proportion to the room that their own GPUs
@@ -273,7 +271,7 @@ def _relayed(direct: list[Copy], num: int, sends: Ints) -> list[Copy]:
 # ---- MoonEP --------------------------------------------------------------------------------------
 
 
-def _moonep(before: Placement, rows: Ints, plan: even_plan.EvenPlan) -> StepPlan:
+def _moonep(before: Placement, rows: Counts, plan: even_plan.EvenPlan) -> StepPlan:
     num_experts, num_ranks = rows.shape
     assert before.logical is not None
     logical, quota = before.logical.copy(), np.zeros(before.num_experts, np.int64)

@@ -17,7 +17,7 @@ from replay.model.work.layer import LayerWork
 from replay.model.work.node_sample import NodeSample
 
 if TYPE_CHECKING:
-    from replay.model.work.ragged import Ints
+    from replay.model.arrays import Ints
 
 
 def choose(work: LayerWork, of_rank: Ints, index: Ints, number: int) -> NodeSample:

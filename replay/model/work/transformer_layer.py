@@ -217,10 +217,7 @@ class Sizes:
             return np.zeros(0, np.int64)
         full, rest = divmod(self.tokens, self.sequence)
         rows, keys = self.query_tile, self.key_tile
-        ends = [
-            np.minimum(np.arange(rows, length + rows, rows), length)
-            for length in (*(self.sequence,) * full, rest)
-        ]
+        ends = [np.minimum(np.arange(rows, length + rows, rows), length) for length in (*(self.sequence,) * full, rest)]
         return rows * keys * -(-np.concatenate(ends) // keys)
 
     @property
@@ -230,9 +227,13 @@ class Sizes:
 
 
 def layer_of(
-    shape: LayerShape, num_ranks: int, sizes: Sizes, *, is_backward: bool = False,
+    shape: LayerShape,
+    num_ranks: int,
+    sizes: Sizes,
+    *,
+    is_backward: bool = False,
     part: Part = "layer",
-) -> TensorLayer:  # fmt: skip
+) -> TensorLayer:
     """Count the work of one layer.
 
     Raises
@@ -258,16 +259,12 @@ def _check(shape: LayerShape, num_ranks: int, sizes: Sizes, *, is_backward: bool
     for what, size in sliced:
         if size % num_ranks:
             fit = ", ".join(str(n) for n in range(1, common + 1) if common % n == 0)
-            message = (
-                f"{num_ranks} GPUs cannot share the {what} of {shape.name} equally: {size}; "
-                f"these can: {fit} (tp)"
-            )
+            message = f"{num_ranks} GPUs cannot share the {what} of {shape.name} equally: {size}; these can: {fit} (tp)"
             raise UserError(message)
     kv_heads = shape.num_kv_heads
     if kv_heads % num_ranks and num_ranks % kv_heads:
         message = (
-            f"{shape.name} has key-value heads {kv_heads}, which {num_ranks} GPUs can neither "
-            "share nor copy equally"
+            f"{shape.name} has key-value heads {kv_heads}, which {num_ranks} GPUs can neither share nor copy equally"
         )
         raise UserError(message)
     if sizes.is_decode and is_backward:
@@ -275,9 +272,7 @@ def _check(shape: LayerShape, num_ranks: int, sizes: Sizes, *, is_backward: bool
         raise UserError(message)
 
 
-def _sub_layer(
-    steps: tuple[Step, ...], *, after_attention: bool, backward: bool
-) -> tuple[Step, ...]:
+def _sub_layer(steps: tuple[Step, ...], *, after_attention: bool, backward: bool) -> tuple[Step, ...]:
     """Steps from the `Leave` of one half to the `Enter` of the other."""
     twice = (*steps, *steps)  # the layer behind is like this one
     leaves = [place for place, step in enumerate(twice) if isinstance(step, Leave)]
@@ -345,14 +340,10 @@ class _Counted:
     # ---- feed-forward network --------------------------------------------------------------------
 
     def _mlp(self) -> tuple[Step, ...]:
-        first, activation, second = self._network(
-            self._sizes.tokens, self._shape.intermediate // self._n
-        )
+        first, activation, second = self._network(self._sizes.tokens, self._shape.intermediate // self._n)
         return (Enter(first), Core((activation,)), Leave(second))
 
-    def _network(
-        self, rows: int, inner: int, groups: int = 1
-    ) -> tuple[Product, Elementwise, Product]:
+    def _network(self, rows: int, inner: int, groups: int = 1) -> tuple[Product, Elementwise, Product]:
         """A network of this inner width: its products in the order of the pass."""
         up, activation, down = self._rows("network", tokens=rows, inner=inner)
         first, second = (down, up) if self._is_backward else (up, down)

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 from replay.errors import UserError, unknown
 from tracegen import models
 from tracegen.models import ModelShape
-from tracegen.models.catalogue import Catalogue, first_problem
+from tracegen.models.catalogue import ModelCatalogue, first_problem
 from tracegen.models.config import is_config
 from tracegen.shared.strict import StrictDocument
 
@@ -86,9 +86,7 @@ class LayerShape(StrictDocument):
         return self
 
 
-_CATALOGUE = Catalogue(
-    resources.files("replay.model.work.transformers"), LayerShape, ("title", "notes")
-)
+_CATALOGUE = ModelCatalogue(resources.files("replay.model.work.transformers"), LayerShape, ("title", "notes"))
 
 
 def names() -> tuple[str, ...]:
@@ -176,10 +174,7 @@ def _lacks(model: ModelShape) -> str:
             "parallelism slices here; choose a model of plain attention"
         )
     if model.num_heads is None or model.num_kv_heads is None or model.head_dim is None:
-        return (
-            f"the attention of {model.name} is not known: its shape lacks num_heads, num_kv_heads "
-            "or head_dim"
-        )
+        return f"the attention of {model.name} is not known: its shape lacks num_heads, num_kv_heads or head_dim"
     return ""
 
 
@@ -196,11 +191,7 @@ def _of_experts(model: ModelShape) -> LayerShape:
         return LayerShape(
             **{
                 **values,
-                "sources": {
-                    key: sources[key]
-                    for key in LayerShape.model_fields
-                    if key in values and sources.get(key)
-                },
+                "sources": {key: sources[key] for key in LayerShape.model_fields if key in values and sources.get(key)},
             }
         )
     except ValidationError as error:  # a layer that is sliced must suit that, too

@@ -12,11 +12,12 @@ from replay.errors import UserError
 from replay.model.machine.kinds import Kind
 from replay.schemes.contract.sms import most_in_use, only_communicating
 from replay.schemes.options import about
-from replay.schemes.outside import BuildFailed, failure
+from replay.schemes.outside import SchemeFailure, failure
 
 if TYPE_CHECKING:
     from replay.engine import TaskGraph, Timeline
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints
+    from replay.model.machine.machine import Machine
     from replay.schemes.contract.case import AnyCase
 
 
@@ -60,10 +61,7 @@ def starts(case: AnyCase) -> Iterator[str]:
     early = np.flatnonzero(works & (start_ps < late.begins_ps.min()))
     if len(early):
         kind = Kind(int(graph.kind[early[0]])).name
-        yield (
-            f"{len(early)} tasks, such as one of kind {kind}, begin before any rank's start: they "
-            "wait for nothing"
-        )
+        yield (f"{len(early)} tasks, such as one of kind {kind}, begin before any rank's start: they wait for nothing")
     owner = np.append(graph.resources.owner, 0)[graph.resource]
     is_sm = np.isin(graph.resource, late.machine.sms.resources) & (graph.duration_ps > 0)
     early = np.flatnonzero(is_sm & (start_ps < late.begins_ps[owner]))
@@ -144,8 +142,7 @@ def same_again(case: AnyCase) -> Iterator[str]:
             f"{again.built.graph.num_tasks:,} when built again"
         )
     elif not all(
-        np.array_equal(getattr(again.timeline, name), getattr(case.timeline, name))
-        for name in ("start_ps", "end_ps")
+        np.array_equal(getattr(again.timeline, name), getattr(case.timeline, name)) for name in ("start_ps", "end_ps")
     ):
         yield "the same layer gives another schedule when it is built again"
 
@@ -166,7 +163,7 @@ def values(case: AnyCase) -> Iterator[str]:
                 changed = case.under(case.scheme.with_options({one.name: value}))
                 if not changed.refusal:
                     schedule(changed.built.graph)
-            except BuildFailed as error:
+            except SchemeFailure as error:
                 yield f"with {one.name}={value}, {error.sentence}"
             except UserError:
                 continue

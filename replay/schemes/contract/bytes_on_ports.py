@@ -52,8 +52,7 @@ def payload(case: Case) -> Iterator[str]:
     off = (graph.payload_bytes > 0) & ~np.isin(groups[graph.resource], PORT_NAMES)
     if off.any():
         yield (
-            f"{off.sum()} tasks carry payload on {groups[graph.resource[off][0]]!r}: payload is "
-            "counted on ports alone"
+            f"{off.sum()} tasks carry payload on {groups[graph.resource[off][0]]!r}: payload is counted on ports alone"
         )
 
 
@@ -113,9 +112,7 @@ def ways(case: Case) -> Iterator[str]:
     traffic, network = case.scheme.traffic, case.scheme.network
     if traffic not in ("pair", "copy", "pair-copy"):
         return
-    outward = Counter(
-        (leg.source, leg.ranks[0]) for leg in counting.legs(case.routing, traffic, network)
-    )
+    outward = Counter((leg.source, leg.ranks[0]) for leg in counting.legs(case.routing, traffic, network))
     back = Counter(
         (leg.source, leg.ranks[0]) if goes else (leg.ranks[0], leg.source)
         for goes, leg in counting.legs_back(case.routing, traffic, network)

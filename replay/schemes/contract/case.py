@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from hwmodel import System
     from replay.engine import Timeline
     from replay.measure.result import LayerResult
-    from replay.model.machine.machine import Ints
-    from replay.model.work.capacity import Carried
+    from replay.model.arrays import Ints, Picoseconds
+    from replay.model.work.capacity import CarriedLayer
     from replay.model.work.layer import LayerWork
     from replay.schemes import Scheme
     from replay.schemes.contract.counting import RoutingLists
@@ -66,9 +66,7 @@ def _domains(size: int, num: int) -> dict[str, int]:
 
 
 @cache
-def one_flop_per_picosecond(
-    domain_size: int = 32, num_domains: int = 1, platform: str = "cuda"
-) -> System:
+def one_flop_per_picosecond(domain_size: int = 32, num_domains: int = 1, platform: str = "cuda") -> System:
     """A system whose tiles take as many picoseconds as they have operations, nothing else."""
     name = SYSTEMS[platform or "cuda"][1]
     peak = float(hwmodel.load(name).sm.num_sms)
@@ -115,14 +113,15 @@ class LayerRun:
         (rank,): what it returned for the last layer.
     """
 
-    def __init__(
-        self, scheme: Any, work: Any, machine: Machine, begins_ps: Ints, num_layers: int = 1
-    ) -> None:
+    def __init__(self, scheme: Any, work: Any, machine: Machine, begins_ps: Picoseconds, num_layers: int = 1) -> None:
         self.machine, self.begins_ps = machine, begins_ps
         at = machine.graph.add(
-            machine.num_ranks, resource=-1, duration_ps=begins_ps, kind=Kind.BETWEEN,
+            machine.num_ranks,
+            resource=-1,
+            duration_ps=begins_ps,
+            kind=Kind.BETWEEN,
             rank=machine.ranks,
-        )  # fmt: skip
+        )
         self.first = machine.graph.num_tasks
         for _ in range(num_layers):
             at = np.asarray(scheme.build(work, machine, at))
@@ -143,10 +142,16 @@ def one_after_another(num_ranks: int) -> Ints:
 def chain_of(work: LayerWork, system: System, scheme: Scheme, num_layers: int = 3) -> Built:
     """A layer several times in a chain, with attention between that keeps some GPUs longer."""
     shape = ModelShape(
-        name="between", hidden=work.shape.hidden, moe_intermediate=work.shape.intermediate,
-        num_experts=max(work.num_experts, 1), topk=1, num_layers=num_layers, gated=True,
-        num_heads=8, head_dim=64,
-    )  # fmt: skip
+        name="between",
+        hidden=work.shape.hidden,
+        moe_intermediate=work.shape.intermediate,
+        num_experts=max(work.num_experts, 1),
+        topk=1,
+        num_layers=num_layers,
+        gated=True,
+        num_heads=8,
+        head_dim=64,
+    )
     between = Between(shape, work.precision.gemm, is_backward=work.is_backward)
     tokens, ranks = np.diff(work.tokens_of_rank), np.arange(work.num_ranks, dtype=np.int64)
     links = [
@@ -244,16 +249,20 @@ class Case(AnyCase):
     """
 
     # Acknowledgements, and room given back when no row needs it any more.
-    aftermath = frozenset({
-        Kind.DISPATCH_ACK_UP, Kind.DISPATCH_ACK_DOWN, Kind.COMBINE_ACK_UP, Kind.COMBINE_ACK_DOWN,
-        Kind.COMBINE_SYNC, Kind.DISPATCH_SYNC,
-    })  # fmt: skip
+    aftermath = frozenset(
+        {
+            Kind.DISPATCH_ACK_UP,
+            Kind.DISPATCH_ACK_DOWN,
+            Kind.COMBINE_ACK_UP,
+            Kind.COMBINE_ACK_DOWN,
+            Kind.COMBINE_SYNC,
+            Kind.DISPATCH_SYNC,
+        }
+    )
     scheme: Scheme
     work: LayerWork
 
-    def __init__(
-        self, scheme: Scheme, name: str, work: LayerWork, domain_size: int | None = None
-    ) -> None:
+    def __init__(self, scheme: Scheme, name: str, work: LayerWork, domain_size: int | None = None) -> None:
         self.scheme, self.name, self.work = scheme, name, work
         self.domain_size = domain_size
         self.system = system_for(work.num_ranks, domain_size, scheme.platform)
@@ -274,7 +283,7 @@ class Case(AnyCase):
         return self.scheme.communication_sms(self.system)
 
     @cached_property
-    def carried(self) -> Carried:
+    def carried(self) -> CarriedLayer:
         """The layer as the scheme carries it out; `checks.carried` relates it to the layer."""
         return self.scheme.carries_on(self.work, self.system)
 
@@ -320,7 +329,7 @@ class Case(AnyCase):
         return schedule(built.graph), built.machine
 
     @cached_property
-    def carried_unpadded(self) -> Carried:
+    def carried_unpadded(self) -> CarriedLayer:
         """Layer that is carried out in `unpadded`."""
         scheme = self.scheme.with_options(self.scheme.unpadded)
         return scheme.carries_on(self.work, self._without_overhead)
@@ -331,9 +340,7 @@ class Case(AnyCase):
         scheme = self.scheme.with_options(self.scheme.unpadded)
         return build_layer(self.work, self._without_overhead, scheme)
 
-    def tasks_of_token(
-        self, what: Literal["sent", "combined"], machine: Machine | None = None
-    ) -> dict[int, list[int]]:
+    def tasks_of_token(self, what: Literal["sent", "combined"], machine: Machine | None = None) -> dict[int, list[int]]:
         """Tasks that were followed, by token; `checks.tokens` says if their numbers differ."""
         tokens, tasks = (machine or self.built.machine).notes.followed(what)
         found: defaultdict[int, list[int]] = defaultdict(list)

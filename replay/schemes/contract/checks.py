@@ -57,10 +57,7 @@ def multiplied(case: Case) -> Iterator[str]:
                     + (f"{rows - found:g} forgotten" if found < rows else "too many")
                 )
         for expert, gpu in done:
-            yield (
-                f"{name}: GPU {gpu} multiplies for expert {expert} (the tag of its tasks), which "
-                "it does not have"
-            )
+            yield (f"{name}: GPU {gpu} multiplies for expert {expert} (the tag of its tasks), which it does not have")
 
 
 def _experts(case: Case, kind: Kind) -> Iterator[tuple[int, int, int, int, str]]:
@@ -183,23 +180,15 @@ CHECKS = {
     "rows": Check("experts multiply exactly their rows", EVERY, multiplied),
     "tokens": Check("every token is sent and combined", EVERY, tokens),
     "waits": Check("experts wait for rows, owners for results", WAITED, experts_wait),
-    "sums": Check(
-        "a token's sum waits for all its experts", (*TINY_NAMES, *TINY_ACROSS), tokens_wait
-    ),
+    "sums": Check("a token's sum waits for all its experts", (*TINY_NAMES, *TINY_ACROSS), tokens_wait),
     "returns": Check("a sum waits for all rows that come back", (ONE_TOKEN,), rows_return),
     "starts": Check("nothing begins before its start", WAITED, starts),
     "aftermath": Check("nothing that matters ends last", EVERY, basics.aftermath),
     "bounds": Check("no layer is faster than its bounds", ALL, bounds),
     "frees": Check("a rank ends when its SMs are free", EVERY, basics.frees),
     "sms": Check("no GPU uses more SMs than it has, in a chain", CHAINED, basics.sms),
-    "communication": Check(
-        "as many SMs communicate as are stated", EXCHANGED, basics.communication
-    ),
-    "same": Check(
-        "the same layer gives the same schedule", (ONE_TOKEN, WIDE, *TINY_ACROSS), basics.same_again
-    ),
-    "options": Check(
-        "every value of an option runs or is refused", (ONE_TOKEN, *TINY_ACROSS), values
-    ),
+    "communication": Check("as many SMs communicate as are stated", EXCHANGED, basics.communication),
+    "same": Check("the same layer gives the same schedule", (ONE_TOKEN, WIDE, *TINY_ACROSS), basics.same_again),
+    "options": Check("every value of an option runs or is refused", (ONE_TOKEN, *TINY_ACROSS), values),
 }
 """What a scheme must keep, by name, in the order in which it is examined."""

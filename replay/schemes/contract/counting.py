@@ -47,10 +47,7 @@ class RoutingLists:
     def domains(self) -> list[list[int]]:
         """Ranks of each NVLink domain."""
         size = self.domain_size or self.num_ranks
-        return [
-            [*range(first, min(first + size, self.num_ranks))]
-            for first in range(0, self.num_ranks, size)
-        ]
+        return [[*range(first, min(first + size, self.num_ranks))] for first in range(0, self.num_ranks, size)]
 
     def domain(self, rank: int) -> int:
         """Domain of a rank."""
@@ -162,9 +159,7 @@ def _sent(routing: RoutingLists, network: str, source: int, ranks: list[int]) ->
     yield Leg("nic", relay, [rank])
 
 
-def _forwarded(
-    routing: RoutingLists, traffic: str, network: str, token: int, source: int
-) -> Iterator[Leg]:
+def _forwarded(routing: RoutingLists, traffic: str, network: str, token: int, source: int) -> Iterator[Leg]:
     """A row once to each domain that gets it, and from where it came in to the others there."""
     home, num = routing.domain(source), len(routing.domains)
     around = [(home + hop) % num for hop in range(num)]
@@ -188,9 +183,7 @@ def _around(routing: RoutingLists, source: int) -> Iterator[Leg]:
     """
     size = len(routing.domains[0])
     for card in range(size):
-        rings = [
-            [*reversed(one[: card + 1]), *reversed(one[card + 1 :])] for one in routing.domains
-        ]
+        rings = [[*reversed(one[: card + 1]), *reversed(one[card + 1 :])] for one in routing.domains]
         ring = [rank for one in rings for rank in one]
         first = ring.index(source)
         around = ring[first:] + ring[:first]
@@ -205,9 +198,7 @@ def _around(routing: RoutingLists, source: int) -> Iterator[Leg]:
             yield Leg("nic", relay, [other], Fraction(1, size))
 
 
-def port_rows(
-    routing: RoutingLists, traffic: str, network: str = ""
-) -> dict[str, defaultdict[Port, Rows]]:
+def port_rows(routing: RoutingLists, traffic: str, network: str = "") -> dict[str, defaultdict[Port, Rows]]:
     """Rows over every port by phase, each message counted on its own."""
     dispatch: defaultdict[Port, Rows] = defaultdict(int)
     combine: defaultdict[Port, Rows] = defaultdict(int)

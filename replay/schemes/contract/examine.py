@@ -149,10 +149,7 @@ def _declared_of_experts(scheme: Scheme) -> Iterator[str]:
     ):
         stated = getattr(scheme, name)
         if not stated or not stated <= set(possible):
-            yield (
-                f"{name} are {', '.join(sorted(stated)) or 'none'}: expected some of "
-                f"{', '.join(sorted(possible))}"
-            )
+            yield (f"{name} are {', '.join(sorted(stated)) or 'none'}: expected some of {', '.join(sorted(possible))}")
     if scheme.network not in NETWORK:
         yield f"network {scheme.network!r} is no class of it; known: {', '.join(NETWORK)}"
     if scheme.traffic not in TRAFFIC:

@@ -18,9 +18,7 @@ SHAPE = ExpertShape(hidden=96, intermediate=64)
 Ids = npt.NDArray[np.int32]
 
 
-def draw(
-    num_tokens: int, num_experts: int, k: int, *, skew: float = 0.0, groups: int = 1, seed: int = 0
-) -> Ids:
+def draw(num_tokens: int, num_experts: int, k: int, *, skew: float = 0.0, groups: int = 1, seed: int = 0) -> Ids:
     """Distinct experts per token: weights 1 / (1 + e)^skew; from half of the groups if several."""
     rng = np.random.default_rng(seed)
     score = rng.gumbel(size=(num_tokens, num_experts))
@@ -68,9 +66,7 @@ def routing_of(layer: LayerWork, domain_size: int | None = None) -> RoutingLists
     )
 
 
-def _sliced(
-    ids: Ids, num_groups: int, num_experts: int, num_slices: int, *, is_backward: bool = False
-) -> LayerWork:
+def _sliced(ids: Ids, num_groups: int, num_experts: int, num_slices: int, *, is_backward: bool = False) -> LayerWork:
     """A layer whose experts are placed on groups of ranks, each rank with a slice of them."""
     groups = place("round-robin", num_experts, num_groups)
     chosen, placed, shape = sliced(ids, groups, SHAPE, num_slices)
@@ -92,9 +88,7 @@ ORDINARY: dict[str, Callable[[], LayerWork]] = {
     "zipf 8 ranks": lambda: work(draw(96, 64, 6, skew=1.2), 8, 64),
     "zipf 4 ranks fp8": lambda: work(draw(50, 8, 2, skew=1.0), 4, 8, precision="fp8"),
     "zipf 4 ranks fp32": lambda: work(draw(50, 8, 2, skew=1.0), 4, 8, precision="fp32"),
-    "fp8 rows into bf16 GEMMs": lambda: work(
-        draw(40, 16, 4), 4, 16, precision=Precision("fp8", gemm="bf16")
-    ),
+    "fp8 rows into bf16 GEMMs": lambda: work(draw(40, 16, 4), 4, 16, precision=Precision("fp8", gemm="bf16")),
     "bf16 rows into fp8 GEMMs, fp32 rows back": lambda: work(
         draw(40, 16, 4), 4, 16, precision=Precision("bf16", gemm="fp8", combine="fp32")
     ),
@@ -111,12 +105,8 @@ ORDINARY: dict[str, Callable[[], LayerWork]] = {
 #: Gradients on their way back.
 BACKWARD: dict[str, Callable[[], LayerWork]] = {
     "backward": lambda: work(draw(40, 16, 4), 4, 16, is_backward=True),
-    "backward zipf fp8": lambda: work(
-        draw(96, 64, 6, skew=1.2), 8, 64, precision="fp8", is_backward=True
-    ),
-    "backward fp32": lambda: work(
-        draw(60, 16, 3, skew=0.5), 4, 16, precision="fp32", is_backward=True
-    ),
+    "backward zipf fp8": lambda: work(draw(96, 64, 6, skew=1.2), 8, 64, precision="fp8", is_backward=True),
+    "backward fp32": lambda: work(draw(60, 16, 3, skew=0.5), 4, 16, precision="fp32", is_backward=True),
     "backward several tiles": lambda: work(
         draw(600, 4, 2, skew=0.5), 2, 4, shape=ExpertShape(200, 72, gated=False), is_backward=True
     ),
@@ -136,9 +126,7 @@ DEGENERATE: dict[str, Callable[[], LayerWork]] = {
     "all to one expert": lambda: work(np.full((200, 1), 5, np.int32), 4, 8),
     "all experts": lambda: work(draw(20, 8, 8), 4, 8),
     "one rank owns all tokens": lambda: work(draw(20, 8, 2), 4, 8, tokens_of_rank=[0, 0, 20, 0]),
-    "uneven ranks": lambda: work(
-        draw(44, 16, 4, skew=0.8), 8, 16, tokens_of_rank=[0, 25, 1, 0, 9, 0, 8, 1]
-    ),
+    "uneven ranks": lambda: work(draw(44, 16, 4, skew=0.8), 8, 16, tokens_of_rank=[0, 25, 1, 0, 9, 0, 8, 1]),
     "a rank without tokens": lambda: work(draw(20, 8, 2), 3, 8, tokens_of_rank=[11, 0, 9]),
     "experts without tokens": lambda: work(draw(20, 3, 2), 4, 12),
     "one rank has all experts": lambda: work(draw(20, 4, 2), 3, 4, placement=[1, 1, 1, 1]),
@@ -146,9 +134,7 @@ DEGENERATE: dict[str, Callable[[], LayerWork]] = {
     "own rank only": lambda: work(
         np.repeat(np.arange(4, dtype=np.int32), 5)[:, None], 4, 4, tokens_of_rank=[5, 5, 5, 5]
     ),
-    "other ranks only": lambda: work(
-        (np.repeat(np.arange(4, dtype=np.int32), 5)[:, None] + 1) % 4, 4, 4
-    ),
+    "other ranks only": lambda: work((np.repeat(np.arange(4, dtype=np.int32), 5)[:, None] + 1) % 4, 4, 4),
     "all slots empty": lambda: work(np.full((20, 3), -1, np.int32), 4, 8),
     "some slots empty": lambda: work(_emptied(draw(40, 8, 4), 0.5), 4, 8),
 }
@@ -196,9 +182,7 @@ LAYERS: dict[str, Callable[[], LayerWork]] = {
     **{f"tiny, {name}": make for name, make in TINY.items()},
     ONE_TOKEN: lambda: work(draw(4, 12, 5, seed=3), 4, 12),
     WIDE: lambda: work(draw(60, 8, 3), 4, 8, shape=ExpertShape(1024, 32)),
-    ONE_SENDER: lambda: work(
-        draw(1500, 8, 1), 4, 8, tokens_of_rank=[0, 0, 1500, 0], shape=ExpertShape(4096, 16)
-    ),
+    ONE_SENDER: lambda: work(draw(1500, 8, 1), 4, 8, tokens_of_rank=[0, 0, 1500, 0], shape=ExpertShape(4096, 16)),
 }
 
 
@@ -221,28 +205,22 @@ class Across(NamedTuple):
 #: take domains of 8 GPUs only.
 ACROSS: dict[str, Across] = {
     "2 domains of 2": Across(2, lambda: work(draw(40, 16, 4), 4, 16)),
-    "3 domains of 2, zipf fp8": Across(
-        2, lambda: work(draw(60, 24, 6, skew=1.0), 6, 24, precision="fp8")
-    ),
+    "3 domains of 2, zipf fp8": Across(2, lambda: work(draw(60, 24, 6, skew=1.0), 6, 24, precision="fp8")),
     "2 domains of 3, uneven ranks": Across(
         3,
-        lambda: work(
-            _emptied(draw(43, 12, 4, skew=0.8), 0.3), 6, 12, tokens_of_rank=[0, 25, 1, 9, 8, 0]
-        ),
+        lambda: work(_emptied(draw(43, 12, 4, skew=0.8), 0.3), 6, 12, tokens_of_rank=[0, 25, 1, 9, 8, 0]),
     ),
-    "4 domains of 2, round robin": Across(
-        2, lambda: work(draw(40, 16, 4), 8, 16, placement="round-robin")
-    ),
+    "4 domains of 2, round robin": Across(2, lambda: work(draw(40, 16, 4), 8, 16, placement="round-robin")),
     "3 domains of 1": Across(1, lambda: work(draw(30, 6, 3), 3, 6)),
-    "backward, 2 domains of 2": Across(
-        2, lambda: work(draw(40, 16, 4, skew=0.5), 4, 16, is_backward=True)
-    ),
+    "backward, 2 domains of 2": Across(2, lambda: work(draw(40, 16, 4, skew=0.5), 4, 16, is_backward=True)),
     "2 domains of 8": Across(8, lambda: work(draw(96, 64, 8, skew=0.6), 16, 64)),
     "3 domains of 8, fp8": Across(8, lambda: work(draw(72, 48, 6), 24, 48, precision="fp8")),
     "2 domains of 8, uneven ranks": Across(
         8,
         lambda: work(
-            draw(67, 32, 4, skew=0.8), 16, 32,
+            draw(67, 32, 4, skew=0.8),
+            16,
+            32,
             tokens_of_rank=[0, 25, 1, 0, 9, 0, 8, 1, 0, 0, 0, 3, 0, 0, 20, 0],
         ),
     ),
@@ -255,12 +233,10 @@ ACROSS: dict[str, Across] = {
         lambda: work(np.repeat([[9, 12], [0, 1]], 20, axis=0).astype(np.int32), 16, 16),
     ),
     "2 domains of 8, no tokens": Across(8, lambda: work(draw(0, 16, 2), 16, 16)),
-    "backward, 2 domains of 8": Across(
-        8, lambda: work(draw(64, 32, 4), 16, 32, is_backward=True)
-    ),
+    "backward, 2 domains of 8": Across(8, lambda: work(draw(64, 32, 4), 16, 32, is_backward=True)),
     "tiny, 2 domains of 2": Across(2, lambda: work(draw(7, 4, 2), 4, 4)),
     "tiny, 2 domains of 8": Across(8, lambda: work(draw(9, 16, 3), 16, 16)),
-}  # fmt: skip
+}
 
 TINY_NAMES = tuple(f"tiny, {name}" for name in TINY)
 #: Layers whose tasks are followed from end to end.

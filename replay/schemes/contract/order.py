@@ -60,9 +60,7 @@ def experts_wait(case: Case) -> Iterator[str]:
                 )
 
 
-def payload_over(
-    graph: TaskGraph, tasks: set[int], kind: Kind, gpu: int, ports: tuple[str, ...]
-) -> int:
+def payload_over(graph: TaskGraph, tasks: set[int], kind: Kind, gpu: int, ports: tuple[str, ...]) -> int:
     """Payload of those of the tasks that are of a kind and on one of a GPU's ports."""
     ids = np.fromiter(tasks, np.int64, len(tasks))
     groups = np.array([*graph.resources.groups, "none"])[graph.resource[ids]]
@@ -117,7 +115,4 @@ def starts(case: Case) -> Iterator[str]:
         rank = int(case.work.source_rank[token])
         leaves = min(int(start_ps[task]) for task in tasks)
         if leaves < late.begins_ps[rank]:
-            yield (
-                f"token {token} is sent at {leaves:,} ps; its rank {rank} starts at "
-                f"{late.begins_ps[rank]:,} ps"
-            )
+            yield (f"token {token} is sent at {leaves:,} ps; its rank {rank} starts at {late.begins_ps[rank]:,} ps")

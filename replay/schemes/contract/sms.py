@@ -10,7 +10,8 @@ from replay.model.machine.kinds import KINDS, PHASE_OF_KIND, PHASES, Kind
 
 if TYPE_CHECKING:
     from replay.engine import TaskGraph, Timeline
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints, Tasks
+    from replay.model.machine.machine import Machine
 
 
 class Use(NamedTuple):
@@ -56,10 +57,7 @@ def only_communicating(graph: TaskGraph, machine: Machine) -> int:
         found.setdefault(name, set()).update(KINDS[Kind(kind)].role for kind in kinds)
     alone = {name for name, roles in found.items() if "copying" in roles and "compute" not in roles}
     return max(
-        (
-            sum(num for name, num in split.held.items() if name in alone)
-            for split in machine.sms.ledger
-        ),
+        (sum(num for name, num in split.held.items() if name in alone) for split in machine.sms.ledger),
         default=0,
     )
 
@@ -94,7 +92,7 @@ def _uses(timeline: Timeline, machine: Machine) -> tuple[Ints, Ints, Ints, Ints]
     )
 
 
-def _merged(timeline: Timeline, task: Ints, sm: Ints) -> tuple[Ints, Ints]:
+def _merged(timeline: Timeline, task: Tasks, sm: Ints) -> tuple[Ints, Ints]:
     """First task and end of each time without a pause at one SM: two (use,)."""
     order = np.lexsort((timeline.start_ps[task], sm))
     task, sm = task[order], sm[order]

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from replay.engine import TaskGraph, Timeline
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints, Picoseconds
+    from replay.model.machine.machine import Machine
     from replay.model.work.transformer_layer import Step
     from replay.schemes.tp.base import TensorScheme
 
@@ -68,9 +69,14 @@ class TensorCase(AnyCase):
         return TensorCase(scheme, self.name, self.work)
 
     def run(
-        self, begins_ps: Ints | None = None, num_layers: int = 1, work: TensorLayer | None = None,
-        *, counted: bool = False, scheme: TensorScheme | None = None,
-    ) -> LayerRun:  # fmt: skip
+        self,
+        begins_ps: Picoseconds | None = None,
+        num_layers: int = 1,
+        work: TensorLayer | None = None,
+        *,
+        counted: bool = False,
+        scheme: TensorScheme | None = None,
+    ) -> LayerRun:
         """Build the layer.
 
         Parameters
@@ -237,8 +243,7 @@ def sums_wait(case: TensorCase) -> Iterator[str]:
         early = np.flatnonzero(sent > made[np.searchsorted(tiles, sums, side="right")] + 1e-3)
         if len(early):
             yield (
-                f"GPU {rank} sends sums at {sums[early[0]]:,} ps that are made later: reduce must "
-                "wait for its product"
+                f"GPU {rank} sends sums at {sums[early[0]]:,} ps that are made later: reduce must wait for its product"
             )
 
 
@@ -266,10 +271,7 @@ def ends_wait(case: TensorCase) -> Iterator[str]:
         own = set(incoming[owner == rank].tolist())
         unheeded = own - case.waits.before([end])
         if unheeded:
-            yield (
-                f"GPU {rank} ends without waiting for {len(unheeded)} of {len(own)} messages with "
-                "its rows and sums"
-            )
+            yield (f"GPU {rank} ends without waiting for {len(unheeded)} of {len(own)} messages with its rows and sums")
 
 
 ALL = tuple(TENSOR_LAYERS)
@@ -290,8 +292,6 @@ TENSOR_CHECKS = {
     "sms": Check("no GPU uses more SMs than it has, in a chain", SHORT, basics.sms),
     "communication": Check("as many SMs communicate as are stated", SHORT, basics.communication),
     "same": Check("the same layer gives the same schedule", BY_TURNS, basics.same_again),
-    "options": Check(
-        "every value of an option runs or is refused", ("mlp to attention, 3 GPUs",), basics.values
-    ),
+    "options": Check("every value of an option runs or is refused", ("mlp to attention, 3 GPUs",), basics.values),
 }
 """What a scheme of tensor parallelism must keep, by name, in the order of examination."""

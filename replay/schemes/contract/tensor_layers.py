@@ -21,14 +21,29 @@ if TYPE_CHECKING:
 BF16_BYTES = 2
 
 DENSE = LayerShape(
-    name="dense", hidden=384, intermediate=768, gated=True, num_heads=48, num_kv_heads=48,
-    head_dim=8, num_layers=1,
-)  # fmt: skip
+    name="dense",
+    hidden=384,
+    intermediate=768,
+    gated=True,
+    num_heads=48,
+    num_kv_heads=48,
+    head_dim=8,
+    num_layers=1,
+)
 EXPERTS = LayerShape(
-    name="experts", hidden=256, intermediate=128, gated=True, num_heads=8, num_kv_heads=2,
-    head_dim=32, num_layers=1, num_experts=4, topk=2, num_shared_experts=1,
+    name="experts",
+    hidden=256,
+    intermediate=128,
+    gated=True,
+    num_heads=8,
+    num_kv_heads=2,
+    head_dim=32,
+    num_layers=1,
+    num_experts=4,
+    topk=2,
+    num_shared_experts=1,
     shared_intermediate=128,
-)  # fmt: skip
+)
 
 
 class SmallLayer(NamedTuple):
@@ -44,9 +59,7 @@ class SmallLayer(NamedTuple):
     def make(self) -> TensorLayer:
         """Count its work."""
         sizes = Sizes(self.tokens, 64, self.is_decode, 128, 128)
-        return layer_of(
-            self.shape, self.num_ranks, sizes, is_backward=self.is_backward, part=self.part
-        )
+        return layer_of(self.shape, self.num_ranks, sizes, is_backward=self.is_backward, part=self.part)
 
 
 TENSOR_LAYERS = {
@@ -117,8 +130,4 @@ def _ports_of_row(phase: str, name: str, owner: int, num_ranks: int) -> list[Por
 
 def _along(way: list[int]) -> list[Port]:
     """Ports between the GPUs of a way."""
-    return [
-        port
-        for gpu, following in pairwise(way)
-        for port in (("uplink", gpu), ("downlink", following))
-    ]
+    return [port for gpu, following in pairwise(way) for port in (("uplink", gpu), ("downlink", following))]

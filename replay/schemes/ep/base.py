@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hwmodel import System
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.machine.resources import Discipline
-    from replay.model.work.capacity import Carried
+    from replay.model.work.capacity import CarriedLayer
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.facts import Buffer
 
@@ -165,7 +166,7 @@ class Scheme(AnyScheme):
         size = system.fabric.gpus_per_domain
         return f"{work.num_ranks} ranks do not fill nodes of {size}: {self.full_nodes}"
 
-    def carries(self, work: LayerWork) -> Carried:
+    def carries(self, work: LayerWork) -> CarriedLayer:
         """The layer as it is carried out: with rows of padding that travel, without dropped ones.
 
         What the contract counts - rows on the ports, rows that are multiplied - it counts of this,
@@ -177,7 +178,7 @@ class Scheme(AnyScheme):
         """
         return as_it_is(work)
 
-    def carries_on(self, work: LayerWork, system: System) -> Carried:
+    def carries_on(self, work: LayerWork, system: System) -> CarriedLayer:
         """Result of `carries`, for a scheme to which the rates of a system matter."""
         return self.carries(work)
 
@@ -206,12 +207,14 @@ class Scheme(AnyScheme):
     def intermediates(self, work: LayerWork) -> tuple[Buffer, ...]:
         """Device memory of what the experts write, see `replay.schemes.ep.memory`."""
         return intermediates(
-            work, padded_rows(work, self.layout),
-            fuses_activation=self.fuses_activation, keeps_results=self.keeps_results,
-        )  # fmt: skip
+            work,
+            padded_rows(work, self.layout),
+            fuses_activation=self.fuses_activation,
+            keeps_results=self.keeps_results,
+        )
 
     @abstractmethod
-    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    def build(self, work: LayerWork, machine: Machine, start: Tasks) -> Tasks:
         """Add the tasks of one layer.
 
         The contract (``moereplay schemes check NAME``, `replay.schemes.contract`) demands of them:

@@ -41,7 +41,8 @@ from replay.schemes.ep.staged import StagedScheme
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints, Ranks, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.staged import Stages
 
@@ -50,7 +51,7 @@ FLAG_BYTES = 32  # STATE_OFFSET
 SLOT_ALIGNMENT = 512  # WIN_ADDR_ALIGN
 
 
-def in_turn(rank: Ints, num_cores: int, offset: Ints | None = None) -> Ints:
+def in_turn(rank: Ranks, num_cores: int, offset: Ints | None = None) -> Ints:
     """Order in which the rows of each rank leave, whose cores have an equal share each: (row,).
 
     Parameters
@@ -85,8 +86,7 @@ class CannEp(StagedScheme):
     name = "cann-ep"
     summary = "Ascend's dispatch and combine: a row per expert, moved by vector cores"
     source = (
-        "sgl-project/sgl-kernel-npu 3a9a611, csrc/deepep/ops/op_kernel: "
-        "MoeDistributeDispatchV2 and CombineV2 of CANN"
+        "sgl-project/sgl-kernel-npu 3a9a611, csrc/deepep/ops/op_kernel: MoeDistributeDispatchV2 and CombineV2 of CANN"
     )
     assumes = (
         "rows of one byte a value have a scale for every 128 values, as FP8 rows, where INT8 rows "
@@ -126,7 +126,7 @@ class CannEp(StagedScheme):
             *memory.cast_results(work, received),
         )
 
-    def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
+    def stages(self, work: LayerWork, machine: Machine, start: Tasks) -> Stages:
         """Add dispatch, experts and combine."""
         begin = yield start
         received = yield self.dispatch(work, machine, begin)
@@ -139,7 +139,7 @@ class CannEp(StagedScheme):
         finished: Ints = yield self.combine(work, machine, results)
         return finished
 
-    def dispatch(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    def dispatch(self, work: LayerWork, machine: Machine, start: Tasks) -> Ints:
         """Add the dispatch kernel: (rank,) marks of its end."""
         vectors, costs = machine.vectors, machine.costs
         pool, begun = vectors.pool(), machine.kernel(start, "dispatch")
@@ -148,13 +148,18 @@ class CannEp(StagedScheme):
         row, beside = work.dispatch_row_bytes, SCALE_BYTES + INDEX_BYTES
         quantised = row < work.token_row_bytes
         read = machine.stream(
-            DISPATCH.memory, np.diff(work.tokens_of_rank) * work.token_row_bytes,
-            machine.ranks, begun,
-        )  # fmt: skip
+            DISPATCH.memory,
+            np.diff(work.tokens_of_rank) * work.token_row_bytes,
+            machine.ranks,
+            begun,
+        )
         stored = machine.serve(
-            pool[src], vectors.move(np.full(len(src), row + beside), quantised=quantised),
-            kind=DISPATCH.send, rank=src, after=begun[src],
-        )  # fmt: skip
+            pool[src],
+            vectors.move(np.full(len(src), row + beside), quantised=quantised),
+            kind=DISPATCH.send,
+            rank=src,
+            after=begun[src],
+        )
         machine.notes.follow("sent", work.pair_token[order], stored)
         arrived = self._store(machine, src, dst, (row, beside), stored)
         sent = machine.gather(arrived, src, read)
@@ -167,21 +172,28 @@ class CannEp(StagedScheme):
             DISPATCH.sync, costs.visible() + costs.poll(), met[teller[~remote]], told[~remote]
         )
         seen[remote] = machine.sync.notify(
-            teller[remote], told[remote], FLAG_BYTES, met[teller[remote]],
-            kinds=(Kind.SIGNAL_UP, Kind.SIGNAL_DOWN), waiting=costs.poll(),
-        )  # fmt: skip
+            teller[remote],
+            told[remote],
+            FLAG_BYTES,
+            met[teller[remote]],
+            kinds=(Kind.SIGNAL_UP, Kind.SIGNAL_DOWN),
+            waiting=costs.poll(),
+        )
         all_there = machine.gather(seen, told, machine.gather(arrived, dst, met))
         counted = machine.delay(DISPATCH.sync, vectors.sync_all(), all_there)
         # Out of the slots, in order of experts.
         copied = machine.serve(
-            pool[dst], vectors.move(np.full(len(dst), row)), kind=Kind.DISPATCH_RECEIVE, rank=dst,
+            pool[dst],
+            vectors.move(np.full(len(dst), row)),
+            kind=Kind.DISPATCH_RECEIVE,
+            rank=dst,
             after=counted[dst],
-        )  # fmt: skip
+        )
         rows = work.matrix("pairs").sum(axis=0)
         moved = machine.stream(DISPATCH.memory, 2 * rows * row, machine.ranks, counted)
         return machine.gather(copied, dst, machine.mark(machine.ranks, moved))
 
-    def combine(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    def combine(self, work: LayerWork, machine: Machine, start: Tasks) -> Ints:
         """Add the combine kernel: (rank,) marks of its end."""
         vectors, costs = machine.vectors, machine.costs
         pool, begun = vectors.pool(), machine.kernel(start, "combine")
@@ -193,18 +205,24 @@ class CannEp(StagedScheme):
         rows = work.matrix("pairs").sum(axis=0)
         read = machine.stream(COMBINE.memory, rows * row, machine.ranks, begun)
         stored = machine.serve(
-            pool[src], vectors.move(np.full(len(src), row + FLAG_BYTES)),
-            kind=COMBINE.send, rank=src, after=begun[src],
-        )  # fmt: skip
+            pool[src],
+            vectors.move(np.full(len(src), row + FLAG_BYTES)),
+            kind=COMBINE.send,
+            rank=src,
+            after=begun[src],
+        )
         arrived = self._store(machine, src, dst, (row, FLAG_BYTES), stored, combine=True)
         token, owner = np.arange(work.num_tokens), work.source_rank
         ready = machine.join(arrived, token_of, owner, begun[owner])
         sources = np.bincount(work.pair_token, minlength=work.num_tokens)
         polled = machine.delay(COMBINE.sync, costs.poll(), ready, owner)
         added = machine.serve(
-            pool[owner], vectors.add(sources * row, np.full(len(token), work.result_row_bytes)),
-            kind=Kind.COMBINE_RECEIVE, rank=owner, after=polled,
-        )  # fmt: skip
+            pool[owner],
+            vectors.add(sources * row, np.full(len(token), work.result_row_bytes)),
+            kind=Kind.COMBINE_RECEIVE,
+            rank=owner,
+            after=polled,
+        )
         machine.notes.follow("combined", token, added)
         summed = np.bincount(owner, (sources + 1) * row, minlength=machine.num_ranks)
         streamed = machine.stream(COMBINE.memory, summed.astype(np.int64), machine.ranks, begun)
@@ -212,14 +230,25 @@ class CannEp(StagedScheme):
         return machine.gather(stored, src, machine.gather(read, machine.ranks, ends))
 
     def _store(
-        self, machine: Machine, src: Ints, dst: Ints, row_bytes: tuple[int, int], stored: Ints,
-        *, combine: bool = False,
-    ) -> Ints:  # fmt: skip
+        self,
+        machine: Machine,
+        src: Ranks,
+        dst: Ranks,
+        row_bytes: tuple[int, int],
+        stored: Ints,
+        *,
+        combine: bool = False,
+    ) -> Tasks:
         """Store a row per pair: (pair,) tasks after which it is in the target's slot."""
         arrived, remote = stored.copy(), src != dst
         src, dst, store = src[remote], dst[remote], machine.transfers.store
         arrived[remote] = store(
-            COMBINE if combine else DISPATCH, src, dst, row_bytes[0], stored[remote],
-            fan_out=machine.transfers.fan_out(src, dst, "stores"), meta_bytes=row_bytes[1],
-        ).arrived  # fmt: skip
+            COMBINE if combine else DISPATCH,
+            src,
+            dst,
+            row_bytes[0],
+            stored[remote],
+            fan_out=machine.transfers.fan_out(src, dst, "stores"),
+            meta_bytes=row_bytes[1],
+        ).arrived
         return arrived

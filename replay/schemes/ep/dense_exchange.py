@@ -25,7 +25,8 @@ from replay.schemes.ep.staged import StagedScheme
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.machine.sms import Split
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.staged import Stages
@@ -47,7 +48,7 @@ class DenseExchange(StagedScheme):
     """All-gather, experts, reduce-scatter; dense buffers."""
 
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
-        """Two symmetric buffers of all tokens, which stay, and the own experts' rows."""
+        """Two symmetric buffers of all tokens, which stay, and its own experts' rows."""
         received, slots = memory.received(work), work.whole_choices
         gathered = work.dispatch_row_bytes + slots * (ID_BYTES + WEIGHT_BYTES)
         sums = work.num_tokens * work.combine_row_bytes
@@ -59,7 +60,7 @@ class DenseExchange(StagedScheme):
             Buffer("sums of all tokens", memory.on_each(work, sums), stays=True),
         )
 
-    def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
+    def stages(self, work: LayerWork, machine: Machine, start: Tasks) -> Stages:
         """Add all-gathers, permute, experts, zeroing, scatter-add, reduce-scatter."""
         rows = work.matrix("pairs").sum(axis=0)
         copies = work.matrix("copies").sum(axis=0)
@@ -83,7 +84,7 @@ class DenseExchange(StagedScheme):
         sms = machine.sms.for_kernels()
         permuted = shared_kernels(machine, work, self._sms(machine), start, permuted)
         done = separate_kernels(machine, work, sms, permuted)
-        # The dense buffer: zeros for all tokens, to which the own experts' rows are added.
+        # The dense buffer: zeros for all tokens, to which its own experts' rows are added.
         zeroes = MemoryTraffic(0 * every, work.num_tokens * b_c * every)
         zeroed = machine.memory_kernel(Kind.UNPERMUTE, zeroes, done, ZERO)
         added = MemoryTraffic((rows + copies) * b_c, copies * b_c)
@@ -95,9 +96,9 @@ class DenseExchange(StagedScheme):
         """SMs of the collectives, and those that they leave."""
 
     @abstractmethod
-    def _all_gather(self, work: LayerWork, machine: Machine, after: Ints) -> Ints:
+    def _all_gather(self, work: LayerWork, machine: Machine, after: Tasks) -> Tasks:
         """Gather rows, ids and weights: (rank,) tasks. A rank alone has them."""
 
     @abstractmethod
-    def _reduce_scatter(self, work: LayerWork, machine: Machine, after: Ints) -> Ints:
+    def _reduce_scatter(self, work: LayerWork, machine: Machine, after: Tasks) -> Tasks:
         """Sum all ranks' buffers: (rank,) tasks. A rank alone has its sums already."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from replay.model.work.precision import FP4_TYPES, NUMBER_TYPES
 
 if TYPE_CHECKING:
-    from replay.model.work.ragged import Ints
+    from replay.model.arrays import Bytes
 
 ALL_TYPES = frozenset(NUMBER_TYPES)
 LIBRARY_WEIGHTS = FP4_TYPES  # grouped GEMMs of libraries take FP4 weights beside other rows
@@ -32,6 +32,6 @@ class Buffer(NamedTuple):
     """
 
     name: str
-    nbytes: Ints
+    nbytes: Bytes
     stays: bool = False
     source: str = ""

@@ -44,7 +44,8 @@ from replay.schemes.ep.facts import FORWARD, Buffer
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints, Ranks, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
 
 ID_BYTES, RECORD_BYTES, FLAG_BYTES = 4, 16, 8  # of an expert id or place, SlotMeta, a cell
@@ -112,7 +113,7 @@ class FlashInferPush(Scheme):
         most = int(memory.tokens(work).max(initial=0)) * work.num_ranks
         return memory.intermediates(work, memory.on_each(work, most * work.expert_ids.shape[1]))
 
-    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    def build(self, work: LayerWork, machine: Machine, start: Tasks) -> Tasks:
         """Add a round."""
         begun, reserved = self._reserved(work, machine, start)
         flags = self._dispatch(work, machine, begun)
@@ -127,7 +128,7 @@ class FlashInferPush(Scheme):
 
     # ---- dispatch --------------------------------------------------------------------------------
 
-    def _reserved(self, work: LayerWork, machine: Machine, start: Ints) -> tuple[Ints, Ints]:
+    def _reserved(self, work: LayerWork, machine: Machine, start: Tasks) -> tuple[Ints, Ints]:
         """Count rows and reserve room: (rank,) end of this, and when all peers' room is known."""
         costs, tokens, n = machine.costs, memory.tokens(work), work.num_ranks
         zeroes = MemoryTraffic(0 * tokens, memory.on_each(work, self._inbox(work)))
@@ -143,9 +144,13 @@ class FlashInferPush(Scheme):
         done = machine.delay(DISPATCH.sync, 2 * costs.cache_load() + taken, began)
         src, dst = np.nonzero(~np.eye(n, dtype=bool))
         told = machine.sync.notify(
-            src, dst, FLAG_BYTES, done[src], kinds=(Kind.COUNT_UP, Kind.COUNT_DOWN),
+            src,
+            dst,
+            FLAG_BYTES,
+            done[src],
+            kinds=(Kind.COUNT_UP, Kind.COUNT_DOWN),
             waiting=costs.poll(),
-        )  # fmt: skip
+        )
         return done, machine.gather(told, dst, done)
 
     def _inbox(self, work: LayerWork) -> int:
@@ -172,9 +177,13 @@ class FlashInferPush(Scheme):
         away = np.flatnonzero(pushes.src != pushes.dst)
         src, dst = pushes.src[away], pushes.dst[away]
         there[away] = machine.transfers.store(
-            DISPATCH, src, dst, 0, pushed[away],
+            DISPATCH,
+            src,
+            dst,
+            0,
+            pushed[away],
             meta_bytes=records[away],
-        ).arrived  # fmt: skip
+        ).arrived
         group = pushes.of_row[work.pair_copy]
         key = work.pair_source * work.num_experts + work.pair_expert
         kinds = Kind.SIGNAL_UP, Kind.SIGNAL_DOWN
@@ -186,22 +195,25 @@ class FlashInferPush(Scheme):
         return self._flagged(machine, source, home, whole, kinds, begun)
 
     def _flagged(
-        self, machine: Machine, src: Ints, dst: Ints, whole: Ints, kinds: tuple[Kind, Kind],
-        begun: Ints,
-    ) -> Ints:  # fmt: skip
+        self,
+        machine: Machine,
+        src: Ranks,
+        dst: Ranks,
+        whole: Ints,
+        kinds: tuple[Kind, Kind],
+        begun: Tasks,
+    ) -> Ints:
         """Flag (flag,) what has been stored, behind a fence: (rank,) when all flags are seen."""
         costs = machine.costs
         sync = DISPATCH.sync if kinds[0] == Kind.SIGNAL_UP else COMBINE.sync
         seen = machine.delay(sync, costs.visible() + costs.poll(), whole, dst)
         away = np.flatnonzero(src != dst)
         known = machine.delay(sync, costs.acknowledged(), whole[away], src[away])
-        seen[away] = machine.sync.notify(
-            src[away], dst[away], FLAG_BYTES, known, kinds=kinds, waiting=costs.poll()
-        )
+        seen[away] = machine.sync.notify(src[away], dst[away], FLAG_BYTES, known, kinds=kinds, waiting=costs.poll())
         sent = machine.gather(whole, src, begun)
         return machine.gather(seen, dst, sent)
 
-    def _expanded(self, work: LayerWork, machine: Machine, flagged: Ints) -> Ints:
+    def _expanded(self, work: LayerWork, machine: Machine, flagged: Ints) -> Tasks:
         """Add counts up and copy rows to their experts: (rank,) tasks."""
         each = work.num_experts // work.num_ranks
         begun = machine.kernel(flagged, WAIT_ROWS)
@@ -210,8 +222,9 @@ class FlashInferPush(Scheme):
         rows = memory.received(work)
         moved = MemoryTraffic(
             rows * (work.dispatch_row_bytes + RECORD_BYTES),
-            rows * (work.operand_row_bytes + RECORD_BYTES), rows,
-        )  # fmt: skip
+            rows * (work.operand_row_bytes + RECORD_BYTES),
+            rows,
+        )
         return machine.memory_kernel(Kind.PERMUTE, moved, counted, EXPAND)
 
     # ---- combine ---------------------------------------------------------------------------------
@@ -241,7 +254,7 @@ class FlashInferPush(Scheme):
         kinds = Kind.NOTIFY_UP, Kind.NOTIFY_DOWN
         return self._flagged(machine, src, dst, whole, kinds, begun)
 
-    def _summed(self, work: LayerWork, machine: Machine, returned: Ints) -> Ints:
+    def _summed(self, work: LayerWork, machine: Machine, returned: Ints) -> Tasks:
         """Add up the rows of each token, and end the round: (rank,) tasks."""
         tokens, owner = memory.tokens(work), work.source_rank
         seen = machine.kernel(returned, WAIT_RESULTS)

@@ -46,7 +46,8 @@ from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints, Pools, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.facts import Buffer
 
@@ -108,7 +109,7 @@ class Ideal(Scheme):
         fused = self.options.form == "fused"
         return memory.intermediates(work, memory.received(work), fuses_activation=fused)
 
-    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    def build(self, work: LayerWork, machine: Machine, start: Tasks) -> Tasks:
         """Add the experts of each rank on all its SMs, its ports, or both.
 
         A rank begins when all whose tokens it serves have begun, and ends when all that serve its
@@ -154,7 +155,7 @@ class Ideal(Scheme):
             return "communication"
         return form
 
-    def _rows(self, work: LayerWork, machine: Machine, start: Ints, begun: Ints) -> Ints:
+    def _rows(self, work: LayerWork, machine: Machine, start: Tasks, begun: Tasks) -> Ints:
         """Keep the ports busy with the least rows of both phases: (rank,) marks of the end."""
         if machine.num_domains > 1:
             message = (
@@ -176,39 +177,32 @@ class Ideal(Scheme):
             for outwards in (True, False):
                 at_owner = outwards is not back
                 passed = machine.transfers.at_line_rate(
-                    kinds, leaving if at_owner else inwards, row_bytes,
-                    start if at_owner else begun, outwards=outwards,
-                )  # fmt: skip
+                    kinds,
+                    leaving if at_owner else inwards,
+                    row_bytes,
+                    start if at_owner else begun,
+                    outwards=outwards,
+                )
                 done = machine.gather(passed, machine.ranks, done)
         return done
 
-    def _least(
-        self, work: LayerWork, machine: Machine, pool: Ints, start: Ints, begun: Ints
-    ) -> Ints:
+    def _least(self, work: LayerWork, machine: Machine, pool: Pools, start: Tasks, begun: Tasks) -> Ints:
         done = least_experts(machine, work, pool, begun)
         if work.shared is None:
             return done
         machine.notes.count(PLACED, machine.ranks, np.diff(work.tokens_of_rank))
         return machine.gather(least_experts(machine, work.shared, pool, start), machine.ranks, done)
 
-    def _fused(
-        self, work: LayerWork, machine: Machine, pool: Ints, start: Ints, begun: Ints
-    ) -> Ints:
+    def _fused(self, work: LayerWork, machine: Machine, pool: Pools, start: Tasks, begun: Tasks) -> Ints:
         every = machine.sms.count
         tiles = row_tiles(machine, work, Gemm.first(work, fused_activation=True), every)
         ready = begun[tiles.rank]
         done, behind = fused_tiles(machine, work, tiles, pool, ready, tile_order="expert")
-        beside = weight_gradients_beside(
-            machine, work, pool, done, tiles.expert, priority=behind, begun=begun
-        )
-        tasks, rank = joined(
-            [(done, tiles.rank), *beside, shared_tiles(machine, work, pool, every, start)]
-        )
+        beside = weight_gradients_beside(machine, work, pool, done, tiles.expert, priority=behind, begun=begun)
+        tasks, rank = joined([(done, tiles.rank), *beside, shared_tiles(machine, work, pool, every, start)])
         return machine.gather(tasks, rank, begun)
 
-    def _kernels(
-        self, work: LayerWork, machine: Machine, pool: Ints, start: Ints, begun: Ints
-    ) -> Ints:
+    def _kernels(self, work: LayerWork, machine: Machine, pool: Pools, start: Tasks, begun: Tasks) -> Ints:
         none = self.split(machine)
         begun = shared_kernels(machine, work, none, start, begun)
         return separate_kernels(machine, work, pool, begun)

@@ -14,19 +14,19 @@ from replay.model.compute.weight_gradients import ACCUMULATOR_BYTES
 from replay.schemes.ep.facts import Buffer
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Counts, Ints
     from replay.model.work.layer import LayerWork
-    from replay.model.work.ragged import Ints
 
 
 def received(work: LayerWork) -> Ints:
     """(rank,): rows that are routed to the experts of each GPU, its own tokens' included."""
-    rows: Ints = work.matrix("pairs").sum(axis=0)
+    rows: Counts = work.matrix("pairs").sum(axis=0)
     return rows
 
 
 def returned(work: LayerWork) -> Ints:
     """(rank,): rows that the experts send back for each GPU's tokens, its own experts' included."""
-    rows: Ints = work.matrix("pairs").sum(axis=1)
+    rows: Counts = work.matrix("pairs").sum(axis=1)
     return rows
 
 
@@ -54,14 +54,14 @@ def cast_tokens(work: LayerWork) -> tuple[Buffer, ...]:
     return (Buffer("cast tokens", tokens(work) * work.dispatch_row_bytes),)
 
 
-def cast_received(work: LayerWork, rows: Ints) -> tuple[Buffer, ...]:
+def cast_received(work: LayerWork, rows: Counts) -> tuple[Buffer, ...]:
     """Buffers made of received (rank,) rows for the GEMMs; empty where they read them as such."""
     if not work.precision.casts_dispatched:
         return ()
     return (Buffer("cast rows", rows * work.operand_row_bytes),)
 
 
-def cast_results(work: LayerWork, rows: Ints) -> tuple[Buffer, ...]:
+def cast_results(work: LayerWork, rows: Counts) -> tuple[Buffer, ...]:
     """Buffers of a kernel that casts (rank,) results before they travel; empty where it casts none."""
     if not work.precision.casts_results:
         return ()
@@ -70,7 +70,7 @@ def cast_results(work: LayerWork, rows: Ints) -> tuple[Buffer, ...]:
 
 def intermediates(
     work: LayerWork,
-    rows: Ints,
+    rows: Counts,
     *,
     fuses_activation: bool = False,
     quantises_apart: bool = False,

@@ -15,16 +15,15 @@ from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
     from hwmodel import System
+    from replay.model.arrays import Ints, Tasks
     from replay.model.collectives.pair_rules import PairRules
-    from replay.model.collectives.point_to_point import Exchanged
+    from replay.model.collectives.point_to_point import ExchangeTasks
     from replay.model.machine.communicators import Group
     from replay.model.machine.kinds import PhaseKinds
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.machine.sms import Split
 
-FIFO_SOURCE = (
-    "NCCL src/transport/p2p.cc: 12 MiB for each peer and channel; net.cc: 16 chunks a channel"
-)
+FIFO_SOURCE = "NCCL src/transport/p2p.cc: 12 MiB for each peer and channel; net.cc: 16 chunks a channel"
 
 
 @dataclass(frozen=True)
@@ -84,9 +83,12 @@ class NcclOptions(Options):
     @property
     def _settings(self) -> dict[str, Any]:
         return {
-            "channels": self.channels, "chunk_bytes": self.chunk_bytes,
-            "slots": self.slots, "ll_bytes": self.ll_bytes, "pxn": self.pxn,
-        }  # fmt: skip
+            "channels": self.channels,
+            "chunk_bytes": self.chunk_bytes,
+            "slots": self.slots,
+            "ll_bytes": self.ll_bytes,
+            "pxn": self.pxn,
+        }
 
 
 class SendsByNccl(Scheme):
@@ -122,9 +124,14 @@ class SendsByNccl(Scheme):
         return self.split(machine, rest=rest, **held)
 
     def exchange(
-        self, machine: Machine, kinds: PhaseKinds, sizes: Ints, begun: Ints,
-        *, payload: bool = True,
-    ) -> Exchanged:  # fmt: skip
+        self,
+        machine: Machine,
+        kinds: PhaseKinds,
+        sizes: Ints,
+        begun: Tasks,
+        *,
+        payload: bool = True,
+    ) -> ExchangeTasks:
         """Send `sizes` bytes (source, destination) in a kernel of NCCL's.
 
         Parameters

@@ -32,9 +32,10 @@ from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
     from hwmodel import System
+    from replay.model.arrays import Ints, Tasks
     from replay.model.collectives.algorithm import Collective
     from replay.model.machine.kinds import PhaseKinds
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.machine.sms import Split
     from replay.model.work.layer import LayerWork
 
@@ -75,7 +76,7 @@ class NcclAllGather(DenseExchange):
     def _sms(self, machine: Machine) -> Split:
         return self.split(machine, ring_channels=most_channels(machine))
 
-    def _all_gather(self, work: LayerWork, machine: Machine, after: Ints) -> Ints:
+    def _all_gather(self, work: LayerWork, machine: Machine, after: Tasks) -> Ints:
         if machine.num_ranks == 1:
             machine.notes.follow("sent", np.arange(work.num_tokens), after[work.source_rank])
             return after
@@ -96,7 +97,7 @@ class NcclAllGather(DenseExchange):
             gathered = self._run(machine, DISPATCH, "all_gather", nbytes, begun, payload=False)
         return gathered
 
-    def _reduce_scatter(self, work: LayerWork, machine: Machine, after: Ints) -> Ints:
+    def _reduce_scatter(self, work: LayerWork, machine: Machine, after: Tasks) -> Ints:
         if machine.num_ranks == 1:
             machine.notes.follow("combined", np.arange(work.num_tokens), after[work.source_rank])
             return after
@@ -112,7 +113,7 @@ class NcclAllGather(DenseExchange):
         kinds: PhaseKinds,
         what: Collective,
         nbytes: int,
-        begun: Ints,
+        begun: Tasks,
         *,
         payload: bool = True,
     ) -> Ints:

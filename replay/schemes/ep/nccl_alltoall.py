@@ -29,7 +29,8 @@ from replay.schemes.ep.staged import StagedScheme
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Counts, Ints, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.machine.times import Time
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.staged import Stages
@@ -44,16 +45,13 @@ SORT = Operation("sort by expert", moves="every received row twice")
 DISPATCHER = "Megatron-LM token_dispatcher.py, preprocess"
 PERMUTES = "TransformerEngine common/triton/permutation.py"
 TO_SEND = Operation("splits to send", 1, source=f"{DISPATCHER}: sum by rank")
-TO_RECEIVE = Operation(
-    "splits to receive", 4, source=f"{DISPATCHER}: own columns, sums by rank, group and expert"
-)
+TO_RECEIVE = Operation("splits to receive", 4, source=f"{DISPATCHER}: own columns, sums by rank, group and expert")
 COPIES = Operation(
-    "copies of splits", 3,
+    "copies of splits",
+    3,
     source="Megatron-LM token_dispatcher.py, four copies to the host; the wait holds the fourth",
-)  # fmt: skip
-ROW_MAP = Operation(
-    "row map", 3, "(token, expert) flags, five times a 4-byte index for each", PERMUTES
 )
+ROW_MAP = Operation("row map", 3, "(token, expert) flags, five times a 4-byte index for each", PERMUTES)
 CHUNK_MAP = Operation("chunk map", 1, "a 4-byte index for each received row", PERMUTES)
 INDEX_BYTES, ROW_MAP_PASSES = 4, 5  # written, then twice read and written
 # Columns of a thread block, as Triton tunes them on an H200 (permutation.csv of validate).
@@ -63,7 +61,7 @@ COUNT_BYTES = 8  # the rows that a rank has for an expert, an int64
 PROB_BYTES = 4  # the gate weight of a pair, FP32, in an all-to-all of its own
 
 
-def _sorted(rows: Ints, row_bytes: int) -> MemoryTraffic:
+def _sorted(rows: Counts, row_bytes: int) -> MemoryTraffic:
     """Rows brought into the order of their experts, or back."""
     return MemoryTraffic(rows * row_bytes, rows * row_bytes)
 
@@ -85,10 +83,7 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
     weight_types = LIBRARY_WEIGHTS
     phases_separated = False
     combine_types = frozenset(NUMBER_TYPES)
-    validity = (
-        "rows in the model's own type, as Megatron-LM sends them; those in FP8 are the same "
-        "kernels' bytes"
-    )
+    validity = "rows in the model's own type, as Megatron-LM sends them; those in FP8 are the same kernels' bytes"
     candidates = MappingProxyType({"channels": (0, 4, 8, 16, 32)})
     options: NcclOptions = NcclOptions()
 
@@ -98,9 +93,7 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
 
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
         """NCCL's FIFOs, and a tensor for each time that rows change their place."""
-        n, pairs, b_d, b_c = (
-            work.num_ranks, work.matrix("pairs"), work.dispatch_row_bytes, work.combine_row_bytes
-        )  # fmt: skip
+        n, pairs, b_d, b_c = (work.num_ranks, work.matrix("pairs"), work.dispatch_row_bytes, work.combine_row_bytes)
         owned, got = pairs.sum(axis=1), pairs.sum(axis=0)
         tensors = [
             Buffer("permuted rows", owned * b_d),
@@ -112,7 +105,7 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
             tensors.insert(3, Buffer("results by source", got * b_c))
         return self.options.fifos(n, system), *tensors
 
-    def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
+    def stages(self, work: LayerWork, machine: Machine, start: Tasks) -> Stages:
         """Add permute, all-to-all, sort, experts, unsort, all-to-all, unpermute."""
         tokens = np.diff(work.tokens_of_rank)
         sent_rows = work.matrix("pairs").sum(axis=1)
@@ -135,9 +128,7 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
         several = work.num_experts > work.num_ranks
         if several:
             arrived = self._mapped(work, machine, got_rows, arrived)
-            arrived = machine.memory_kernel(
-                Kind.PERMUTE, _sorted(got_rows, row_bytes), arrived, SORT
-            )
+            arrived = machine.memory_kernel(Kind.PERMUTE, _sorted(got_rows, row_bytes), arrived, SORT)
         done = self._experts(work, machine, shared(arrived))
         if several:
             done = self._mapped(work, machine, got_rows, done)
@@ -152,21 +143,22 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
         arrived = yield arrived
         added = MemoryTraffic(sent_rows * b_c, tokens * result)
         ends = machine.memory_kernel(
-            Kind.UNPERMUTE, added, arrived, moves="every result, their sums",
+            Kind.UNPERMUTE,
+            added,
+            arrived,
+            moves="every result, their sums",
             least=_walk(work, machine, ADDED_COLUMNS),
-        )  # fmt: skip
+        )
         machine.notes.follow("combined", np.arange(work.num_tokens), ends[work.source_rank])
         return ends
 
     # ---- experts, which variants run in other ways -----------------------------------------------
 
-    def _operands(
-        self, work: LayerWork, machine: Machine, rows: Ints, arrived: Ints
-    ) -> tuple[Ints, int]:
+    def _operands(self, work: LayerWork, machine: Machine, rows: Counts, arrived: Tasks) -> tuple[Ints, int]:
         """Cast received rows: (rank,) tasks, and bytes of a row that is sorted."""
         return cast_received(machine, work, rows, arrived), work.operand_row_bytes
 
-    def _experts(self, work: LayerWork, machine: Machine, arrived: Ints) -> Ints:
+    def _experts(self, work: LayerWork, machine: Machine, arrived: Tasks) -> Tasks:
         """Run the experts: (rank,) tasks."""
         pool = machine.sms.for_kernels()
         # TransformerEngine's grouped linear layer quantises its input itself.
@@ -175,7 +167,7 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
     # ---- dispatcher ------------------------------------------------------------------------------
 
     def _permuted(
-        self, work: LayerWork, machine: Machine, moved: MemoryTraffic, start: Ints
+        self, work: LayerWork, machine: Machine, moved: MemoryTraffic, start: Tasks
     ) -> tuple[Ints, Ints | None]:
         """Permute: (rank,) tasks when rows can go, and when counts can that are not known yet."""
         n = machine.num_ranks
@@ -183,9 +175,7 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
             cast = cast_before_dispatch(machine, work, start)
             return self._permute(work, machine, moved, cast), None
         pairs = np.diff(work.tokens_of_rank) * work.num_experts
-        counts = machine.memory_kernel(
-            Kind.LAYOUT, pairs, start, moves="a flag for each (token, expert)"
-        )
+        counts = machine.memory_kernel(Kind.LAYOUT, pairs, start, moves="a flag for each (token, expert)")
         counts = machine.small_kernels(Kind.LAYOUT, 0, counts, TO_SEND)
         if n > 1:
             gathered = n * COUNT_BYTES * work.num_experts
@@ -201,9 +191,7 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
         cast = cast_before_dispatch(machine, work, mapped)
         return self._permute(work, machine, moved, cast), copied
 
-    def _permute(
-        self, work: LayerWork, machine: Machine, moved: MemoryTraffic, after: Ints
-    ) -> Ints:
+    def _permute(self, work: LayerWork, machine: Machine, moved: MemoryTraffic, after: Tasks) -> Tasks:
         """Give every expert of a token its row: (rank,) tasks.
 
         Gate weights, which go along forward, lie apart for each expert and are waited for.
@@ -211,16 +199,19 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
         least = NO_TIME if work.is_backward else _walk(work, machine, COPIED_COLUMNS)
         return machine.memory_kernel(Kind.PERMUTE, moved, after, PERMUTE, least=least)
 
-    def _mapped(self, work: LayerWork, machine: Machine, rows: Ints, after: Ints) -> Ints:
+    def _mapped(self, work: LayerWork, machine: Machine, rows: Counts, after: Tasks) -> Tasks:
         """Find where the sort moves each row, which a backward pass remembers: (rank,) tasks."""
         if work.is_backward:
             return after
         return machine.small_kernels(
-            Kind.LAYOUT, rows * INDEX_BYTES, after, CHUNK_MAP,
+            Kind.LAYOUT,
+            rows * INDEX_BYTES,
+            after,
+            CHUNK_MAP,
             least=chunk_map(machine, rows, work.num_experts),
-        )  # fmt: skip
+        )
 
-    def _dispatched(self, work: LayerWork, machine: Machine, ready: Ints) -> Ints:
+    def _dispatched(self, work: LayerWork, machine: Machine, ready: Tasks) -> Tasks:
         """Send the rows to their experts: (rank,) tasks. A rank alone has them."""
         if machine.num_ranks == 1:
             machine.notes.follow("sent", work.pair_token, ready[work.pair_source])
@@ -236,7 +227,7 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
         machine.notes.follow("sent", work.pair_token[order], leaves)
         return exchanged.done
 
-    def _probs(self, work: LayerWork, machine: Machine, kinds: PhaseKinds, after: Ints) -> Ints:
+    def _probs(self, work: LayerWork, machine: Machine, kinds: PhaseKinds, after: Tasks) -> Tasks:
         """Send the pairs' gate weights to their experts, or their gradients back: (rank,) tasks."""
         if machine.num_ranks == 1:
             return after

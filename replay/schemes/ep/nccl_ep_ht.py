@@ -53,7 +53,8 @@ from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.staged import Stages
 
@@ -63,13 +64,13 @@ MOST_SMS = 16  # HYBRIDEP_MAX_NUM_SMS_PER_RANK, which is taken unless the caller
 ID_BYTES, PLACE_BYTES, STATE_BYTES = 8, 4, 8
 NODE_GPUS = 8
 
-MAP = Operation("routing map", moves="ids of the own tokens; a bit for each expert, ids kept")
+MAP = Operation("routing map", moves="ids of its own tokens; a bit for each expert, ids kept")
 GATHER = Operation("all-gather of the routing map", moves="bits of all tokens")
 CLEAR = Operation("memset of maps", moves="flags of received rows and of tokens of the rail")
 ABSENT = Operation("memset of places", moves="a place for each token of the rail and GPU")
 SUMS = Operation("memset of sums", moves="a sum for each block and GPU")
 SCAN = Operation("scan", moves="bits of all tokens; places, flags of received rows")
-STAGED = Operation("copy to the card's buffer", moves="the own tokens")
+STAGED = Operation("copy to the card's buffer", moves="its own tokens")
 ZEROES = Operation("memset of gate weights", moves="a weight for each token and expert")
 SPREAD = Operation("gate weights to all experts", moves="choices and weights; the weights")
 TAKEN = Operation("copy of received rows", moves="rows out of the buffer that others write")
@@ -118,7 +119,7 @@ class NcclEpHt(StagedScheme):
     )
     traffic = "copy"
     network = "node"
-    full_nodes = "rows go to the GPU of the own index in others"
+    full_nodes = "rows go to the GPU of the same index in others"
     dispatch_types = combine_types = frozenset({"bf16"})
     most_ranks = 64
     even_experts = True
@@ -157,7 +158,7 @@ class NcclEpHt(StagedScheme):
             Buffer("permuted rows", pairs * work.operand_row_bytes),
         )
 
-    def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
+    def stages(self, work: LayerWork, machine: Machine, start: Tasks) -> Stages:
         """Add maps, dispatch, permute, experts, unpermute, combine."""
         split = self.split(machine, "num_sms")
         shared = shared_before_wait(machine, work, split, start)
@@ -175,12 +176,10 @@ class NcclEpHt(StagedScheme):
         pool = machine.sms.for_kernels()
         done = separate_kernels(machine, work, pool, shared(operands))
         added = MemoryTraffic(pairs * back, copies * back)
-        summed = yield machine.memory_kernel(
-            Kind.UNPERMUTE, added, done, moves="every result, their sums by GPU"
-        )
+        summed = yield machine.memory_kernel(Kind.UNPERMUTE, added, done, moves="every result, their sums by GPU")
         return (yield self._combine(work, machine, summed))
 
-    def _mapped(self, work: LayerWork, machine: Machine, after: Ints) -> Ints:
+    def _mapped(self, work: LayerWork, machine: Machine, after: Tasks) -> Tasks:
         """Gather who wants which token, and place all rows: (rank,) tasks."""
         n, every = machine.num_ranks, np.ones(machine.num_ranks, np.int64)
         local, experts = all_experts(work)
@@ -194,9 +193,7 @@ class NcclEpHt(StagedScheme):
         after = machine.memory_kernel(Kind.LAYOUT, places * every, after, ABSENT)
         own = memory.tokens(work) * topk * ID_BYTES
         after = machine.memory_kernel(Kind.LAYOUT, MemoryTraffic(own, own + bits), after, MAP)
-        gathered = NCCL.build(
-            machine, COUNTS, "all_gather", n * bits, machine.kernel(after, GATHER)
-        )
+        gathered = NCCL.build(machine, COUNTS, "all_gather", n * bits, machine.kernel(after, GATHER))
         blocks = self.options.num_sms
         sums = blocks * size * STATE_BYTES
         after = machine.memory_kernel(Kind.LAYOUT, sums * every, gathered, SUMS)
@@ -210,7 +207,7 @@ class NcclEpHt(StagedScheme):
     def _rows(self, work: LayerWork, machine: Machine) -> RowSizes:
         return RowSizes.of(work, self._experts(work, machine.domains))
 
-    def _dispatch(self, work: LayerWork, machine: Machine, after: Ints) -> Ints:
+    def _dispatch(self, work: LayerWork, machine: Machine, after: Tasks) -> Tasks:
         """Bring rows to a tensor of the caller: (rank,) tasks."""
         options, shape = self.options, (self.options.num_sms, CHUNK_TOKENS)
         own, row, topk = memory.tokens(work), work.dispatch_row_bytes, work.expert_ids.shape[1]
@@ -239,13 +236,11 @@ class NcclEpHt(StagedScheme):
             received = machine.memory_kernel(DISPATCH.memory, taken, received, TAKEN)
         if not work.is_backward:
             local = all_experts(work)[0]
-            chosen = MemoryTraffic(
-                most * local + copies * topk * PROB_BYTES, np.full_like(copies, most * choices)
-            )
+            chosen = MemoryTraffic(most * local + copies * topk * PROB_BYTES, np.full_like(copies, most * choices))
             received = machine.memory_kernel(Kind.LAYOUT, chosen, received, CHOSEN)
         return received
 
-    def _combine(self, work: LayerWork, machine: Machine, after: Ints) -> Ints:
+    def _combine(self, work: LayerWork, machine: Machine, after: Tasks) -> Tasks:
         """Bring sums to a tensor of the caller: (rank,) tasks."""
         options, back = self.options, work.combine_row_bytes
         if not options.windows:

@@ -49,7 +49,8 @@ from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Counts, Ints, Ranks, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.machine.sms import Split
     from replay.model.work.layer import LayerWork
 
@@ -58,9 +59,7 @@ if TYPE_CHECKING:
 class NvlsOptions(Options):
     """Options of the dense exchange."""
 
-    num_sms: int = option(
-        16, "SMs that issue the multimem instructions.", "NCCL's NVLS kernels use 16 on Hopper"
-    )
+    num_sms: int = option(16, "SMs that issue the multimem instructions.", "NCCL's NVLS kernels use 16 on Hopper")
     block_rows: int = option(
         8,
         "Rows that one task moves. The whole tensor is one stream; this is the model's grain.",
@@ -111,7 +110,7 @@ class Nvls(DenseExchange):
         owner = np.repeat(np.arange(work.num_ranks, dtype=np.int64), count)
         return owner, np.minimum(grain, tokens[owner] - places(count) * grain)
 
-    def _all_gather(self, work: LayerWork, machine: Machine, after: Ints) -> Ints:
+    def _all_gather(self, work: LayerWork, machine: Machine, after: Tasks) -> Tasks:
         """Gather rows, ids and weights: (rank,) tasks. A rank alone has them."""
         token = np.arange(work.num_tokens)
         if machine.num_ranks == 1:
@@ -122,9 +121,7 @@ class Nvls(DenseExchange):
         at_once = self.options.gathers_at_once and not work.is_backward
         meta_bytes = at_once * work.whole_choices * (ID_BYTES + WEIGHT_BYTES)
         begun = machine.kernel(after, ALL_GATHER if at_once else GATHERS[0])
-        stored, after = self._gather_kernel(
-            machine, owner, rows, begun, row_bytes=row_bytes, meta_bytes=meta_bytes
-        )
+        stored, after = self._gather_kernel(machine, owner, rows, begun, row_bytes=row_bytes, meta_bytes=meta_bytes)
         machine.notes.follow("sent", token, stored[np.repeat(np.arange(len(owner)), rows)])
         if at_once or work.is_backward:  # ids and weights have come, or are known
             return after
@@ -138,9 +135,9 @@ class Nvls(DenseExchange):
     def _gather_kernel(
         self,
         machine: Machine,
-        owner: Ints,
-        rows: Ints,
-        begun: Ints,
+        owner: Ranks,
+        rows: Counts,
+        begun: Tasks,
         *,
         row_bytes: int = 0,
         meta_bytes: int = 0,
@@ -149,16 +146,20 @@ class Nvls(DenseExchange):
         pool, costs, nbytes = self._pool(machine), machine.costs, rows * (row_bytes + meta_bytes)
         first, place, ready = owner[:0], owner, begun[owner]
         done: list[Ints] = []
-        ranks: list[Ints] = []
+        ranks: list[Ranks] = []
         for hops in range(machine.num_domains):
             if hops:
                 place, ready = self._put(
-                    machine, DISPATCH, place, self._behind(machine, owner, hops), ready,
-                    row_bytes, rows, meta_bytes,
-                )  # fmt: skip
-            stored = machine.serve(
-                pool[place], costs.sm_store(nbytes), kind=DISPATCH.send, rank=place, after=ready
-            )
+                    machine,
+                    DISPATCH,
+                    place,
+                    self._behind(machine, owner, hops),
+                    ready,
+                    row_bytes,
+                    rows,
+                    meta_bytes,
+                )
+            stored = machine.serve(pool[place], costs.sm_store(nbytes), kind=DISPATCH.send, rank=place, after=ready)
             done, ranks = [*done, stored], [*ranks, place]
             if hops:
                 machine.order(begun[place], stored)
@@ -167,16 +168,22 @@ class Nvls(DenseExchange):
             if machine.domains.size == 1:
                 continue
             spread = multimem.multicast(
-                machine, DISPATCH, place, row_bytes, stored,
-                rows=rows, meta_bytes=meta_bytes, loops=self.options.loopback,
+                machine,
+                DISPATCH,
+                place,
+                row_bytes,
+                stored,
+                rows=rows,
+                meta_bytes=meta_bytes,
+                loops=self.options.loopback,
                 on=pool[place],
-            )  # fmt: skip
+            )
             done, ranks = [*done, spread.arrived], [*ranks, spread.member]
         arrived = machine.gather(np.concatenate(done), np.concatenate(ranks), begun)
         met = machine.sync.barrier(DISPATCH, arrived, behind_stores=True, behind_multicast=True)
         return first, met
 
-    def _behind(self, machine: Machine, owner: Ints, hops: int) -> Ints:
+    def _behind(self, machine: Machine, owner: Ranks, hops: int) -> Ints:
         """The GPU of an owner's index, so many nodes behind its own."""
         domains = machine.domains
         return domains.peer(owner, (domains.of(owner) + hops) % domains.num)
@@ -185,21 +192,26 @@ class Nvls(DenseExchange):
         self,
         machine: Machine,
         kinds: PhaseKinds,
-        src: Ints,
-        dst: Ints,
-        after: Ints,
+        src: Ranks,
+        dst: Ranks,
+        after: Tasks,
         row_bytes: int,
-        rows: Ints,
+        rows: Counts,
         meta_bytes: int = 0,
     ) -> tuple[Ints, Ints]:
         """Put blocks from node to node: where they are then, and (block,) tasks of who polls."""
         landed = machine.transfers.store(
-            kinds, src, dst, row_bytes, after,
-            rows=rows, meta_bytes=meta_bytes,
-        ).arrived  # fmt: skip
+            kinds,
+            src,
+            dst,
+            row_bytes,
+            after,
+            rows=rows,
+            meta_bytes=meta_bytes,
+        ).arrived
         return dst, machine.delay(kinds.sync, machine.costs.poll(), landed, dst)
 
-    def _reduce_scatter(self, work: LayerWork, machine: Machine, after: Ints) -> Ints:
+    def _reduce_scatter(self, work: LayerWork, machine: Machine, after: Tasks) -> Tasks:
         """Sum all ranks' buffers: (rank,) tasks. A rank alone has its sums already."""
         owner, rows = self._blocks(work, self.options.block_rows)
         token = np.arange(work.num_tokens)
@@ -208,27 +220,29 @@ class Nvls(DenseExchange):
             return after
         begun = machine.sync.barrier(COMBINE, machine.kernel(after, SUM))
         nbytes = rows * work.combine_row_bytes
-        pool, row_bytes, loops = (
-            self._pool(machine), work.combine_row_bytes, self.options.loopback
-        )  # fmt: skip
+        pool, row_bytes, loops = (self._pool(machine), work.combine_row_bytes, self.options.loopback)
         came = None  # sums of the nodes before
         done: list[Ints] = []
-        ranks: list[Ints] = []
+        ranks: list[Ranks] = []
         for hops in reversed(range(machine.num_domains)):
             place = self._behind(machine, owner, hops)
             total = machine.serve(
-                pool[place], machine.costs.sm_load(nbytes),
-                kind=COMBINE.send, rank=place, after=begun[place],
-            )  # fmt: skip
+                pool[place],
+                machine.costs.sm_load(nbytes),
+                kind=COMBINE.send,
+                rank=place,
+                after=begun[place],
+            )
             if machine.domains.size > 1:
-                total = multimem.reduce(
-                    machine, COMBINE, place, row_bytes, total, rows=rows, loops=loops
-                )
+                total = multimem.reduce(machine, COMBINE, place, row_bytes, total, rows=rows, loops=loops)
             if came is not None:
                 total = machine.serve(
-                    pool[place], machine.costs.sm_add(2 * nbytes, nbytes),
-                    kind=COMBINE.send, rank=place, after=total,
-                )  # fmt: skip
+                    pool[place],
+                    machine.costs.sm_add(2 * nbytes, nbytes),
+                    kind=COMBINE.send,
+                    rank=place,
+                    after=total,
+                )
                 machine.order(came, total)
             # Without loop-back the GPU adds its own dense row to what the switch returns.
             read = nbytes * (not loops) + nbytes * (came is not None)

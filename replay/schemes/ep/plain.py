@@ -29,7 +29,8 @@ from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints, Ranks, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
 
 
@@ -67,14 +68,12 @@ class Plain(Scheme):
             Buffer("returned rows", returned * work.combine_row_bytes),
         )
 
-    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    def build(self, work: LayerWork, machine: Machine, start: Tasks) -> Tasks:
         """Add dispatch, barrier, experts, combine, barrier and sums."""
         owner, expert_rank = work.pair_source, work.pair_rank
         cast = cast_before_dispatch(machine, work, start)
         begun = machine.kernel(cast, "dispatch")
-        stored, arrived = self._store(
-            machine, DISPATCH, owner, expert_rank, work.dispatch_row_bytes, begun
-        )
+        stored, arrived = self._store(machine, DISPATCH, owner, expert_rank, work.dispatch_row_bytes, begun)
         machine.notes.follow("sent", work.pair_token, stored)
         landed = machine.gather(arrived, expert_rank, begun)
         dispatched = machine.sync.barrier(DISPATCH, landed, behind_stores=True)
@@ -87,9 +86,7 @@ class Plain(Scheme):
         done = separate_kernels(machine, work, every_sm, operands)
         begun = machine.kernel(cast_results(machine, work, rows, done), "combine")
 
-        _, arrived = self._store(
-            machine, COMBINE, expert_rank, owner, work.combine_row_bytes, begun
-        )
+        _, arrived = self._store(machine, COMBINE, expert_rank, owner, work.combine_row_bytes, begun)
         landed = machine.gather(arrived, owner, begun)
         combined = machine.sync.barrier(COMBINE, landed, behind_stores=True)
         # Reads the results of every token, writes their sum.
@@ -97,23 +94,19 @@ class Plain(Scheme):
             read=work.matrix("pairs").sum(axis=1) * work.combine_row_bytes,
             written=np.diff(work.tokens_of_rank) * work.result_row_bytes,
         )
-        ends = machine.memory_kernel(
-            Kind.UNPERMUTE, summed, combined, moves="every result, their sums"
-        )
+        ends = machine.memory_kernel(Kind.UNPERMUTE, summed, combined, moves="every result, their sums")
         token = np.arange(work.num_tokens)
         machine.notes.follow("combined", token, ends[work.source_rank])
         return ends
 
     def _store(
-        self, machine: Machine, kinds: PhaseKinds, src: Ints, dst: Ints, row_bytes: int, begun: Ints
+        self, machine: Machine, kinds: PhaseKinds, src: Ranks, dst: Ranks, row_bytes: int, begun: Tasks
     ) -> tuple[Ints, Ints]:
         """Store a row per pair: (pair,) tasks that store it, and those after which it is there."""
         pool = self.split(machine, "num_sms").pool("plain-store", self.options.num_sms)
         time = machine.costs.sm_store(np.full(len(src), row_bytes))
         stored = machine.serve(pool[src], time, kind=kinds.send, rank=src, after=begun[src])
-        arrived, remote = stored.copy(), src != dst  # rows of the own GPU stay in its memory
+        arrived, remote = stored.copy(), src != dst  # rows of its own GPU stay in its memory
         src, dst = src[remote], dst[remote]
-        arrived[remote] = machine.transfers.store(
-            kinds, src, dst, row_bytes, stored[remote], on=pool[src]
-        ).arrived
+        arrived[remote] = machine.transfers.store(kinds, src, dst, row_bytes, stored[remote], on=pool[src]).arrived
         return stored, arrived

@@ -19,7 +19,8 @@ from replay.schemes.ep.base import Scheme
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
 
 Stage = Literal["send", "receive", "experts", "combine", "finish"]
@@ -31,7 +32,7 @@ send
 receive
     Until the rows of all ranks are there: the dispatch; with a hook the kernel that waits for them.
 experts
-    Until rows can go back: permutes, GEMMs, sums of the own GPU. All but the second GEMM where rows
+    Until rows can go back: permutes, GEMMs, sums of its own GPU. All but the second GEMM where rows
     leave beside it.
 combine
     The combine; with a hook the kernel that lets rows leave.
@@ -92,18 +93,18 @@ class StagedScheme(Scheme):
     interleaves: frozenset[Interleave] = frozenset({"tbo", "dbo", "dualpipe", "megatron"})
 
     @abstractmethod
-    def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
+    def stages(self, work: LayerWork, machine: Machine, start: Tasks) -> Stages:
         """Add the tasks of one layer, stage by stage; see `Scheme.build`."""
 
-    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    def build(self, work: LayerWork, machine: Machine, start: Tasks) -> Tasks:
         """Add all stages, one right behind the other."""
 
-        def enter(stage: Stage, after: Ints) -> Ints:
+        def enter(stage: Stage, after: Tasks) -> Ints:
             return machine.enter(stage, after, is_backward=work.is_backward)
 
         return through(self.stages(work, machine, enter(STAGES[0], start)), enter)
 
-    def weight_gradients(self, work: LayerWork, machine: Machine, after: Ints) -> Ints:
+    def weight_gradients(self, work: LayerWork, machine: Machine, after: Tasks) -> Tasks:
         """Add gradients of the experts' weights that a backward pass has put off.
 
         A scheme overrides it whose experts do not run as
@@ -153,9 +154,9 @@ class ListedExchanges(StagedScheme):
         """Name of the list (`replay.model.work.kernel_lists`); empty where the stages are used."""
 
     @abstractmethod
-    def dispatch(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    def dispatch(self, work: LayerWork, machine: Machine, start: Tasks) -> Ints:
         """Add all kernels of the dispatch: (rank,) marks of the end."""
 
     @abstractmethod
-    def combine(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    def combine(self, work: LayerWork, machine: Machine, start: Tasks) -> Ints:
         """Add all kernels of the combine: (rank,) marks of the end."""

@@ -44,9 +44,7 @@ TRAFFIC = {
     "none": Traffic("nothing", "0", "0"),
     "pair": Traffic("one row per (token, expert)", "sum e(t)", "Ein(g)"),
     "copy": Traffic("one row per (token, GPU)", "sum r(t)", "In(g)"),
-    "pair-copy": Traffic(
-        "one row per (token, expert), one per (token, GPU) back", "sum e(t)", "Ein(g)", back="copy"
-    ),
+    "pair-copy": Traffic("one row per (token, expert), one per (token, GPU) back", "sum e(t)", "Ein(g)", back="copy"),
     "switch": Traffic(
         "one row per token up, one per (token, GPU) down; the combine the other way round",
         "sum h(t)",

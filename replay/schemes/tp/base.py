@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 from replay.model.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.model.work.transformer_layer import Core, Enter, Leave, Norm
 from replay.schemes.base import AnyScheme
-from replay.schemes.tp.kernels import Kernels
+from replay.schemes.tp.kernels import TensorKernels
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hwmodel import System
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.work.transformer_layer import Product, Step, TensorLayer
     from replay.schemes.tp.traffic import TensorTraffic
 
@@ -62,7 +63,7 @@ class TensorScheme(AnyScheme):
 
     # ---- a layer ---------------------------------------------------------------------------------
 
-    def build(self, layer: TensorLayer, machine: Machine, start: Ints) -> Ints:
+    def build(self, layer: TensorLayer, machine: Machine, start: Tasks) -> Tasks:
         """Add the tasks of a layer.
 
         The contract (``moereplay schemes check NAME``, `replay.schemes.contract`) demands:
@@ -86,16 +87,16 @@ class TensorScheme(AnyScheme):
         -------
         (rank,) tasks.
         """
-        kernels = Kernels(machine, layer, layer.owned if self.sequence_parallel else layer.tokens)
+        kernels = TensorKernels(machine, layer, layer.owned if self.sequence_parallel else layer.tokens)
         return self.carry_out(kernels, layer.steps, start)
 
-    def carry_out(self, kernels: Kernels, steps: tuple[Step, ...], after: Ints) -> Ints:
+    def carry_out(self, kernels: TensorKernels, steps: tuple[Step, ...], after: Tasks) -> Tasks:
         """Carry out steps one after the other: (rank,) tasks."""
         for step in steps:
             after = self.step(kernels, step, after)
         return after
 
-    def step(self, kernels: Kernels, step: Step, after: Ints) -> Ints:
+    def step(self, kernels: TensorKernels, step: Step, after: Tasks) -> Tasks:
         """Carry out one step: (rank,) tasks."""
         if isinstance(step, Norm):
             return kernels.norm(step, after)
@@ -103,7 +104,7 @@ class TensorScheme(AnyScheme):
             return kernels.works(step.works, after)
         return (self.enter if isinstance(step, Enter) else self.leave)(kernels, step, after)
 
-    def enter(self, kernels: Kernels, step: Any, after: Ints) -> Ints:
+    def enter(self, kernels: TensorKernels, step: Any, after: Tasks) -> Tasks:
         """Gather rows and multiply them; backward, also make the weights' gradient: (rank,) tasks.
 
         Parameters
@@ -120,7 +121,7 @@ class TensorScheme(AnyScheme):
             done = kernels.product(step.product, Kind.GEMM1, ready)
         return kernels.gradient(step.product, done) if kernels.layer.is_backward else done
 
-    def leave(self, kernels: Kernels, step: Any, after: Ints) -> Ints:
+    def leave(self, kernels: TensorKernels, step: Any, after: Tasks) -> Tasks:
         """Multiply and add partial sums up; backward, also make the weights' gradient.
 
         Parameters
@@ -143,7 +144,7 @@ class TensorScheme(AnyScheme):
             summed = self.reduce(kernels, done) if kernels.layer.num_ranks > 1 else done
         return kernels.gradient(step.product, summed) if is_backward else summed
 
-    def gathered(self, kernels: Kernels, after: Ints) -> Ints:
+    def gathered(self, kernels: TensorKernels, after: Tasks) -> Tasks:
         """(rank,) tasks when every GPU has the rows of all tokens: `after`, if it has them."""
         alone = kernels.layer.num_ranks == 1
         return after if alone or not self.sequence_parallel else self.gather(kernels, after)
@@ -151,24 +152,24 @@ class TensorScheme(AnyScheme):
     # ---- what a scheme says ----------------------------------------------------------------------
 
     @abstractmethod
-    def gather(self, kernels: Kernels, after: Ints) -> Ints:
+    def gather(self, kernels: TensorKernels, after: Tasks) -> Ints:
         """Bring the rows of all tokens to every GPU, where each of several owns some: (rank,)."""
 
     @abstractmethod
-    def reduce(self, kernels: Kernels, after: Ints) -> Ints:
+    def reduce(self, kernels: TensorKernels, after: Tasks) -> Tasks:
         """Add the partial sums of all GPUs up, of which there are several: (rank,) tasks.
 
         Every GPU gets the sums of the rows that it owns, or of all where none owns any.
         """
 
-    def gather_and_multiply(self, kernels: Kernels, product: Product, after: Ints) -> Ints:
+    def gather_and_multiply(self, kernels: TensorKernels, product: Product, after: Tasks) -> Tasks:
         """Gather rows and multiply them, by several GPUs and with nothing between: (rank,) tasks.
 
         A scheme overrides it in which the two are one.
         """
         return kernels.product(product, Kind.GEMM1, self.gathered(kernels, after))
 
-    def multiply_and_reduce(self, kernels: Kernels, product: Product, after: Ints) -> Ints:
+    def multiply_and_reduce(self, kernels: TensorKernels, product: Product, after: Tasks) -> Tasks:
         """Multiply and add partial sums up, likewise: (rank,) tasks."""
         return self.reduce(kernels, kernels.product(product, Kind.GEMM2, after))
 

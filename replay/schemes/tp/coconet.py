@@ -39,21 +39,22 @@ from replay.schemes.tp.base import GATHER, REDUCE
 from replay.schemes.tp.collectives import too_few
 from replay.schemes.tp.overlap.overlapping import (
     WITHOUT_GATHERS,
-    Overlapping,
-    RowBlocks,
+    OverlapBlocks,
+    OverlapScheme,
     pairs_of,
     when_rows_are_known,
 )
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Ints, Tasks
     from replay.model.collectives.algorithm import Collective
-    from replay.model.collectives.blocks import Fed
+    from replay.model.collectives.blocks import PipelinedKernel
     from replay.model.machine.kinds import PhaseKinds
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.machine.sms import Split
     from replay.model.work.transformer_layer import Product, TensorLayer
-    from replay.schemes.tp.kernels import Kernels
-    from replay.schemes.tp.matrices import Tiled
+    from replay.schemes.tp.kernels import TensorKernels
+    from replay.schemes.tp.matrices import TiledProduct
 
 SCRIPT = "parasailteam/coconet, nccl-overlap/samples/matmul-eval-script-16-channels.sh (8 GPUs)"
 COMPUTE = "coconet-product"
@@ -65,8 +66,7 @@ class CoCoNetOptions(Options):
 
     blocks: int = option(
         16,
-        "Thread blocks of the collective's kernel. Each keeps an SM from the product for as long "
-        "as the kernel runs.",
+        "Thread blocks of the collective's kernel. Each keeps an SM from the product for as long as the kernel runs.",
         SCRIPT,
     )
     chunks: int = option(
@@ -84,8 +84,7 @@ class CoCoNetOptions(Options):
     sequence_parallel: bool = option(
         False,
         "Whether sums are scattered, and rows gathered, in place of an all-reduce.",
-        "the paper and its code overlap a product with an all-reduce; so does arXiv 2605.05628, "
-        "section IV-C",
+        "the paper and its code overlap a product with an all-reduce; so does arXiv 2605.05628, section IV-C",
     )
 
     @property
@@ -94,7 +93,7 @@ class CoCoNetOptions(Options):
         return min(self.chunks or self.blocks, self.blocks)
 
 
-class CoCoNet(Overlapping):
+class CoCoNet(OverlapScheme):
     """Chunks of a product that a collective beside it takes.
 
     Parameters
@@ -129,11 +128,11 @@ class CoCoNet(Overlapping):
 
     # ---- kernels alone ---------------------------------------------------------------------------
 
-    def gather(self, kernels: Kernels, after: Ints) -> Ints:
+    def gather(self, kernels: TensorKernels, after: Tasks) -> Ints:
         """All-gather of rows."""
         return self._alone(kernels, GATHER, "all_gather", after)
 
-    def reduce(self, kernels: Kernels, after: Ints) -> Ints:
+    def reduce(self, kernels: TensorKernels, after: Tasks) -> Ints:
         """Reduce-scatter of sums, or all-reduce."""
         return self._alone(kernels, REDUCE, self._sum, after)
 
@@ -141,38 +140,46 @@ class CoCoNet(Overlapping):
     def _sum(self) -> Collective:
         return "reduce_scatter" if self.sequence_parallel else "all_reduce"
 
-    def _alone(
-        self, kernels: Kernels, kinds: PhaseKinds, collective: Collective, after: Ints
-    ) -> Ints:
+    def _alone(self, kernels: TensorKernels, kinds: PhaseKinds, collective: Collective, after: Tasks) -> Ints:
         machine, layer = kernels.machine, kernels.layer
         return library.find(self._way).build(
-            machine, kinds, collective, layer.tokens * layer.row_bytes,
-            machine.kernel(after, _title(collective)), blocks=self.options.blocks, payload=True,
-        )  # fmt: skip
+            machine,
+            kinds,
+            collective,
+            layer.tokens * layer.row_bytes,
+            machine.kernel(after, _title(collective)),
+            blocks=self.options.blocks,
+            payload=True,
+        )
 
     # ---- kernels beside products -----------------------------------------------------------------
 
-    def multiply_and_reduce(self, kernels: Kernels, product: Product, after: Ints) -> Ints:
+    def multiply_and_reduce(self, kernels: TensorKernels, product: Product, after: Tasks) -> Ints:
         """A product whose chunks a collective adds up meanwhile."""
         machine, layer, n = kernels.machine, kernels.layer, kernels.layer.num_ranks
         split = self._split(machine)
         begun = machine.kernel(after, _title(self._sum))
         running = machine.kernel(after, KIND_NAMES[Kind.GEMM2])
-        blocks = RowBlocks.of(layer.tokens, n, self._row_parts(machine, layer))
+        blocks = OverlapBlocks.of(layer.tokens, n, self._row_parts(machine, layer))
         cuts = matrices.cut(machine, product, Kind.GEMM2, split.left)
         tiles, first_row = cuts
         block, _ = blocks.touched(first_row, tiles.rows)
         tiled = matrices.tiles_of(
-            machine, product, Kind.GEMM2, split.pool(COMPUTE, split.left), running[tiles.rank],
-            cuts=cuts, raster="columns" if self._way == "ring" else "groups",
+            machine,
+            product,
+            Kind.GEMM2,
+            split.pool(COMPUTE, split.left),
+            running[tiles.rank],
+            cuts=cuts,
+            raster="columns" if self._way == "ring" else "groups",
             priority=self._place(blocks, tiles.rank - 1, block, n),
-        )  # fmt: skip
+        )
         done = machine.gather(tiled.tasks.done, tiles.rank, running)
         ready = self._flags(machine, layer, blocks, tiled, running, done)
         ends = self._fed(machine, layer, REDUCE, self._sum, begun, split, ready).ends
         return machine.gather(ends, machine.ranks, done)
 
-    def gather_and_multiply(self, kernels: Kernels, product: Product, after: Ints) -> Ints:
+    def gather_and_multiply(self, kernels: TensorKernels, product: Product, after: Tasks) -> Ints:
         """A product that takes rows as a collective beside it gathers them."""
         machine, layer, n = kernels.machine, kernels.layer, kernels.layer.num_ranks
         split = self._split(machine)
@@ -181,7 +188,7 @@ class CoCoNet(Overlapping):
         gathered = self._fed(machine, layer, GATHER, "all_gather", begun, split)
         # Blocks of rows in their order: owner, then round or part of its share.
         known = gathered.known.reshape(n, -1)
-        blocks = RowBlocks.of(layer.tokens, n, known.shape[1] // n)
+        blocks = OverlapBlocks.of(layer.tokens, n, known.shape[1] // n)
         if not self.options.overlap:
             known = np.broadcast_to(gathered.ends[:, None], known.shape)
         rank = np.repeat(machine.ranks, known.shape[1])
@@ -193,14 +200,18 @@ class CoCoNet(Overlapping):
         seen = seen.reshape(n, -1)
         cuts = matrices.cut(machine, product, Kind.GEMM1, split.left)
         tiles, first_row = cuts
-        ready = when_rows_are_known(
-            machine, blocks, tiles.rank, first_row, tiles.rows, running, seen
-        )
+        ready = when_rows_are_known(machine, blocks, tiles.rank, first_row, tiles.rows, running, seen)
         _, block = blocks.touched(first_row, tiles.rows)
         tiled = matrices.tiles_of(
-            machine, product, Kind.GEMM1, split.pool(COMPUTE, split.left), ready,
-            cuts=cuts, raster="groups", priority=self._place(blocks, tiles.rank, block, n),
-        )  # fmt: skip
+            machine,
+            product,
+            Kind.GEMM1,
+            split.pool(COMPUTE, split.left),
+            ready,
+            cuts=cuts,
+            raster="groups",
+            priority=self._place(blocks, tiles.rank, block, n),
+        )
         return machine.gather(tiled.tasks.done, tiles.rank, gathered.ends)
 
     def _split(self, machine: Machine) -> Split:
@@ -212,7 +223,7 @@ class CoCoNet(Overlapping):
             return self.options.parts
         return ring.rounds_of(machine, layer.tokens * layer.row_bytes, self.options.blocks)
 
-    def _place(self, blocks: RowBlocks, first: Ints, block: Ints, num_ranks: int) -> Ints:
+    def _place(self, blocks: OverlapBlocks, first: Ints, block: Ints, num_ranks: int) -> Ints:
         """Turn of each block of rows: (tile,), smaller first.
 
         Parameters
@@ -226,20 +237,34 @@ class CoCoNet(Overlapping):
         return part * num_ranks + (first - owner) % num_ranks
 
     def _fed(
-        self, machine: Machine, layer: TensorLayer, kinds: PhaseKinds, collective: Collective,
-        begun: Ints, split: Split, ready: Ints | None = None,
-    ) -> Fed:  # fmt: skip
+        self,
+        machine: Machine,
+        layer: TensorLayer,
+        kinds: PhaseKinds,
+        collective: Collective,
+        begun: Tasks,
+        split: Split,
+        ready: Tasks | None = None,
+    ) -> PipelinedKernel:
         fed = ring.fed if self._way == "ring" else nvls.fed
         nbytes = layer.tokens * layer.row_bytes
         return fed(
-            CollectiveCall(machine, kinds, collective, nbytes, beside=split), begun,
-            channels=self.options.blocks, parts=self.options.parts, ready=ready,
-        )  # fmt: skip
+            CollectiveCall(machine, kinds, collective, nbytes, beside=split),
+            begun,
+            channels=self.options.blocks,
+            parts=self.options.parts,
+            ready=ready,
+        )
 
     def _flags(
-        self, machine: Machine, layer: TensorLayer, blocks: RowBlocks, tiled: Tiled,
-        running: Ints, done: Ints,
-    ) -> Ints:  # fmt: skip
+        self,
+        machine: Machine,
+        layer: TensorLayer,
+        blocks: OverlapBlocks,
+        tiled: TiledProduct,
+        running: Ints,
+        done: Ints,
+    ) -> Ints:
         """Tasks at which a GPU's collective has seen the flag of a chunk: (rank, owner, ...).
 
         Chunks of a ring are the rows of a round by columns, (rank, owner, round, part); those of

@@ -18,10 +18,10 @@ from replay.schemes.tp.base import GATHER, REDUCE, TensorScheme
 from replay.schemes.tp.traffic import one_way
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Ints, Tasks
     from replay.model.machine.kinds import PhaseKinds
-    from replay.model.machine.machine import Ints
     from replay.model.work.transformer_layer import TensorLayer
-    from replay.schemes.tp.kernels import Kernels
+    from replay.schemes.tp.kernels import TensorKernels
 
 
 def too_few(algorithm: str, layer: TensorLayer) -> str:
@@ -61,16 +61,16 @@ class Collectives(TensorScheme):
         """Layers on fewer GPUs than the algorithm exchanges between."""
         return too_few(self._algorithm, layer) or super().refuses(layer)
 
-    def gather(self, kernels: Kernels, after: Ints) -> Ints:
+    def gather(self, kernels: TensorKernels, after: Tasks) -> Ints:
         """All-gather of rows."""
         return self._run(kernels, GATHER, "all_gather", after)
 
-    def reduce(self, kernels: Kernels, after: Ints) -> Ints:
+    def reduce(self, kernels: TensorKernels, after: Tasks) -> Ints:
         """Reduce-scatter of sums, or all-reduce."""
         operation: Collective = "reduce_scatter" if self.sequence_parallel else "all_reduce"
         return self._run(kernels, REDUCE, operation, after)
 
-    def _run(self, kernels: Kernels, kinds: PhaseKinds, operation: Collective, after: Ints) -> Ints:
+    def _run(self, kernels: TensorKernels, kinds: PhaseKinds, operation: Collective, after: Tasks) -> Ints:
         machine, layer = kernels.machine, kernels.layer
         begun = machine.kernel(after, operation.replace("_", "-"))
         nbytes = layer.tokens * layer.row_bytes

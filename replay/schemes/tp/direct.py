@@ -23,9 +23,10 @@ from replay.schemes.tp.base import GATHER, REDUCE, TensorScheme
 from replay.schemes.tp.traffic import TensorTraffic
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Ints, Ranks, Tasks
     from replay.model.machine.kinds import PhaseKinds
-    from replay.model.machine.machine import Ints, Machine
-    from replay.schemes.tp.kernels import Kernels
+    from replay.model.machine.machine import Machine
+    from replay.schemes.tp.kernels import TensorKernels
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,12 @@ class Direct(TensorScheme):
         """SMs that store."""
         return self.options.num_sms
 
-    def gather(self, kernels: Kernels, after: Ints) -> Ints:
+    def gather(self, kernels: TensorKernels, after: Tasks) -> Ints:
         """Store every row to each GPU that does not own it."""
         owner, other = self._pairs(kernels)
         return self._stored(kernels, GATHER, owner, other, kernels.machine.kernel(after, "gather"))
 
-    def reduce(self, kernels: Kernels, after: Ints) -> Ints:
+    def reduce(self, kernels: TensorKernels, after: Tasks) -> Ints:
         """Store every partial sum to the row's owner, who adds them up."""
         machine, layer = kernels.machine, kernels.layer
         owner, other = self._pairs(kernels)
@@ -63,15 +64,13 @@ class Direct(TensorScheme):
         summed = MemoryTraffic(read=own * layer.num_ranks, written=own)
         return machine.memory_kernel(Kind.BETWEEN, summed, landed, "add")
 
-    def _pairs(self, kernels: Kernels) -> tuple[Ints, Ints]:
+    def _pairs(self, kernels: TensorKernels) -> tuple[Ints, Ints]:
         """Owner of each row, once for every other GPU, and that GPU: two (pair,)."""
         ranks, owned = kernels.machine.ranks, kernels.layer.owned
         owner, other = np.repeat(ranks, len(ranks) * owned), np.tile(ranks, len(ranks) * owned)
         return owner[owner != other], other[owner != other]
 
-    def _stored(
-        self, kernels: Kernels, kinds: PhaseKinds, src: Ints, dst: Ints, begun: Ints
-    ) -> Ints:
+    def _stored(self, kernels: TensorKernels, kinds: PhaseKinds, src: Ranks, dst: Ranks, begun: Tasks) -> Tasks:
         """Store a row per pair: (rank,) tasks after which every GPU has all of its rows."""
         machine, row_bytes = kernels.machine, kernels.layer.row_bytes
         pool = self.split(machine, "num_sms").pool("direct-store", self.options.num_sms)

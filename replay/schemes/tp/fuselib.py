@@ -5,7 +5,7 @@ straight into the memory of the GPU that owns its rows, waits for the acknowledg
 there, and goes on with its next tile meanwhile. Tiles of other GPUs' rows come first, in order of
 the distance to their owner. Who multiplies a tile of own rows polls the flags of the others' parts
 of it, adds them to its own and writes the sum; for an all-reduce it stores the sum to all other
-GPUs besides, and flags it. No partial sum passes the own GPU's memory.
+GPUs besides, and flags it. No partial sum passes its own GPU's memory.
 
 In the switch (``fuselib-nvls``) tiles stay where they were made, in memory that the GPUs have
 mapped together. Today's switches add up for loads only (there is no reduction into the memory of
@@ -44,17 +44,18 @@ from replay.schemes.tp import matrices
 from replay.schemes.tp.base import GATHER, REDUCE
 from replay.schemes.tp.overlap.overlapping import (
     WITHOUT_GATHERS,
-    Overlapping,
-    RowBlocks,
+    OverlapBlocks,
+    OverlapScheme,
     pairs_of,
     when_rows_are_known,
 )
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Bytes, Counts, Ints, Pools, Ranks, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.work.transformer_layer import Product, TensorLayer
-    from replay.schemes.tp.kernels import Kernels
-    from replay.schemes.tp.matrices import Tiled
+    from replay.schemes.tp.kernels import TensorKernels
+    from replay.schemes.tp.matrices import TiledProduct
 
 FIRST = -1
 """Priority of what a block goes on with before its next tile."""
@@ -82,7 +83,7 @@ class FuseLibOptions(Options):
     )
 
 
-class FuseLib(Overlapping):
+class FuseLib(OverlapScheme):
     """Blocks that exchange tiles and rows themselves.
 
     Parameters
@@ -109,7 +110,7 @@ class FuseLib(Overlapping):
 
     # ---- sums ------------------------------------------------------------------------------------
 
-    def reduce(self, kernels: Kernels, after: Ints) -> Ints:
+    def reduce(self, kernels: TensorKernels, after: Tasks) -> Tasks:
         """Sums in a kernel alone: (rank,) tasks."""
         machine, layer, n = kernels.machine, kernels.layer, kernels.layer.num_ranks
         begun = machine.kernel(after, self._sums)
@@ -126,20 +127,26 @@ class FuseLib(Overlapping):
             parts = parts._replace(made=tasks.reshape(made.shape))
         return self._add_up(machine, kernels.pool, parts, begun)
 
-    def multiply_and_reduce(self, kernels: Kernels, product: Product, after: Ints) -> Ints:
+    def multiply_and_reduce(self, kernels: TensorKernels, product: Product, after: Tasks) -> Tasks:
         """A product whose blocks exchange their tiles: (rank,) tasks."""
         machine, layer, n = kernels.machine, kernels.layer, kernels.layer.num_ranks
         begun = machine.kernel(after, f"product and {self._sums}")
         cuts = matrices.cut(machine, product, Kind.GEMM2, machine.sms.compute)
         tiles, first_row = cuts
-        owners = RowBlocks.of(layer.tokens, n)
+        owners = OverlapBlocks.of(layer.tokens, n)
         owner, _ = owners.touched(first_row, tiles.rows)
         in_share = (first_row - owners.first[owner]) // tiles.block_m[tiles.rank]
         tiled = matrices.tiles_of(
-            machine, product, Kind.GEMM2, kernels.pool, begun[tiles.rank],
-            cuts=cuts, raster="groups", kept=np.full(len(tiles), self._in_switch),
+            machine,
+            product,
+            Kind.GEMM2,
+            kernels.pool,
+            begun[tiles.rank],
+            cuts=cuts,
+            raster="groups",
+            kept=np.full(len(tiles), self._in_switch),
             priority=in_share if self._in_switch else (owner - tiles.rank - 1) % n,
-        )  # fmt: skip
+        )
         done = machine.gather(tiled.tasks.done, tiles.rank, begun)
         return self._add_up(machine, kernels.pool, TileParts.of(tiled, owners), done)
 
@@ -147,17 +154,17 @@ class FuseLib(Overlapping):
     def _sums(self) -> str:
         return "reduce-scatter" if self.sequence_parallel else "all-reduce"
 
-    def _add_up(self, machine: Machine, pool: Ints, parts: TileParts, after: Ints) -> Ints:
+    def _add_up(self, machine: Machine, pool: Pools, parts: TileParts, after: Tasks) -> Ints:
         add_up = _add_in_switch if self._in_switch else _add_at_owners
         return add_up(machine, pool, parts, after, everywhere=not self.sequence_parallel)
 
     # ---- rows ------------------------------------------------------------------------------------
 
-    def gather(self, kernels: Kernels, after: Ints) -> Ints:
+    def gather(self, kernels: TensorKernels, after: Tasks) -> Tasks:
         """Rows of all GPUs, in a kernel alone: (rank,) tasks."""
         return self._push(kernels, kernels.machine.kernel(after, "all-gather")).ends
 
-    def gather_and_multiply(self, kernels: Kernels, product: Product, after: Ints) -> Ints:
+    def gather_and_multiply(self, kernels: TensorKernels, product: Product, after: Tasks) -> Tasks:
         """A product whose tiles wait for rows that some of its blocks push: (rank,) tasks."""
         machine, n = kernels.machine, kernels.layer.num_ranks
         begun = machine.kernel(after, "all-gather and product")
@@ -165,32 +172,39 @@ class FuseLib(Overlapping):
         blocks = self._messages(kernels.layer)
         cuts = matrices.cut(machine, product, Kind.GEMM1, machine.sms.compute)
         tiles, first_row = cuts
-        ready = when_rows_are_known(
-            machine, blocks, tiles.rank, first_row, tiles.rows, begun, pushed.known
-        )
+        ready = when_rows_are_known(machine, blocks, tiles.rank, first_row, tiles.rows, begun, pushed.known)
         _, block = blocks.touched(first_row, tiles.rows)
         owner, part = np.divmod(block, blocks.parts)
         turn = np.where(owner == tiles.rank, 0, 1 + part * n + (tiles.rank - owner) % n)
         tiled = matrices.tiles_of(
-            machine, product, Kind.GEMM1, kernels.pool, ready,
-            cuts=cuts, raster="groups", priority=turn,
-        )  # fmt: skip
+            machine,
+            product,
+            Kind.GEMM1,
+            kernels.pool,
+            ready,
+            cuts=cuts,
+            raster="groups",
+            priority=turn,
+        )
         # Whoever pushes keeps its SM until its last rows have left, and multiplies then.
         scheduler = BlockScheduler(machine, machine.sms.count)
         scheduler.hold(pushed.first, pushed.last, pushed.rank, begun[pushed.rank], priority=FIRST)
         tile = tiled.tasks.column_tile
         scheduler.hold(
-            tiled.tasks.begins, tiled.tasks.columns, tiles.rank[tile], ready[tile],
+            tiled.tasks.begins,
+            tiled.tasks.columns,
+            tiles.rank[tile],
+            ready[tile],
             priority=turn[tile],
-        )  # fmt: skip
+        )
         return machine.gather(tiled.tasks.done, tiles.rank, pushed.ends)
 
-    def _messages(self, layer: TensorLayer) -> RowBlocks:
+    def _messages(self, layer: TensorLayer) -> OverlapBlocks:
         """Rows of all tokens in messages."""
         share = -(-layer.tokens // layer.num_ranks)
-        return RowBlocks.of(layer.tokens, layer.num_ranks, -(-share // self.options.message_rows))
+        return OverlapBlocks.of(layer.tokens, layer.num_ranks, -(-share // self.options.message_rows))
 
-    def _push(self, kernels: Kernels, begun: Ints) -> RowsPushed:
+    def _push(self, kernels: TensorKernels, begun: Tasks) -> RowPushes:
         """Push the rows of every GPU to all others."""
         machine, layer, n = kernels.machine, kernels.layer, kernels.layer.num_ranks
         pushing = self.options.pushing_blocks
@@ -208,30 +222,39 @@ class FuseLib(Overlapping):
         order = np.argsort(pusher, kind="stable")
         src, block, hop, pusher = src[order], block[order], hop[order], pusher[order]
         nbytes = rows[block] * layer.row_bytes
-        stored = machine.serve(
-            sms[pusher], costs.sm_store(nbytes), kind=GATHER.send, rank=src, after=begun[src]
-        )
+        stored = machine.serve(sms[pusher], costs.sm_store(nbytes), kind=GATHER.send, rank=src, after=begun[src])
         read = MemoryTraffic(np.where(hop == 1, nbytes, 0), 0)  # once for all peers
         loaded = machine.stream(GATHER.memory, read, src, stored)
         if self._in_switch:
-            spread = multimem.multicast(
-                machine, GATHER, src, layer.row_bytes, stored, rows=rows[block], on=sms[pusher]
-            )
+            spread = multimem.multicast(machine, GATHER, src, layer.row_bytes, stored, rows=rows[block], on=sms[pusher])
             left, arrived, member, message = (
-                spread.left, spread.arrived, spread.member, np.repeat(np.arange(len(src)), n)
-            )  # fmt: skip
+                spread.left,
+                spread.arrived,
+                spread.member,
+                np.repeat(np.arange(len(src)), n),
+            )
             # The flag is a store of the same kind, to the same members.
             flagged = costs.acknowledged() + costs.multicast_release() + costs.flag()
             told = machine.delay(GATHER.sync, flagged, arrived, member)
         else:
             member, message = (src + hop) % n, np.arange(len(src))
             left, arrived = machine.transfers.store(
-                GATHER, src, member, layer.row_bytes, stored, rows=rows[block], on=sms[pusher],
-            )  # fmt: skip
+                GATHER,
+                src,
+                member,
+                layer.row_bytes,
+                stored,
+                rows=rows[block],
+                on=sms[pusher],
+            )
             told = machine.sync.notify(
-                src, member, FLAG_BYTES, arrived, kinds=flags_of(GATHER.sync),
+                src,
+                member,
+                FLAG_BYTES,
+                arrived,
+                kinds=flags_of(GATHER.sync),
                 waiting=costs.acknowledged() + costs.poll(),
-            )  # fmt: skip
+            )
         same = pusher[1:] == pusher[:-1]
         machine.order(stored[:-1][same], stored[1:][same])
         first = np.flatnonzero(np.append(True, ~same))
@@ -245,10 +268,10 @@ class FuseLib(Overlapping):
             np.concatenate((src, src, member, member)),
             begun,
         )
-        return RowsPushed(known, ends, stored[first], left[last], src[first])
+        return RowPushes(known, ends, stored[first], left[last], src[first])
 
 
-class RowsPushed(NamedTuple):
+class RowPushes(NamedTuple):
     """Rows that were pushed.
 
     Attributes
@@ -256,7 +279,7 @@ class RowsPushed(NamedTuple):
     known
         (rank, message): when a GPU has seen the flag of a message of rows; own rows are there.
     ends
-        (rank,): all rows are there, and the own ones have left.
+        (rank,): all rows are there, and its own ones have left.
     first, last, rank
         (pusher,): first and last task of each block that pushes, and its GPU.
     """
@@ -265,7 +288,7 @@ class RowsPushed(NamedTuple):
     ends: Ints
     first: Ints
     last: Ints
-    rank: Ints
+    rank: Ranks
 
 
 class TileParts(NamedTuple):
@@ -280,17 +303,17 @@ class TileParts(NamedTuple):
     """
 
     made: Ints
-    owner: Ints
-    rows: Ints
-    row_bytes: Ints
+    owner: Ranks
+    rows: Counts
+    row_bytes: Bytes
 
     @property
-    def nbytes(self) -> Ints:
+    def nbytes(self) -> Bytes:
         """(part,): its bytes."""
         return self.rows * self.row_bytes
 
     @classmethod
-    def of(cls, tiled: Tiled, owners: RowBlocks) -> TileParts:
+    def of(cls, tiled: TiledProduct, owners: OverlapBlocks) -> TileParts:
         """Cut the tiles of a product, which all GPUs have alike."""
         tiles, tasks = tiled.tiles, tiled.tasks
         tile = tasks.column_tile
@@ -304,15 +327,12 @@ class TileParts(NamedTuple):
         order = np.lexsort((owner, tasks.column_index[task], begin, rank))
         n = len(tiles.block_n)
         made, owner, held, columns = (
-            each[order].reshape(n, -1)
-            for each in (tasks.columns[task], owner, held, tiled.columns[task])
+            each[order].reshape(n, -1) for each in (tasks.columns[task], owner, held, tiled.columns[task])
         )
         return cls(made, owner[0], held[0], columns[0] * BF16)
 
 
-def _add_at_owners(
-    machine: Machine, pool: Ints, parts: TileParts, after: Ints, *, everywhere: bool
-) -> Ints:
+def _add_at_owners(machine: Machine, pool: Pools, parts: TileParts, after: Tasks, *, everywhere: bool) -> Tasks:
     """Store parts to their owners, which add them up: (rank,) tasks behind `after` (rank,).
 
     Parameters
@@ -325,11 +345,15 @@ def _add_at_owners(
     stored = _store(machine, pool, parts, src, owner[part], part, parts.made[src, part])
     ready = machine.join(stored.told, part, owner, parts.made[owner, np.arange(len(owner))])
     machine.order(stored.written, ready[part])
-    read = (machine.num_ranks - 1) * parts.nbytes  # the own part is in the block's registers
+    read = (machine.num_ranks - 1) * parts.nbytes  # its own part is in the block's registers
     added = machine.serve(
-        pool[owner], costs.sm_add(read, parts.nbytes), kind=REDUCE.receive, rank=owner,
-        after=ready, priority=FIRST,
-    )  # fmt: skip
+        pool[owner],
+        costs.sm_add(read, parts.nbytes),
+        kind=REDUCE.receive,
+        rank=owner,
+        after=ready,
+        priority=FIRST,
+    )
     touched = machine.stream(REDUCE.memory, MemoryTraffic(read, parts.nbytes), owner, ready)
     summed = machine.mark(owner, added)
     machine.order(touched, summed)
@@ -342,7 +366,7 @@ def _add_at_owners(
     return machine.gather(np.concatenate(done), np.concatenate(of), after)
 
 
-class PartsStored(NamedTuple):
+class PartStores(NamedTuple):
     """(message,) tasks: it has left; its flag has been seen; it is in device memory."""
 
     left: Ints
@@ -351,8 +375,8 @@ class PartsStored(NamedTuple):
 
 
 def _store(
-    machine: Machine, pool: Ints, parts: TileParts, src: Ints, dst: Ints, part: Ints, after: Ints
-) -> PartsStored:
+    machine: Machine, pool: Pools, parts: TileParts, src: Ranks, dst: Ranks, part: Ints, after: Tasks
+) -> PartStores:
     """Let blocks store parts to other GPUs, and flag them there.
 
     Parameters
@@ -361,56 +385,49 @@ def _store(
         (message,).
     """
     costs, nbytes = machine.costs, parts.nbytes[part]
-    issued = machine.serve(
-        pool[src], costs.sm_store(nbytes), kind=REDUCE.send, rank=src, after=after, priority=FIRST
-    )
+    issued = machine.serve(pool[src], costs.sm_store(nbytes), kind=REDUCE.send, rank=src, after=after, priority=FIRST)
     left, arrived = machine.transfers.store(
-        REDUCE, src, dst, parts.row_bytes[part], issued,
-        rows=parts.rows[part], on=pool[src],
-    )  # fmt: skip
-    told = machine.sync.notify(
-        src, dst, FLAG_BYTES, arrived, waiting=costs.acknowledged() + costs.poll()
+        REDUCE,
+        src,
+        dst,
+        parts.row_bytes[part],
+        issued,
+        rows=parts.rows[part],
+        on=pool[src],
     )
+    told = machine.sync.notify(src, dst, FLAG_BYTES, arrived, waiting=costs.acknowledged() + costs.poll())
     written = machine.stream(REDUCE.memory, MemoryTraffic(0, nbytes), dst, arrived)
-    return PartsStored(left, told, written)
+    return PartStores(left, told, written)
 
 
-def _add_in_switch(
-    machine: Machine, pool: Ints, parts: TileParts, after: Ints, *, everywhere: bool
-) -> Ints:
+def _add_in_switch(machine: Machine, pool: Pools, parts: TileParts, after: Tasks, *, everywhere: bool) -> Ints:
     """Let owners load the sums of parts from the switch; see `_add_at_owners`."""
     costs, ranks, owner, n = machine.costs, machine.ranks, parts.owner, machine.num_ranks
     nbytes, kinds = parts.nbytes, REDUCE
     src, part = np.nonzero(owner != ranks[:, None])
     told = machine.sync.notify(
-        src, owner[part], FLAG_BYTES, parts.made[src, part],
-        waiting=costs.fence() + costs.poll(), priority=REQUESTS_FIRST,
-    )  # fmt: skip
+        src,
+        owner[part],
+        FLAG_BYTES,
+        parts.made[src, part],
+        waiting=costs.fence() + costs.poll(),
+        priority=REQUESTS_FIRST,
+    )
     own = parts.made[owner, np.arange(len(owner))]
     ready = machine.delay(kinds.sync, costs.visible(), own, owner)
     ready = machine.join(told, part, owner, ready)
     time = costs.sm_load(nbytes)
     if everywhere:
         time += costs.sm_store(nbytes)
-    loaded = machine.serve(
-        pool[owner], time, kind=kinds.send, rank=owner, after=ready, priority=FIRST
-    )
+    loaded = machine.serve(pool[owner], time, kind=kinds.send, rank=owner, after=ready, priority=FIRST)
     member, of_member = np.repeat(ranks, len(owner)), np.tile(np.arange(len(owner)), n)
-    read = machine.stream(
-        kinds.memory, MemoryTraffic(nbytes[of_member], 0), member, loaded[of_member]
-    )
-    total = multimem.reduce(
-        machine, kinds, owner, parts.row_bytes, loaded, rows=parts.rows, requests_first=True
-    )
+    read = machine.stream(kinds.memory, MemoryTraffic(nbytes[of_member], 0), member, loaded[of_member])
+    total = multimem.reduce(machine, kinds, owner, parts.row_bytes, loaded, rows=parts.rows, requests_first=True)
     summed, at = total, owner
     if everywhere:
-        spread = multimem.multicast(
-            machine, kinds, owner, parts.row_bytes, total, rows=parts.rows, first=True
-        )
+        spread = multimem.multicast(machine, kinds, owner, parts.row_bytes, total, rows=parts.rows, first=True)
         waiting = costs.acknowledged() + costs.multicast_release() + costs.flag()
         summed = machine.delay(kinds.sync, waiting, spread.arrived, spread.member)
         at, nbytes = spread.member, np.repeat(nbytes, n)
     written = machine.stream(kinds.memory, MemoryTraffic(0, nbytes), at, summed)
-    return machine.gather(
-        np.concatenate((read, summed, written)), np.concatenate((member, at, at)), after
-    )
+    return machine.gather(np.concatenate((read, summed, written)), np.concatenate((member, at, at)), after)

@@ -14,11 +14,12 @@ from replay.schemes.tp import matrices
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.work.transformer_layer import Norm, TensorLayer, Work
 
 
-class Kernels:
+class TensorKernels:
     """Kernels of every GPU, each behind the tasks that it is given.
 
     Parameters
@@ -39,19 +40,19 @@ class Kernels:
         self.pool = machine.sms.for_kernels()
         self._owned_rows = owned_rows
 
-    def norm(self, step: Norm, after: Ints) -> Ints:
+    def norm(self, step: Norm, after: Tasks) -> Tasks:
         """Add the residual and normalise the rows that a GPU owns: (rank,) tasks."""
         return self._memory(step.row_bytes * self._owned_rows, after)
 
-    def product(self, product: Product, kind: Kind, after: Ints) -> Ints:
+    def product(self, product: Product, kind: Kind, after: Tasks) -> Ints:
         """Multiply, in a kernel of its own: (rank,) marks."""
         return matrices.kernel(self.machine, product, kind, self.pool, after)
 
-    def gradient(self, product: Product, after: Ints) -> Ints:
+    def gradient(self, product: Product, after: Tasks) -> Ints:
         """Make the gradient of a product's weights: (rank,) marks."""
         return matrices.gradient(self.machine, product, self.pool, after)
 
-    def works(self, works: Iterable[Work], after: Ints) -> Ints:
+    def works(self, works: Iterable[Work], after: Tasks) -> Tasks:
         """Carry out works one after the other: (rank,) tasks."""
         for work in works:
             if isinstance(work, Product):
@@ -63,11 +64,11 @@ class Kernels:
                 after = self._attention(work, after)
         return after
 
-    def _memory(self, nbytes: int, after: Ints) -> Ints:
+    def _memory(self, nbytes: int, after: Tasks) -> Ints:
         each = np.full(self.machine.num_ranks, nbytes, np.int64)
         return self.machine.memory_kernel(Kind.BETWEEN, each, after)
 
-    def _attention(self, work: Attention, after: Ints) -> Ints:
+    def _attention(self, work: Attention, after: Tasks) -> Ints:
         attention = self.machine.system.attention
         if work.is_decode:
             time = attention.decode_ps(4 * work.scores.pairs * work.width, work.nbytes)

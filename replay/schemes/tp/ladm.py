@@ -39,11 +39,11 @@ from replay.schemes.tp.residency import resident_blocks
 from replay.schemes.tp.traffic import TensorTraffic
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Counts, Ints, Ranks, Tasks
     from replay.model.machine.kinds import PhaseKinds
-    from replay.model.machine.machine import Ints
     from replay.model.work.transformer_layer import Product, TensorLayer
-    from replay.schemes.tp.kernels import Kernels
-    from replay.schemes.tp.matrices import Tiled
+    from replay.schemes.tp.kernels import TensorKernels
+    from replay.schemes.tp.matrices import TiledProduct
 
 BLOCK_BYTES = 65536  # of whole rows that a block of the kernels that load and add works on
 
@@ -91,7 +91,7 @@ class Ladm(TensorScheme):
 
     # ---- rows ------------------------------------------------------------------------------------
 
-    def gather_and_multiply(self, kernels: Kernels, product: Product, after: Ints) -> Ints:
+    def gather_and_multiply(self, kernels: TensorKernels, product: Product, after: Tasks) -> Ints:
         """Multiply in blocks that load their rows."""
         machine, layer = kernels.machine, kernels.layer
         met = machine.sync.barrier(GATHER, after, behind_stores=False)
@@ -102,14 +102,18 @@ class Ladm(TensorScheme):
             order = np.lexsort((first_row, (chunk - tiles.rank) % layer.num_ranks, tiles.rank))
             tiles, first_row = tiles.only(order), first_row[order]
         tiled = matrices.tiles_of(
-            machine, product, Kind.GEMM1, kernels.pool, begun[tiles.rank],
+            machine,
+            product,
+            Kind.GEMM1,
+            kernels.pool,
+            begun[tiles.rank],
             cuts=(tiles, first_row),
-        )  # fmt: skip
+        )
         ends = self._load_rows(kernels, tiled, begun)
         done = machine.gather(tiled.tasks.done, tiles.rank, begun)
         return machine.gather(*ends, done)
 
-    def _load_rows(self, kernels: Kernels, tiled: Tiled, begun: Ints) -> tuple[Ints, Ints]:
+    def _load_rows(self, kernels: TensorKernels, tiled: TiledProduct, begun: Tasks) -> tuple[Ints, Ints]:
         """Let blocks of a product load their rows when they are on SMs.
 
         A *loader* is a block that loads for itself and for those that find its rows in the cache.
@@ -137,9 +141,7 @@ class Ladm(TensorScheme):
         at, ends = asked[loader], []
         for start in range(0, layer.row_bytes, width):
             nbytes = min(width, layer.row_bytes - start)
-            loaded = machine.transfers.load(
-                GATHER, reader, chunk, nbytes, at, rows=rows, requests_first=True
-            )  # fmt: skip
+            loaded = machine.transfers.load(GATHER, reader, chunk, nbytes, at, rows=rows, requests_first=True)
             read = machine.stream(GATHER.memory, rows * nbytes, chunk, loaded.asked)
             if start == 0:
                 machine.order(loaded.arrived, may_multiply[loader])
@@ -162,7 +164,7 @@ class Ladm(TensorScheme):
             np.concatenate((rank[is_far], *[chunk for _ in ends])),
         )
 
-    def gather(self, kernels: Kernels, after: Ints) -> Ints:
+    def gather(self, kernels: TensorKernels, after: Tasks) -> Ints:
         """Load all rows, in a kernel of its own, as for routed rows."""
         layer, n = kernels.layer, kernels.layer.num_ranks
         pieces = whole_rows(layer, BLOCK_BYTES)
@@ -170,25 +172,39 @@ class Ladm(TensorScheme):
         reader = np.repeat(np.arange(n), len(pieces))
         block, reader = (each[pieces.chunk[block] != reader] for each in (block, reader))
         return _loading_kernel(
-            kernels, GATHER, "load rows", after, reader, pieces.rows[block],
-            np.arange(len(block)), pieces.chunk[block], self.options.resident_blocks,
-        )  # fmt: skip
+            kernels,
+            GATHER,
+            "load rows",
+            after,
+            reader,
+            pieces.rows[block],
+            np.arange(len(block)),
+            pieces.chunk[block],
+            self.options.resident_blocks,
+        )
 
     # ---- sums ------------------------------------------------------------------------------------
 
-    def reduce(self, kernels: Kernels, after: Ints) -> Ints:
-        """Load the other GPUs' partial sums of the own rows, and add them up."""
+    def reduce(self, kernels: TensorKernels, after: Tasks) -> Ints:
+        """Load the other GPUs' partial sums of its own rows, and add them up."""
         layer, n = kernels.layer, kernels.layer.num_ranks
         pieces = whole_rows(layer, BLOCK_BYTES)
         block = np.repeat(np.arange(len(pieces)), n - 1)
         source = (pieces.chunk[block] + 1 + places(np.full(len(pieces), n - 1))) % n
         return _loading_kernel(
-            kernels, REDUCE, "load and add", after, pieces.chunk, pieces.rows, block, source,
+            kernels,
+            REDUCE,
+            "load and add",
+            after,
+            pieces.chunk,
+            pieces.rows,
+            block,
+            source,
             self.options.resident_blocks,
-        )  # fmt: skip
+        )
 
 
-def _parts(tiled: Tiled, tile: Ints, layer: TensorLayer) -> tuple[Ints, Ints, Ints, Ints]:
+def _parts(tiled: TiledProduct, tile: Ints, layer: TensorLayer) -> tuple[Ints, Ints, Ints, Ints]:
     """Cut row tiles at the borders of chunks.
 
     Parameters
@@ -210,12 +226,12 @@ def _parts(tiled: Tiled, tile: Ints, layer: TensorLayer) -> tuple[Ints, Ints, In
 
 
 def _loading_kernel(
-    kernels: Kernels,
+    kernels: TensorKernels,
     kinds: PhaseKinds,
     name: str,
-    after: Ints,
-    reader: Ints,
-    rows: Ints,
+    after: Tasks,
+    reader: Ranks,
+    rows: Counts,
     of: Ints,
     source: Ints,
     resident_blocks: int,
@@ -238,20 +254,21 @@ def _loading_kernel(
     begun = machine.kernel(machine.sync.barrier(kinds, after), name)
     asked = machine.delay(kinds.send, NO_TIME, None, reader)
     loaded = machine.transfers.load(
-        kinds, reader[of], source, row_bytes, asked[of], rows=rows[of],
+        kinds,
+        reader[of],
+        source,
+        row_bytes,
+        asked[of],
+        rows=rows[of],
         requests_first=True,
-    )  # fmt: skip
+    )
     read = machine.stream(kinds.memory, rows[of] * row_bytes, source, loaded.asked)
     nbytes, adds = rows * row_bytes, kinds is REDUCE
     loads = np.bincount(of, minlength=len(reader))
-    time = (
-        machine.costs.sm_add((loads + 1) * nbytes, nbytes)
-        if adds
-        else machine.costs.sm_copy(nbytes)
-    )
+    time = machine.costs.sm_add((loads + 1) * nbytes, nbytes) if adds else machine.costs.sm_copy(nbytes)
     worked = machine.serve(pool, time, kind=kinds.receive, rank=reader)
     machine.order(loaded.arrived, worked[of])
-    # The own summand is read, and the sum or the copy written.
+    # Its own summand is read, and the sum or the copy written.
     touched = machine.stream(kinds.memory, (1 + adds) * nbytes, reader, worked)
     scheduler = BlockScheduler(machine, machine.sms.compute, resident_blocks or 1)
     scheduler.hold(asked, worked, reader, begun[reader])

@@ -23,11 +23,12 @@ from replay.model.work.precision import Precision
 from replay.model.work.transformer_layer import BF16, Product
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Ints, Pools, Tasks
     from replay.model.machine.host import Bools
     from replay.model.machine.kinds import Kind
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
 
-__all__ = ["Tiled", "gradient", "kernel", "resident_blocks", "tiles_of", "work_of"]
+__all__ = ["TiledProduct", "gradient", "kernel", "resident_blocks", "tiles_of", "work_of"]
 
 
 @lru_cache(maxsize=64)
@@ -50,7 +51,7 @@ def gemm_of(product: Product, kind: Kind) -> Gemm:
     return Gemm(product.n, product.k, kind, product.n * BF16)
 
 
-def kernel(machine: Machine, product: Product, kind: Kind, pool: Ints, after: Ints) -> Ints:
+def kernel(machine: Machine, product: Product, kind: Kind, pool: Pools, after: Tasks) -> Ints:
     """Run a product as a kernel of its own: (rank,) marks of its end.
 
     Parameters
@@ -64,7 +65,7 @@ def kernel(machine: Machine, product: Product, kind: Kind, pool: Ints, after: In
     return matrix_kernel(machine, work, gemm, pool, after)
 
 
-def gradient(machine: Machine, product: Product, pool: Ints, after: Ints) -> Ints:
+def gradient(machine: Machine, product: Product, pool: Pools, after: Tasks) -> Ints:
     """Make the gradient of a product's weights in a kernel: (rank,) marks of its end."""
     return weight_gradient_kernel(machine, work_of(machine.num_ranks, product), UP, pool, after)
 
@@ -75,7 +76,7 @@ def blocks_on_an_sm(machine: Machine, tiles: RowTiles) -> int:
     return resident_blocks(machine, block)
 
 
-class Tiled(NamedTuple):
+class TiledProduct(NamedTuple):
     """A product in tiles.
 
     Attributes
@@ -110,15 +111,15 @@ def tiles_of(
     machine: Machine,
     product: Product,
     kind: Kind,
-    pool: Ints,
-    after: Ints,
+    pool: Pools,
+    after: Tasks,
     *,
     cuts: tuple[RowTiles, Ints],
     raster: Raster = "groups",
     priority: Ints | None = None,
     kept: Bools | None = None,
     steps: Ints | None = None,
-) -> Tiled:
+) -> TiledProduct:
     """Add the tiles of a product to a kernel that has begun.
 
     Parameters
@@ -149,4 +150,4 @@ def tiles_of(
     )
     block_n = tiles.block_n[tiles.rank[tasks.column_tile]]
     columns = np.minimum(block_n, product.n - tasks.column_index * block_n)
-    return Tiled(tiles, tasks, first_row, columns)
+    return TiledProduct(tiles, tasks, first_row, columns)

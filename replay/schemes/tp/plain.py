@@ -8,8 +8,8 @@ from replay.schemes.tp.base import TensorScheme
 from replay.schemes.tp.traffic import TensorTraffic
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints
-    from replay.schemes.tp.kernels import Kernels
+    from replay.model.arrays import Ints, Tasks
+    from replay.schemes.tp.kernels import TensorKernels
 
 
 class NoCommunication(TensorScheme):
@@ -24,10 +24,10 @@ class NoCommunication(TensorScheme):
         self.sequence_parallel = sequence_parallel
         super().__init__()
 
-    def gather(self, kernels: Kernels, after: Ints) -> Ints:
+    def gather(self, kernels: TensorKernels, after: Tasks) -> Ints:
         """Nothing is moved."""
         return after
 
-    def reduce(self, kernels: Kernels, after: Ints) -> Ints:
+    def reduce(self, kernels: TensorKernels, after: Tasks) -> Ints:
         """Nothing is added up."""
         return after

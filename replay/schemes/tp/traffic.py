@@ -25,40 +25,24 @@ GATHERS: dict[str, Traffic] = {
     "none": NONE,
     "ring": Traffic("every row handed round a ring of the GPUs", "N - 1", "N - 1"),
     "direct": Traffic("every row from its owner to each other GPU", "N - 1", "N - 1"),
-    "switch": Traffic(
-        "every row once to the switch, which copies it to all GPUs, its owner included", "1", "N"
-    ),
-    "merged": Traffic(
-        "every row once to the switch, which answers all other GPUs with it", "1", "N - 1"
-    ),
+    "switch": Traffic("every row once to the switch, which copies it to all GPUs, its owner included", "1", "N"),
+    "merged": Traffic("every row once to the switch, which answers all other GPUs with it", "1", "N - 1"),
 }
 """Ways of rows to all GPUs."""
 
 REDUCES: dict[str, Traffic] = {
     "none": NONE,
-    "ring": Traffic(
-        "sums handed round a ring, each GPU adding its own, to their owner", "N - 1", "N - 1"
-    ),
-    "direct": Traffic(
-        "the partial sum of every row from each other GPU to its owner", "N - 1", "N - 1"
-    ),
+    "ring": Traffic("sums handed round a ring, each GPU adding its own, to their owner", "N - 1", "N - 1"),
+    "direct": Traffic("the partial sum of every row from each other GPU to its owner", "N - 1", "N - 1"),
     "switch": Traffic(
         "the partial sums of all GPUs to the switch, the owner's included; one sum to the owner",
         "N",
         "1",
     ),
-    "merged": Traffic(
-        "the partial sums of all other GPUs to the switch; one sum to the owner", "N - 1", "1"
-    ),
-    "ring-all": Traffic(
-        "sums handed round a ring, then handed round to all GPUs", "2 (N - 1)", "2 (N - 1)"
-    ),
-    "direct-all": Traffic(
-        "as direct, and every sum from its owner to each other GPU", "2 (N - 1)", "2 (N - 1)"
-    ),
-    "switch-all": Traffic(
-        "as switch, and every sum back to the switch, which copies it to all GPUs", "N + 1", "N + 1"
-    ),
+    "merged": Traffic("the partial sums of all other GPUs to the switch; one sum to the owner", "N - 1", "1"),
+    "ring-all": Traffic("sums handed round a ring, then handed round to all GPUs", "2 (N - 1)", "2 (N - 1)"),
+    "direct-all": Traffic("as direct, and every sum from its owner to each other GPU", "2 (N - 1)", "2 (N - 1)"),
+    "switch-all": Traffic("as switch, and every sum back to the switch, which copies it to all GPUs", "N + 1", "N + 1"),
 }
 """Ways of partial sums to the owner of each row, or to all GPUs."""
 
@@ -84,9 +68,7 @@ def one_way(moves: str, *, sequence_parallel: bool) -> TensorTraffic:
     sequence_parallel
         Whether GPUs own rows. Otherwise nothing is gathered, and all GPUs get all sums.
     """
-    return (
-        TensorTraffic(moves, moves) if sequence_parallel else TensorTraffic("none", f"{moves}-all")
-    )
+    return TensorTraffic(moves, moves) if sequence_parallel else TensorTraffic("none", f"{moves}-all")
 
 
 def gathers_of(layer: TensorLayer) -> int:

@@ -16,7 +16,7 @@ from replay.studies.differences.parts import Change, Difference
 
 if TYPE_CHECKING:
     from replay.experiments.base.result import TimedResult
-    from replay.studies.differences.parts import Outcome
+    from replay.studies.differences.parts import SchemeDifference
 
 Given = ResultBase | ComparisonBase[Any] | str | Path
 
@@ -75,7 +75,7 @@ def _of_comparisons(one: object, other: object) -> list[Change]:
     return found
 
 
-def _swapped(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
+def _swapped(outcomes: Sequence[SchemeDifference]) -> list[tuple[str, str]]:
     """Pairs of schemes whose order is another."""
     return [
         (one.name, other.name)

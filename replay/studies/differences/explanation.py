@@ -19,7 +19,7 @@ from replay.studies.differences import any_experiment as of_any
 from replay.studies.differences.inputs import changes_of
 from replay.studies.differences.outcome import changed
 from replay.studies.differences.pairs import names_of
-from replay.studies.differences.parts import Change, Quantity
+from replay.studies.differences.parts import Change, QuantityDifference
 from replay.studies.differences.sides import Side, side_of
 from tracegen.shared.display.frames import flat
 from tracegen.shared.strict import Strict
@@ -103,7 +103,7 @@ class Explanation(Document):
     path: list[Share]
     gpus: list[Share]
     phases: list[PhaseSpan]
-    quantities: list[Quantity]
+    quantities: list[QuantityDifference]
     inputs: list[Change]
 
     def _rows(self) -> list[dict[str, Any]]:
@@ -167,17 +167,12 @@ def _explained(one: Side, other: Side, experiment: str | None = None) -> Explana
         path=_shares(one.path, other.path),
         gpus=_shares(one.gpus, other.gpus, in_order=True),
         phases=[
-            PhaseSpan(phase=phase, one_us=one.spans_us.get(phase),
-                      other_us=other.spans_us.get(phase))
+            PhaseSpan(phase=phase, one_us=one.spans_us.get(phase), other_us=other.spans_us.get(phase))
             for phase in ({**spans, **other.spans_us} if spans else ())
         ],
         quantities=changed(one.numbers, other.numbers),
-        inputs=[
-            each
-            for each in changes_of([("", one.entered, other.entered)])
-            if not _is_of_the_scheme(each.what)
-        ],
-    )  # fmt: skip
+        inputs=[each for each in changes_of([("", one.entered, other.entered)]) if not _is_of_the_scheme(each.what)],
+    )
 
 
 def _is_of_the_scheme(what: str) -> bool:
@@ -215,10 +210,7 @@ def pick(compared: ComparisonBase[Any] | CollectiveResult, name: str) -> Any:
 def _row(found: CollectiveResult, name: str) -> CollectiveRow:
     """A row by its algorithm, and its size where there are several."""
     several = len({row.bytes for row in found.rows}) > 1
-    rows = {
-        f"{row.algorithm}, {size_text(row.bytes)}" if several else row.algorithm: row
-        for row in found.rows
-    }
+    rows = {f"{row.algorithm}, {size_text(row.bytes)}" if several else row.algorithm: row for row in found.rows}
     if name not in rows:
         raise unknown("row", name, rows)
     return rows[name]
@@ -264,8 +256,9 @@ def _check_single(given: object, found: Any) -> None:
     raise UserError(message)
 
 
-def _shares(one: Mapping[tuple[str, str], int], other: Mapping[tuple[str, str], int],
-            *, in_order: bool = False) -> list[Share]:  # fmt: skip
+def _shares(
+    one: Mapping[tuple[str, str], int], other: Mapping[tuple[str, str], int], *, in_order: bool = False
+) -> list[Share]:
     """Parts that either has, the largest difference first unless they have an order."""
     found = [
         Share(

@@ -9,7 +9,7 @@ from replay.report.comparisons import tables_group
 from replay.report.tables import table
 from replay.report.words import WORDS
 from replay.studies.differences.page import MOST_STEPS, quantity_columns
-from tracegen.shared.display.content import Bars, Column, Page, Part, Section, Table, Waterfall
+from tracegen.shared.display.content import BarPart, Bars, Column, Page, Section, Table, Waterfall
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,10 +88,7 @@ def gpus_table(found: Explanation) -> Table:
 
 def phases_table(found: Explanation) -> Table:
     """Table of begins and ends of phases."""
-    rows = [
-        (span.phase, *(span.one_us or (None, None)), *(span.other_us or (None, None)))
-        for span in found.phases
-    ]
+    rows = [(span.phase, *(span.one_us or (None, None)), *(span.other_us or (None, None))) for span in found.phases]
     columns = [Column("phase")]
     for name in (found.one, found.other):
         columns += [Column(f"{name} from", "us", ",.1f"), Column("to", "us", ",.1f")]
@@ -166,16 +163,12 @@ def page(found: Explanation, command: str = "") -> Page:
 
 def steps(found: Explanation) -> Waterfall:
     """From the first's time to the second's, one step for each part of the critical path."""
-    changes = [
-        (f"{share.where}: {share.what}", share.difference_us) for share in found.path[:MOST_STEPS]
-    ]
+    changes = [(f"{share.where}: {share.what}", share.difference_us) for share in found.path[:MOST_STEPS]]
     return Waterfall(
         name="steps",
         title=f"From {found.one} to {found.other}: "
         f"{'parts' if found.experiment in COMPOSED else 'parts of the critical path'}",
-        spans=list(
-            steps_between((found.one, found.one_us), changes, (found.other, found.other_us))
-        ),
+        spans=list(steps_between((found.one, found.one_us), changes, (found.other, found.other_us))),
         unit="us",
         says=STEPS_SAY,
         kinds=STEP_KINDS,
@@ -189,7 +182,7 @@ def gpus_chart(found: Explanation) -> Bars:
         title="What a GPU does in the mean",
         labels=[found.one, found.other],
         parts=[
-            Part(share.where, [share.one_us, share.other_us], share.where.startswith("waiting"))
+            BarPart(share.where, [share.one_us, share.other_us], share.where.startswith("waiting"))
             for share in found.gpus
         ],
         unit="us",

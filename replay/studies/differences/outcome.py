@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from replay.experiments.layer.result import Result
 from replay.studies.differences.any_experiment import Numbers, came_out
-from replay.studies.differences.parts import Outcome, Part, Quantity
+from replay.studies.differences.parts import QuantityDifference, SchemeDifference, TimePart
 from replay.studies.differences.path import by_cause, by_phase, ps
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from replay.studies.differences.path import Ps
 
 
-def outcome(pair: Pair) -> Outcome:
+def outcome(pair: Pair) -> SchemeDifference:
     """Compare the results of one scheme.
 
     Causes and phases are those of layers. Of others every number of the result is a quantity, the
@@ -31,7 +31,7 @@ def outcome(pair: Pair) -> Outcome:
         quantities = changed(numbers_of(then), numbers_of(now))
     else:
         quantities = sorted(changed(came_out(then), came_out(now)), key=lambda one: -one.moved)
-    return Outcome(
+    return SchemeDifference(
         name=pair.name,
         before_us=then.headline_us,
         after_us=now.headline_us,
@@ -50,10 +50,10 @@ def is_same(pair: Pair) -> bool:
     return came_out(one) == came_out(other)
 
 
-def _parts(before: Ps, after: Ps) -> list[Part]:
+def _parts(before: Ps, after: Ps) -> list[TimePart]:
     """Parts of both, the largest change first; those that neither has are left out."""
     parts = [
-        Part(
+        TimePart(
             name=name,
             before_us=before.get(name, 0) / 1e6,
             after_us=after.get(name, 0) / 1e6,
@@ -65,10 +65,10 @@ def _parts(before: Ps, after: Ps) -> list[Part]:
     return sorted(parts, key=lambda part: -abs(part.change_us))
 
 
-def changed(then: Numbers, now: Numbers) -> list[Quantity]:
+def changed(then: Numbers, now: Numbers) -> list[QuantityDifference]:
     """Give what is measured or counted in both, and is not the same."""
     return [
-        Quantity(name=name, unit=unit, before=then[name, unit], after=now[name, unit])
+        QuantityDifference(name=name, unit=unit, before=then[name, unit], after=now[name, unit])
         for name, unit in then
         if (name, unit) in now and then[name, unit] != now[name, unit]
     ]
@@ -85,9 +85,7 @@ def numbers_of(result: TimedResult, phases: Mapping[str, str] = MappingProxyType
     return dict(_measured(result, phases))
 
 
-def _measured(
-    result: TimedResult, phases: Mapping[str, str]
-) -> Iterator[tuple[tuple[str, str], float]]:
+def _measured(result: TimedResult, phases: Mapping[str, str]) -> Iterator[tuple[tuple[str, str], float]]:
     all_of = result.measured
     exposed = sum(one.exposed_communication_us for one in all_of)
     yield ("exposed communication, mean of the GPUs", "us"), exposed
@@ -100,8 +98,7 @@ def _measured(
     for name in ("computing", "copying", "waiting_for_l2", "waiting_for_hbm"):
         if spent:
             time = sum(sum(getattr(one, f"{name}_us")) for one in spent)
-            yield (f"SMs {name.replace('_', ' ').replace(' l2', ' L2').replace(' hbm', ' HBM')}",
-                   "us"), time  # fmt: skip
+            yield (f"SMs {name.replace('_', ' ').replace(' l2', ' L2').replace(' hbm', ' HBM')}", "us"), time
     room = getattr(result, "room", None)  # of layers
     if room is not None:
         yield ("memory of the GPU that needs most", "bytes"), room.needed_bytes

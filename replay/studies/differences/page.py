@@ -11,7 +11,7 @@ from replay.report.charts import STEP_KINDS, STEPS_SAY, steps_between
 from replay.report.command import command_words
 from replay.report.pages import filled_page, there
 from replay.report.tables import MB, table
-from replay.studies.differences.parts import Part
+from replay.studies.differences.parts import TimePart
 from tracegen.shared.display.content import Column, Section, Table, Waterfall
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from replay.studies.differences.parts import Change, Difference, Outcome, Quantity
+    from replay.studies.differences.parts import Change, Difference, QuantityDifference, SchemeDifference
     from tracegen.shared.display.content import Item, Page
 
 MOST_STEPS = 10
@@ -50,7 +50,7 @@ def difference_tables(found: Difference) -> Group:
     return Group(*parts)
 
 
-def _moved(found: Difference) -> list[Outcome]:
+def _moved(found: Difference) -> list[SchemeDifference]:
     """Outcomes whose time changed, the largest change first, relative to it."""
     return sorted(
         (one for one in found.outcomes if one.change_us),
@@ -77,7 +77,7 @@ def inputs_table(changes: Sequence[Change]) -> Table | Text:
 def times_table(found: Difference) -> Table:
     """Time of each scheme in both results, and its place."""
 
-    def places(one: Outcome) -> str:
+    def places(one: SchemeDifference) -> str:
         then, now = (order.index(one.name) + 1 for order in (found.order_before, found.order_after))
         return f"{then}" if then == now else f"{then} -> {now}"
 
@@ -114,7 +114,7 @@ def order_lines(found: Difference) -> list[str]:
     return lines
 
 
-def explained_tables(one: Outcome) -> list[Table]:
+def explained_tables(one: SchemeDifference) -> list[Table]:
     """Tables of one scheme: its critical path before and after, and what else changed."""
     tables = []
     for name, word, given in (("cause", "on", one.by_cause), ("phase", "in", one.by_phase)):
@@ -144,26 +144,21 @@ def explained_tables(one: Outcome) -> list[Table]:
     return tables
 
 
-def _sum(parts: Iterable[Part]) -> Part:
+def _sum(parts: Iterable[TimePart]) -> TimePart:
     """Parts whose change the tables do not show, as one."""
     some = list(parts)
-    times = {
-        name: sum(getattr(part, name) for part in some)
-        for name in ("before_us", "after_us", "change_us")
-    }
-    return Part(name="all else", **times)
+    times = {name: sum(getattr(part, name) for part in some) for name in ("before_us", "after_us", "change_us")}
+    return TimePart(name="all else", **times)
 
 
-def quantity_columns(
-    before: str, after: str
-) -> list[tuple[Column, Callable[[Quantity], str | float]]]:
+def quantity_columns(before: str, after: str) -> list[tuple[Column, Callable[[QuantityDifference], str | float]]]:
     """Columns of a quantity and its two values, under these names."""
 
-    def name(one: Quantity) -> str:
+    def name(one: QuantityDifference) -> str:
         unit = "MB" if one.unit == "bytes" else one.unit
         return f"{one.name} ({unit})" if unit else one.name
 
-    def per(one: Quantity) -> float:
+    def per(one: QuantityDifference) -> float:
         return MB if one.unit == "bytes" else 1
 
     return [
@@ -195,12 +190,11 @@ def page(found: Difference, before: str = "BEFORE", after: str = "AFTER", *compa
         Section("Times", [times_table(found), *order_lines(found)]),
         Section("What entered otherwise", there(inputs_table(found.inputs))),
         *(
-            Section(f"{one.name}: {one.change_us:+,.1f} us", list(_explained(one, place)),
-                    is_open=place <= 3)
+            Section(f"{one.name}: {one.change_us:+,.1f} us", list(_explained(one, place)), is_open=place <= 3)
             for place, one in enumerate(moved, 1)
         ),
         Section("Notes", [f"{note}." for note in found.notes]),
-    ]  # fmt: skip
+    ]
     words = ["moereplay", "diff", before, after, *compared]
     return filled_page(
         f"{before} and {after}",
@@ -214,13 +208,11 @@ def _summary(found: Difference, moved: int) -> str:
     if found.is_same:
         return "Nothing is different: neither what entered nor what came out."
     changes = len(found.inputs)
-    entered = f"{changes} settings or values entered otherwise" if changes else (
-        "The same entered"
-    )  # fmt: skip
+    entered = f"{changes} settings or values entered otherwise" if changes else ("The same entered")
     return f"{entered}; {moved} of {len(found.outcomes)} times are not the same."
 
 
-def _explained(one: Outcome, place: int) -> Iterator[Item]:
+def _explained(one: SchemeDifference, place: int) -> Iterator[Item]:
     changes = [(part.name, part.change_us) for part in one.by_cause[:MOST_STEPS]]
     yield Waterfall(
         name=f"steps-{place}",

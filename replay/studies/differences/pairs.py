@@ -20,7 +20,7 @@ class Pair(NamedTuple):
     after: TimedResult
 
 
-class Paired(NamedTuple):
+class ResultPairs(NamedTuple):
     """Pairs of results, and names of those that one file alone has."""
 
     pairs: list[Pair]
@@ -52,14 +52,14 @@ SAME: tuple[Callable[[_Row], tuple[str, ...]], ...] = (
 row on either side may have it, or it would be a guess."""
 
 
-def pair(before: Sequence[TimedResult], after: Sequence[TimedResult]) -> Paired:
+def pair(before: Sequence[TimedResult], after: Sequence[TimedResult]) -> ResultPairs:
     """Pair results of the same name and placement, and then of the same scheme if one is left.
 
     Two files of one result each are about this one, whatever its scheme.
     """
     left, right = _rows(before), _rows(after)
     if len(left) == len(right) == 1:
-        return Paired([Pair(_both(*left, *right), before[0], after[0])], [], [])
+        return ResultPairs([Pair(_both(*left, *right), before[0], after[0])], [], [])
     found = []
     for key in SAME:
         for one in list(left):
@@ -69,7 +69,7 @@ def pair(before: Sequence[TimedResult], after: Sequence[TimedResult]) -> Paired:
                 found.append(Pair(_both(one, others[0]), one.result, others[0].result))
                 left = [row for row in left if row is not one]
                 right = [row for row in right if row is not others[0]]
-    return Paired(found, [row.name for row in left], [row.name for row in right])
+    return ResultPairs(found, [row.name for row in left], [row.name for row in right])
 
 
 def _rows(results: Sequence[TimedResult]) -> list[_Row]:

@@ -33,7 +33,7 @@ class Change(Strict):
     schemes: list[str] = Field(default_factory=list)
 
 
-class Part(Strict):
+class TimePart(Strict):
     """A part of the time of a result, in microseconds."""
 
     name: str
@@ -42,7 +42,7 @@ class Part(Strict):
     change_us: float
 
 
-class Quantity(Strict):
+class QuantityDifference(Strict):
     """Something measured or counted that is not the same."""
 
     name: str
@@ -56,7 +56,7 @@ class Quantity(Strict):
         return abs(self.after / self.before - 1) if self.before else float("inf")
 
 
-class Outcome(Strict):
+class SchemeDifference(Strict):
     """One scheme in both files.
 
     Attributes
@@ -77,9 +77,9 @@ class Outcome(Strict):
     before_us: float
     after_us: float
     change_us: float
-    by_cause: list[Part]
-    by_phase: list[Part]
-    quantities: list[Quantity]
+    by_cause: list[TimePart]
+    by_phase: list[TimePart]
+    quantities: list[QuantityDifference]
 
 
 class Difference(Document):
@@ -109,7 +109,7 @@ class Difference(Document):
     experiment: str = "layer"
     is_same: bool
     inputs: list[Change]
-    outcomes: list[Outcome]
+    outcomes: list[SchemeDifference]
     only_before: list[str]
     only_after: list[str]
     order_before: list[str]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from replay.experiments.base.result import TimedResult
-    from replay.measure.parts import CriticalPath
+    from replay.measure.parts import CriticalPathTimes
 
 LAUNCHES = "launches"
 """Where the critical path's time is that belongs to no phase: hosts, and gaps between kernels."""
@@ -29,25 +29,23 @@ def by_phase_and_cause(result: TimedResult) -> dict[tuple[str, str], int]:
     return of_paths(paths_of(result))
 
 
-def of_paths(paths: Iterable[CriticalPath]) -> dict[tuple[str, str], int]:
+def of_paths(paths: Iterable[CriticalPathTimes]) -> dict[tuple[str, str], int]:
     """Time of critical paths, summed.
 
     Returns
     -------
-    Picoseconds by phase (`LAUNCHES` for none) and cause (`CriticalPath.by_cause_us`); they add up
+    Picoseconds by phase (`LAUNCHES` for none) and cause (`CriticalPathTimes.by_cause_us`); they add up
     to the time of all.
     """
     spent: Counter[tuple[str, str]] = Counter()
     for path in paths:
         for kind, times in path.by_kind_us.items():
             for what, time in times.items():
-                spent[phase_of_kind(kind), role_of_kind(kind) if what == "service" else what] += ps(
-                    time
-                )
+                spent[phase_of_kind(kind), role_of_kind(kind) if what == "service" else what] += ps(time)
     return spent
 
 
-def paths_of(result: TimedResult) -> list[CriticalPath]:
+def paths_of(result: TimedResult) -> list[CriticalPathTimes]:
     """Critical paths of the schedules of a result."""
     return [measures.critical_path for measures in result.measured]
 

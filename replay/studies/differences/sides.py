@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from replay.engine import critical_path
-from replay.experiments.base.experiment import Watch
+from replay.experiments.base.experiment import ReplayWatcher
 from replay.experiments.base.result import TimedResult
 from replay.experiments.collective.replay import carry_out
 from replay.experiments.collective.result import CollectiveResult
@@ -22,7 +22,7 @@ from replay.studies.differences.path import by_phase_and_cause, of_paths, ps
 if TYPE_CHECKING:
     from replay.experiments.base.experiment import AnyExperiment
     from replay.experiments.base.result import ResultBase
-    from replay.measure.parts import CriticalPath
+    from replay.measure.parts import CriticalPathTimes
     from replay.studies.differences.any_experiment import Numbers
 
 Parts = dict[tuple[str, str], int]
@@ -79,8 +79,7 @@ def _of_schedules(result: TimedResult, phases: Mapping[str, str]) -> Side:
     spans = {}
     if len(result.measured) == 1 and getattr(result, "chain", None) is None:
         spans = {
-            phases.get(phase, phase): (span.start_us, span.end_us)
-            for phase, span in result.measured[0].phases.items()
+            phases.get(phase, phase): (span.start_us, span.end_us) for phase, span in result.measured[0].phases.items()
         }
     return Side(
         name=result.name,
@@ -97,16 +96,13 @@ def _of_collective(result: CollectiveResult) -> Side:
     """A row, whose kernel is replayed once more for its critical path."""
     (row,) = result.rows
     path: Parts = {}
-    paths: list[CriticalPath] = []
+    paths: list[CriticalPathTimes] = []
     spec = result.spec.changed(bytes=size_text(row.bytes), algorithm=[row.algorithm])
     carry_out(
         CollectiveSetup.of(spec),
-        Watch(observer=lambda timeline, _: paths.append(critical_path_of(critical_path(timeline)))),
+        ReplayWatcher(observer=lambda timeline, _: paths.append(critical_path_of(critical_path(timeline)))),
     )
     for (_, cause), time in of_paths(paths).items():
         path[ALONE, cause] = path.get((ALONE, cause), 0) + time
-    numbers = {
-        (name.removeprefix("rows.0."), unit): number
-        for (name, unit), number in came_out(result).items()
-    }
+    numbers = {(name.removeprefix("rows.0."), unit): number for (name, unit), number in came_out(result).items()}
     return Side(row.algorithm, ps(row.time_us), path, {}, {}, numbers, entered(result))

@@ -47,7 +47,13 @@ def read_json(log: Log, document: dict[str, Any]) -> None:
                 log.leave("dispatch in BF16: the tables have FP8")
             else:
                 log.take(
-                    "deepep_low_latency", number, float(times["p50"]), phase=phase,
-                    ep_size=case["ep"], hidden=case["hidden"], topk=case["topk"],
-                    num_experts=case["experts"], tokens_per_rank=row["tokens_per_rank"],
-                )  # fmt: skip
+                    "deepep_low_latency",
+                    number,
+                    float(times["p50"]),
+                    phase=phase,
+                    ep_size=case["ep"],
+                    hidden=case["hidden"],
+                    topk=case["topk"],
+                    num_experts=case["experts"],
+                    tokens_per_rank=row["tokens_per_rank"],
+                )

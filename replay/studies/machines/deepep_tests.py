@@ -62,9 +62,7 @@ DEFAULTS: Mapping[str, Mapping[str, int]] = {
 
 def is_text(log: Log) -> bool:
     """Tell whether a test of DeepEP printed some of it."""
-    return (
-        re.search(r"^\[tuning\] |^\[rank \d+\] Dispatch band|^ > #SM: ", log.text, re.M) is not None
-    )
+    return re.search(r"^\[tuning\] |^\[rank \d+\] Dispatch band|^ > #SM: ", log.text, re.M) is not None
 
 
 def read_text(log: Log) -> None:
@@ -95,9 +93,7 @@ def _read_normal(log: Log) -> None:
             log.leave(f"{phase} at no rate")
 
 
-def _take_normal(
-    log: Log, number: int, config: re.Match[str], match: re.Match[str], rate: float
-) -> None:
+def _take_normal(log: Log, number: int, config: re.Match[str], match: re.Match[str], rate: float) -> None:
     """Take a line; `rate` is as if rows were BF16, in GB/s."""
     between = config[3] is not None
     program = INTERNODE if between else INTRANODE
@@ -110,9 +106,14 @@ def _take_normal(
         log.leave("bytes of no count of GPUs with so many experts: copy the command as well")
         return
     setting = {
-        "phase": match[1], "ep_size": gpus, "hidden": hidden, "topk": topk,
-        "num_experts": options["num_experts"], "tokens_per_rank": tokens, "num_sms": int(match[3]),
-    }  # fmt: skip
+        "phase": match[1],
+        "ep_size": gpus,
+        "hidden": hidden,
+        "topk": topk,
+        "num_experts": options["num_experts"],
+        "tokens_per_rank": tokens,
+        "num_sms": int(match[3]),
+    }
     if not between:
         if time is None:
             rows = _copies(gpus, options["num_experts"], topk) * tokens
@@ -132,9 +133,7 @@ def _copies(gpus: int, experts: int, topk: int) -> float:
     return float(work.matrix("copies").sum()) / gpus / tokens
 
 
-def _gpus(
-    copies: float | None, options: Mapping[str, int], topk: int, *, between: bool
-) -> int | None:
+def _gpus(copies: float | None, options: Mapping[str, int], topk: int, *, between: bool) -> int | None:
     """Number of GPUs that took part, by the copies of a token; the default where nothing says it."""
     experts = options["num_experts"]
     counts = [16, 32, 64] if between else [options.get("num_processes", NODE_GPUS), 8, 4, 2]
@@ -169,9 +168,12 @@ def _read_low_latency(log: Log) -> None:
             log.leave("bytes of other sizes than the test's defaults: copy the command as well")
     for (tokens, hidden, topk, experts), lines in found.items():
         setting = {
-            "ep_size": 1 + max(rank for _, rank, *_ in lines), "hidden": hidden, "topk": topk,
-            "num_experts": experts, "tokens_per_rank": tokens,
-        }  # fmt: skip
+            "ep_size": 1 + max(rank for _, rank, *_ in lines),
+            "hidden": hidden,
+            "topk": topk,
+            "num_experts": experts,
+            "tokens_per_rank": tokens,
+        }
         for at, phase in enumerate(("dispatch", "combine"), start=2):
             time = fmean(line[at] for line in lines)
             log.take("deepep_low_latency", lines[0][0], time, phase=phase, **setting)

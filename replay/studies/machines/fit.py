@@ -32,7 +32,7 @@ from replay.studies.machines.log import Log
 from replay.studies.machines.tables import CONSTANTS, TABLES, TOOLS
 from replay.studies.validate.bench import Bench
 from replay.studies.validate.links import NUM_GPUS as LINKED_GPUS
-from replay.studies.validate.table import Outcome, Row, predictions
+from replay.studies.validate.table import MeasurementRow, Outcome, predictions
 
 INSIDE = 0.9  # of cases that lie within a stated spread
 ROUNDS = 5
@@ -67,7 +67,7 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Part:
+class TableLines:
     """The lines of one table.
 
     Attributes
@@ -101,7 +101,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class MachineFit:
     """A machine from logs.
 
     Attributes
@@ -118,16 +118,14 @@ class Fitted:
 
     base: str
     constants: tuple[Constant, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[TableLines, ...]
     undetermined: Mapping[str, str]
     left: Mapping[tuple[str, str], int]
 
     def toml(self, name: str) -> str:
         """Text of a machine's file, with sources, spreads and residuals."""
         lines = sum(len(part.used.rows) for part in self.parts)
-        summary = (
-            f"{self.base} with {len(self.constants)} constants fitted to {lines} lines of logs"
-        )
+        summary = f"{self.base} with {len(self.constants)} constants fitted to {lines} lines of logs"
         remarks = ["Written by `moereplay hardware fit`.", "", *map(_remark, self.parts)]
         text = machine_file.begun(name, self.base, summary, remarks)
         of = {part.name: part for part in self.parts}
@@ -146,7 +144,7 @@ def fit(
     logs: Sequence[Log],
     hold_out: float = 0.0,
     progress: Callable[[], object] = lambda: None,
-) -> Fitted:
+) -> MachineFit:
     """Fit constants to logs.
 
     Parameters
@@ -169,7 +167,7 @@ def fit(
     spec = hwmodel.catalog.load_spec(base)
     here = {key: spec.entry(key).value for key in spec.present()}
     found: dict[str, Constant] = {}
-    parts: list[Part] = []
+    parts: list[TableLines] = []
     left = {(log.name, reason): count for log in logs for reason, count in log.left.items()}
     for table, keys in CONSTANTS.items():
         rows = _predicted(table, logs, left)
@@ -183,7 +181,7 @@ def fit(
             values = fixed | {one.key: one.value for one in new}
             files = tuple(log.name for log in logs if any(row.table == table for row in log.rows))
             fitted_lines, others = (_outcome(table, some, values) for some in (used, held))
-            parts.append(Part(files, fitted_lines, others, _spread(fitted_lines, len(new))))
+            parts.append(TableLines(files, fitted_lines, others, _spread(fitted_lines, len(new))))
         progress()
     if not found:
         reasons = "; ".join(f"{file}: {reason}" for file, reason in left)
@@ -191,7 +189,7 @@ def fit(
     stay = dict.fromkeys(key for keys in CONSTANTS.values() for key in keys if here.get(key))
     fitted_tables = {part.name for part in parts}
     undetermined = {key: _why(key, fitted_tables) for key in stay if key not in found}
-    return Fitted(base, tuple(found.values()), tuple(parts), undetermined, left)
+    return MachineFit(base, tuple(found.values()), tuple(parts), undetermined, left)
 
 
 def check_base(base: str) -> None:
@@ -220,14 +218,14 @@ def _why(key: str, fitted_tables: Collection[str]) -> str:
     return f"too little in the lines of {' and '.join(few)}{more}"
 
 
-def split(rows: Sequence[Row], hold_out: float) -> tuple[list[Row], list[Row]]:
+def split(rows: Sequence[MeasurementRow], hold_out: float) -> tuple[list[MeasurementRow], list[MeasurementRow]]:
     """Rows to use and rows to hold out, which are spread evenly over each kind of row."""
 
-    def kind(row: Row) -> tuple[str, ...]:  # as dispatch and combine, which take turns in a log
+    def kind(row: MeasurementRow) -> tuple[str, ...]:  # as dispatch and combine, which take turns in a log
         return tuple(one for one in row.setting.values() if isinstance(one, str))
 
-    used: list[Row] = []
-    held: list[Row] = []
+    used: list[MeasurementRow] = []
+    held: list[MeasurementRow] = []
     for at, row in enumerate(sorted(rows, key=kind)):
         is_held = int((at + 1) * hold_out + 1e-9) > int(at * hold_out + 1e-9)
         (held if is_held else used).append(row)
@@ -250,7 +248,7 @@ def outcomes(logs: Sequence[Log], hold_out: float = 0.0) -> list[Outcome]:
     return every
 
 
-def _predicted(table: str, logs: Sequence[Log], left: dict[tuple[str, str], int]) -> list[Row]:
+def _predicted(table: str, logs: Sequence[Log], left: dict[tuple[str, str], int]) -> list[MeasurementRow]:
     """Rows of a table that their machine can be asked for; others are counted in `left`."""
     rows, bench = [], Bench()
     for log in logs:
@@ -267,7 +265,7 @@ def _predicted(table: str, logs: Sequence[Log], left: dict[tuple[str, str], int]
     return rows
 
 
-def _check_gpus(bench: Bench, row: Row) -> None:
+def _check_gpus(bench: Bench, row: MeasurementRow) -> None:
     """Refuse more GPUs than a machine has; tables between nodes take as many nodes as they need.
 
     Raises
@@ -284,7 +282,7 @@ def _check_gpus(bench: Bench, row: Row) -> None:
         raise UserError(f"{gpus} GPUs: {row['system']} has {has}")
 
 
-def _outcome(table: str, rows: Sequence[Row], values: Mapping[str, float]) -> Outcome:
+def _outcome(table: str, rows: Sequence[MeasurementRow], values: Mapping[str, float]) -> Outcome:
     found = predictions(TABLES[table], Bench(values), rows)
     kernels = tuple(one.kernel for one in found)
     predicted = np.array([one.value for one in found], dtype=np.float64)
@@ -292,14 +290,12 @@ def _outcome(table: str, rows: Sequence[Row], values: Mapping[str, float]) -> Ou
 
 
 def _errors(
-    table: str, rows: Sequence[Row], fixed: Mapping[str, float], values: Mapping[str, float]
+    table: str, rows: Sequence[MeasurementRow], fixed: Mapping[str, float], values: Mapping[str, float]
 ) -> Floats:
     return _outcome(table, rows, {**fixed, **values}).errors_percent / 100
 
 
-def _constants(
-    table: str, start: dict[str, float], errors: Callable[[Mapping[str, float]], Floats]
-) -> list[Constant]:
+def _constants(table: str, start: dict[str, float], errors: Callable[[Mapping[str, float]], Floats]) -> list[Constant]:
     """Constants of a table that its lines determine."""
     keys, values, rest = list(start), start, errors(start)
     matrix = slopes(errors, values, rest)
@@ -342,7 +338,7 @@ def _spread(outcome: Outcome, constants: int) -> float:
     return 100 * max(float(errors[place - 1]), _DEVIATIONS * _line_error(errors, constants))
 
 
-def _remark(part: Part) -> str:
+def _remark(part: TableLines) -> str:
     """Lines and residuals of a table, in a line."""
     said = (
         f"{part.name}: {len(part.used.rows)} lines of {', '.join(part.files)}, mean error "

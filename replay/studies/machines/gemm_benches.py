@@ -87,7 +87,14 @@ def read_cublas(log: Log) -> None:
             m, n, k = sizes
             time_us = 2 * m * n * k / rate / 1e3
             log.take(
-                "matrices", number, time_us, library="cublas stream", dtype="bf16", groups=1,
-                m=m, n=n, k=k,
-            )  # fmt: skip
+                "matrices",
+                number,
+                time_us,
+                library="cublas stream",
+                dtype="bf16",
+                groups=1,
+                m=m,
+                n=n,
+                k=k,
+            )
         sizes = (0, 0, 0)

@@ -10,17 +10,27 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from replay.studies.validate.table import Row
+from replay.studies.validate.table import MeasurementRow
 
 LONGEST_LINE = 4096  # characters; longer lines are no tool's
 MOST_LINES = 2000  # with different settings, of one log
 
 LIMITS: dict[str, tuple[int, int]] = {
-    "num_gpus": (2, 576), "ep_size": (2, 576), "bytes": (1, 1 << 31), "hidden": (128, 1 << 15),
-    "topk": (1, 64), "num_experts": (1, 1024), "tokens_per_rank": (1, 1 << 16),
-    "num_sms": (1, 256), "groups": (1, 1024), "m": (1, 1 << 18), "n": (1, 1 << 18),
-    "k": (1, 1 << 18), "read": (0, 1 << 36), "written": (0, 1 << 36),
-}  # fmt: skip
+    "num_gpus": (2, 576),
+    "ep_size": (2, 576),
+    "bytes": (1, 1 << 31),
+    "hidden": (128, 1 << 15),
+    "topk": (1, 64),
+    "num_experts": (1, 1024),
+    "tokens_per_rank": (1, 1 << 16),
+    "num_sms": (1, 256),
+    "groups": (1, 1024),
+    "m": (1, 1 << 18),
+    "n": (1, 1 << 18),
+    "k": (1, 1 << 18),
+    "read": (0, 1 << 36),
+    "written": (0, 1 << 36),
+}
 """Smallest and largest value of a setting that is predicted; other lines are left out."""
 MOST_VALUES = 1 << 31  # of a result matrix
 MOST_CHOICES = 1 << 27  # tokens of all GPUs times experts, among which routing is drawn
@@ -50,7 +60,7 @@ class Log:
     name: str
     text: str
     system: str
-    rows: list[Row] = field(default_factory=list)
+    rows: list[MeasurementRow] = field(default_factory=list)
     tools: list[str] = field(default_factory=list)
     left: Counter[str] = field(default_factory=Counter)
     _commands: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
@@ -74,7 +84,7 @@ class Log:
         elif not LEAST <= measured <= MOST:  # nan is not, either
             self.leave("no time or rate that a machine could have")
         else:
-            self.rows.append(Row(table, line, {"system": self.system, **setting}, measured))
+            self.rows.append(MeasurementRow(table, line, {"system": self.system, **setting}, measured))
 
     def leave(self, reason: str) -> None:
         """Note a line that is read and not used."""
@@ -91,9 +101,7 @@ class Log:
             ]
         commands = self._commands[program]
         at = bisect_left(commands, (before, "")) - 1
-        pairs = (
-            re.findall(r"--([a-z-]{1,40})[= ](\d{1,9})(?!\d)", commands[at][1]) if at >= 0 else []
-        )
+        pairs = re.findall(r"--([a-z-]{1,40})[= ](\d{1,9})(?!\d)", commands[at][1]) if at >= 0 else []
         return {key.replace("-", "_"): int(value) for key, value in pairs}
 
     def matches(self, pattern: str) -> Iterator[tuple[int, re.Match[str]]]:

@@ -18,7 +18,7 @@ from replay.studies.machines import (
     nvbandwidth,
 )
 from replay.studies.machines.log import MOST_LINES, Log
-from replay.studies.validate.table import Row
+from replay.studies.validate.table import MeasurementRow
 
 DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 """What readers meet where a log is not what its begin says."""
@@ -109,12 +109,12 @@ def _read(reader: Reader, log: Log, path: str | Path, *document: Any) -> None:
         raise UserError(f"the log {path} of {reader.tool} is damaged: {what}") from None
 
 
-def _merged(rows: Sequence[Row]) -> list[Row]:
+def _merged(rows: Sequence[MeasurementRow]) -> list[MeasurementRow]:
     """Rows of the same setting as one, with the median of their measurements."""
-    found: dict[tuple[object, ...], list[Row]] = {}
+    found: dict[tuple[object, ...], list[MeasurementRow]] = {}
     for row in rows:
         found.setdefault((row.table, *row.setting.items()), []).append(row)
     return [
-        Row(same[0].table, same[0].line, same[0].setting, median(row.measured for row in same))
+        MeasurementRow(same[0].table, same[0].line, same[0].setting, median(row.measured for row in same))
         for same in found.values()
     ]

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def written(
-    text: str, key: str, value: float, source: str, spread: str | tuple[float, float] = "fitted"
-) -> str:
+def written(text: str, key: str, value: float, source: str, spread: str | tuple[float, float] = "fitted") -> str:
     """Replace one constant and its source in a file's text, or add it to its section.
 
     Parameters
@@ -20,10 +18,7 @@ def written(
         A word, or the range that the value lies in nine times of ten.
     """
     section, _, leaf = key.partition(".")
-    if isinstance(spread, str):
-        how = quoted(spread)
-    else:
-        how = f"{{ low = {spread[0]!r}, high = {spread[1]!r} }}"
+    how = quoted(spread) if isinstance(spread, str) else f"{{ low = {spread[0]!r}, high = {spread[1]!r} }}"
     says = f'value = {value!r}, source = {quoted(source)}, confidence = "medium"'
     line = f"{leaf} = {{ {says}, spread = {how} }}"
     lines = text.splitlines()

@@ -19,11 +19,7 @@ from replay.errors import UserError, shown
 from replay.studies.machines.measured import SCHEMA
 
 WARM_UPS, REPEATS = 5, 20
-SHAPES = [
-    (m, n, k)
-    for n, k in ((4096, 7168), (7168, 2048), (8192, 8192))
-    for m in (64, 256, 1024, 4096, 8192, 16384)
-]
+SHAPES = [(m, n, k) for n, k in ((4096, 7168), (7168, 2048), (8192, 8192)) for m in (64, 256, 1024, 4096, 8192, 16384)]
 MEMORY_BYTES = [1 << power for power in (20, 24, 26, 28, 30)]
 MESSAGE_BYTES = [1 << power for power in range(12, 30, 2)]
 FLUSH_BYTES = 1 << 28  # more than any L2 cache
@@ -84,11 +80,7 @@ def needs(environment: Mapping[str, str]) -> str:
     """
     ranks = process(environment).ranks
     several = f"{ranks} NVIDIA GPUs" if ranks > 1 else "one NVIDIA GPU"
-    alone = (
-        ""
-        if ranks > 1
-        else " (several: torchrun --nproc-per-node N -m replay.cli hardware measure)"
-    )
+    alone = "" if ranks > 1 else " (several: torchrun --nproc-per-node N -m replay.cli hardware measure)"
     return (
         f"measuring takes about {SECONDS} s and needs PyTorch with CUDA and {several} that nobody "
         f"else uses, each with {NEEDED_BYTES >> 30} GB free{alone}"

@@ -40,10 +40,13 @@ def read_json(log: Log, document: dict[str, Any]) -> None:
             log.take("streams", number, time_us, read=int(one["read"]), written=int(one["written"]))
         elif what in ("all-to-all", "all-reduce"):
             log.take(
-                "nccl_collectives", number, time_us, num_gpus=int(one["gpus"]),
+                "nccl_collectives",
+                number,
+                time_us,
+                num_gpus=int(one["gpus"]),
                 collective=what.replace("all-to-all", "alltoall").replace("-", "_"),
                 bytes=int(one["bytes"]),
-            )  # fmt: skip
+            )
         elif what == "pair-copy" and int(one["bytes"]) >= LONG_COPY:
             rate = int(one["bytes"]) / time_us / 1e3
             log.take("links", number, rate, engine="copy_engine", access="write", pattern="pair")

@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 TOOL = "nccl-tests"
 TABLE = "nccl_collectives"
-PROGRAMS = {
-    f"{one}_perf": one
-    for one in ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "sendrecv")
-}
+PROGRAMS = {f"{one}_perf": one for one in ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "sendrecv")}
 HEAD = re.compile(r"# nThread +(\d+) nGpus +(\d+) ")
 SETTINGS = re.compile(r"agg iters: (\d+).* graph: (\d+)")
 VERSION = re.compile(r"nccl-headers=(\d{4,6}) ")
@@ -28,9 +25,7 @@ PAIRED = 23000
 """Version from which ``sendrecv_perf`` tells NCCL that a rank has two peers (``src/sendrecv.cu``
 lines 68 to 75), which then have all channels; tables are of earlier ones."""
 NAMED = re.compile(r"\b([a-z_]{1,20}_perf)(?![a-z])")
-LINE = re.compile(
-    r"^ *(\d{1,15}) +\d+ +\w+ +\w+ +-?\d+ +([\d.e+]{1,12}) +[\d.e+]+ +[\d.e+]+ +(\S+)"
-)
+LINE = re.compile(r"^ *(\d{1,15}) +\d+ +\w+ +\w+ +-?\d+ +([\d.e+]{1,12}) +[\d.e+]+ +[\d.e+]+ +(\S+)")
 
 
 def is_text(log: Log) -> bool:
@@ -100,9 +95,7 @@ def _paired(program: str, version: int) -> str:
     return ""
 
 
-def _take(
-    log: Log, number: int, program: str, ranks: int, size: int, time: Any, wrong: Any, why_not: str
-) -> None:
+def _take(log: Log, number: int, program: str, ranks: int, size: int, time: Any, wrong: Any, why_not: str) -> None:
     if not program:
         log.leave("which collective? Name the file after the program, such as alltoall_perf.log")
     elif program not in PROGRAMS:

@@ -65,11 +65,7 @@ def read_json(log: Log, document: dict[str, Any]) -> None:
     """Take the tests of a document."""
     for number, one in enumerate(document["nvbandwidth"]["testcases"], start=1):
         matrix = [[str(cell) for cell in row] for row in one.get("bandwidth_matrix", [])]
-        if (
-            matrix
-            and "bidirectional_memcpy" in one["name"]
-            and one["name"].startswith("device_to_d")
-        ):
+        if matrix and "bidirectional_memcpy" in one["name"] and one["name"].startswith("device_to_d"):
             matrix = matrix[-len(matrix[0]) :]
         _take(log, number, str(one["name"]), matrix)
 

@@ -17,16 +17,17 @@ from replay.model.work.layer import ExpertShape
 from replay.studies.validate.bench import Bench, one_rank
 from replay.studies.validate.catalog import TABLES as PUBLISHED
 from replay.studies.validate.compute import DEEPGEMM_DENSE, one_matrix
-from replay.studies.validate.table import EVERY, Bound, Row, Table
+from replay.studies.validate.table import EVERY, Bound, MeasurementRow, MeasurementTable
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints
+    from replay.model.machine.machine import Machine
 
 STREAM = "cublas stream"
 """Library of a product in a stream of others, whose time has the gap before its kernel."""
 
 
-def predict_matrix(bench: Bench, row: Row) -> float:
+def predict_matrix(bench: Bench, row: MeasurementRow) -> float:
     """Predict a product's time in microseconds, that of its kernel alone except in a stream."""
     groups, m, n, k = (row[key] for key in ("groups", "m", "n", "k"))
     dense = DEEPGEMM_DENSE if row["library"] == "deepgemm" and groups == 1 else {}
@@ -44,7 +45,7 @@ def predict_matrix(bench: Bench, row: Row) -> float:
     return bench.time_us(system, 1, build) - gap
 
 
-def predict_stream(bench: Bench, row: Row) -> float:
+def predict_stream(bench: Bench, row: MeasurementRow) -> float:
     """Predict the time of an elementwise kernel behind another, in microseconds."""
 
     def build(machine: Machine, start: Ints) -> None:
@@ -54,57 +55,81 @@ def predict_stream(bench: Bench, row: Row) -> float:
     return bench.time_us(bench.system(row["system"]), 1, build)
 
 
-def predict_value(bench: Bench, row: Row) -> float:
+def predict_value(bench: Bench, row: MeasurementRow) -> float:
     """Give the machine's value of what was measured by itself."""
     return float(bench.system(row["system"]).spec.entry(row["key"]).value)
 
 
 OWN = (
-    Table(
-        "values", "Values that a program measures by themselves", "key",
-        (Bound("all", 10, EVERY),), predict_value,
+    MeasurementTable(
+        "values",
+        "Values that a program measures by themselves",
+        "key",
+        (Bound("all", 10, EVERY),),
+        predict_value,
     ),
-    Table(
-        "streams", "Kernels that copy, read and write memory", "read",
-        (Bound("all", 10, EVERY),), predict_stream,
+    MeasurementTable(
+        "streams",
+        "Kernels that copy, read and write memory",
+        "read",
+        (Bound("all", 10, EVERY),),
+        predict_stream,
     ),
-    Table("matrices", "Products by libraries", "m", (Bound("all", 10, EVERY),), predict_matrix),
-)  # fmt: skip
+    MeasurementTable("matrices", "Products by libraries", "m", (Bound("all", 10, EVERY),), predict_matrix),
+)
 
 CONSTANTS: Mapping[str, tuple[str, ...]] = {
     "values": (
-        "overheads.launch_us", "overheads.host_sync_us", "overheads.kernel_gap_stream_us",
-        "overheads.kernel_gap_graph_us", "pcie.bandwidth_GB_per_s",
+        "overheads.launch_us",
+        "overheads.host_sync_us",
+        "overheads.kernel_gap_stream_us",
+        "overheads.kernel_gap_graph_us",
+        "pcie.bandwidth_GB_per_s",
     ),
     "streams": ("hbm.read_efficiency", "hbm.write_efficiency", "overheads.small_kernel_us"),
     "matrices": (
-        "compute.bf16_efficiency", "compute.fp8_efficiency", "compute.tile_overhead_ns",
+        "compute.bf16_efficiency",
+        "compute.fp8_efficiency",
+        "compute.tile_overhead_ns",
     ),
     "links": ("link.efficiency", "link.fan_out_efficiency"),
     "nccl_collectives": (
-        "nccl.ll_start_us", "nccl.ll128_start_us", "nccl.simple_start_us",
-        "nccl.ll_channel_GB_per_s", "nccl.ll128_channel_GB_per_s", "nccl.copy_GB_per_s",
-        "nccl.pair_ll_start_us", "nccl.pair_simple_start_us", "nccl.nvls_start_us",
+        "nccl.ll_start_us",
+        "nccl.ll128_start_us",
+        "nccl.simple_start_us",
+        "nccl.ll_channel_GB_per_s",
+        "nccl.ll128_channel_GB_per_s",
+        "nccl.copy_GB_per_s",
+        "nccl.pair_ll_start_us",
+        "nccl.pair_simple_start_us",
+        "nccl.nvls_start_us",
         "switch.multimem_efficiency",
     ),
     "deepep_normal": (
-        "warp.scan_ns", "warp.row_ns", "warp.round_ns", "warp.reduce_step_ns",
-        "warp.reduce_source_ns", "warp.reduce_wait_ns", "overheads.fence_us",
+        "warp.scan_ns",
+        "warp.row_ns",
+        "warp.round_ns",
+        "warp.reduce_step_ns",
+        "warp.reduce_source_ns",
+        "warp.reduce_wait_ns",
+        "overheads.fence_us",
     ),
     "deepep_low_latency": (
-        "link.scatter_efficiency", "link.bulk_scatter_efficiency", "overheads.grid_barrier_us",
+        "link.scatter_efficiency",
+        "link.bulk_scatter_efficiency",
+        "overheads.grid_barrier_us",
     ),
     "deepep_internode_notify": ("nic.post_ns",),
     "deepep_internode": ("warp.bulk_ns", "nic.efficiency"),
     "deepep_v2": ("link.fan_out_efficiency", "gpu.sm_push_GB_per_s"),
-}  # fmt: skip
+}
 """By table, in the order in which they are fitted: what is found stands in the fits behind it.
 
 Kernels of which a constant is most come first: a notify shows what a put takes, which transfers
 have as well.
 """
 
-TABLES: Mapping[str, Table] = {table.name: table for table in OWN} | {
+TABLES: Mapping[str, MeasurementTable] = {table.name: table for table in OWN} | {
     name: replace(PUBLISHED[name], is_outlier=None) for name in CONSTANTS if name in PUBLISHED
 }
 TOOLS: Mapping[str, str] = {

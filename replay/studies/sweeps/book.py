@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from replay.errors import UserError
 from replay.experiments.base.crews.leases import Leases
-from replay.experiments.base.crews.store import Outcome, Store
+from replay.experiments.base.crews.store import PointOutcome, Store
 from replay.studies.sweeps.columns import value_of
 from replay.studies.sweeps.dataset import data_set, key_of
 from replay.studies.sweeps.plan import Plan
@@ -35,9 +35,7 @@ class Book:
         Called with a line where a file of the data set cannot be read.
     """
 
-    def __init__(
-        self, plan: Plan, store: Store, leases: Leases, tell: Callable[[str], object]
-    ) -> None:
+    def __init__(self, plan: Plan, store: Store, leases: Leases, tell: Callable[[str], object]) -> None:
         self._plan, self._leases = plan, leases
         self._heads = Heads(
             plan.study.name,
@@ -54,7 +52,7 @@ class Book:
         self._flushed = time.monotonic()
         self._num_found = self._num_computed = self._num_failed = 0
 
-    def enter(self, identity: str, outcome: Outcome, *, is_found: bool) -> None:
+    def enter(self, identity: str, outcome: PointOutcome, *, is_found: bool) -> None:
         """Enter what became of a replay.
 
         Raises
@@ -88,11 +86,7 @@ class Book:
         if self._data is None:
             return
         keys = self._data.keys()
-        missing = {
-            row["run_id"]
-            for row in self._rows.values()
-            if row["failed"] is None and key_of(row) not in keys
-        }
+        missing = {row["run_id"] for row in self._rows.values() if row["failed"] is None and key_of(row) not in keys}
         while missing:
             ours = [identity for identity in sorted(missing) if self._leases.take(identity)]
             keys = self._data.keys()
@@ -116,17 +110,13 @@ class Book:
         )
 
     def _rows_of(self, identities: list[str]) -> list[Row]:
-        rows = [
-            self._rows[self._place[id(point)]]
-            for identity in identities
-            for point in self._points[identity]
-        ]
+        rows = [self._rows[self._place[id(point)]] for identity in identities for point in self._points[identity]]
         return [row for row in rows if row["failed"] is None]
 
     def _labels(self, point: Point) -> dict[str, str]:
         return dict(zip(self._plan.tables[point.grid].axes, point.labels, strict=True))
 
-    def _fill(self, point: Point, outcome: Outcome) -> list[float | None] | None:
+    def _fill(self, point: Point, outcome: PointOutcome) -> list[float | None] | None:
         """Enter a point into its table; the values of the table's columns."""
         table = self._plan.tables[point.grid]
         if outcome.failed is not None:

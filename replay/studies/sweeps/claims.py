@@ -12,7 +12,7 @@ from replay.studies.sweeps.points import check_labels, is_meant
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from replay.studies.sweeps.study import Claim, Column
+    from replay.studies.sweeps.study import Claim, QuantityColumn
     from replay.studies.sweeps.table import Cell, GridTable, Labels
 
 HEADINGS = ["paper", "published", "replayed", "replayed / published"]
@@ -20,7 +20,7 @@ NUM_LABELS = 2
 
 
 @dataclass(frozen=True)
-class Replayed:
+class ReplayedValue:
     """The number that stands beside a published one.
 
     Attributes
@@ -63,12 +63,12 @@ def check_claims(table: GridTable) -> None:
             raise UserError(message)
 
 
-def replayed(claim: Claim, table: GridTable) -> Replayed:
+def replayed(claim: Claim, table: GridTable) -> ReplayedValue:
     """Value of a claim's points, each as the mean over its seeds."""
     cells = _cells(claim, table)
     values = [cell.mean for cell in cells.values() if cell is not None]
     value = REDUCE[claim.reduce](values) if values else None
-    return Replayed(value, len(values), len(cells))
+    return ReplayedValue(value, len(values), len(cells))
 
 
 def without_value(claim: Claim, table: GridTable) -> frozenset[Labels]:
@@ -82,7 +82,7 @@ def _cells(claim: Claim, table: GridTable) -> dict[Labels, Cell | None]:
     return {labels: table.cell(labels, column) for labels in points}
 
 
-def column_of(claim: Claim, table: GridTable) -> Column:
+def column_of(claim: Claim, table: GridTable) -> QuantityColumn:
     """The column that a claim is about."""
     return next(column for column in table.columns if column.header == claim.column)
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from replay.errors import UserError, unknown
 
 if TYPE_CHECKING:
-    from replay.studies.sweeps.study import Column
+    from replay.studies.sweeps.study import QuantityColumn
 
 REDUCE: dict[str, Callable[[list[float]], float]] = {
     "min": min,
@@ -30,7 +30,7 @@ def geometric_mean(values: Sequence[float]) -> float | None:
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
-def value_of(column: Column, result: Mapping[str, Any]) -> float | None:
+def value_of(column: QuantityColumn, result: Mapping[str, Any]) -> float | None:
     """The quantity that a column shows, without regard to a baseline.
 
     Parameters
@@ -66,12 +66,12 @@ def value_of(column: Column, result: Mapping[str, Any]) -> float | None:
     return value
 
 
-def paths_of(column: Column) -> list[str]:
+def paths_of(column: QuantityColumn) -> list[str]:
     """Paths whose values a column adds."""
     return [column.path] if isinstance(column.path, str) else column.path
 
 
-def _number(column: Column, path: str, result: Mapping[str, Any]) -> float | None:
+def _number(column: QuantityColumn, path: str, result: Mapping[str, Any]) -> float | None:
     found = [value for value in _find(result, path.split(".")) if value is not None]
     values: list[Any] = []
     is_list = "*" in path.split(".")
@@ -87,10 +87,7 @@ def _number(column: Column, path: str, result: Mapping[str, Any]) -> float | Non
     if column.reduce is not None:
         return float(REDUCE[column.reduce](values))
     if is_list:
-        message = (
-            f"column {column.header!r}: {path} holds {len(values)} values; "
-            f"say reduce = {' or '.join(REDUCE)}"
-        )
+        message = f"column {column.header!r}: {path} holds {len(values)} values; say reduce = {' or '.join(REDUCE)}"
         raise UserError(message)
     return float(values[0])
 
@@ -117,7 +114,7 @@ def _find(value: Any, parts: Sequence[str]) -> list[Any]:
     return []
 
 
-def check_path(column: Column, kind_of_result: type[BaseModel], where: str) -> None:
+def check_path(column: QuantityColumn, kind_of_result: type[BaseModel], where: str) -> None:
     """Refuse a path that no result can have, before the work that would fill it.
 
     Parameters
@@ -142,10 +139,7 @@ def check_path(column: Column, kind_of_result: type[BaseModel], where: str) -> N
             raise UserError(message) from None
         is_list = typing.get_origin(kind) in (list, tuple) or "*" in path.split(".")
         if is_list and column.reduce is None:
-            message = (
-                f"{where}: column {column.header!r}: {path} is a list; "
-                f"say reduce = {' or '.join(REDUCE)}"
-            )
+            message = f"{where}: column {column.header!r}: {path} is a list; say reduce = {' or '.join(REDUCE)}"
             raise UserError(message)
         has = None
         if kind is str or typing.get_origin(kind) is dict:

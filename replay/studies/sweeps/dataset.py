@@ -37,9 +37,7 @@ class DataSet:
         Called with a line where a file cannot be read.
     """
 
-    def __init__(
-        self, folder: ManagedFolder, columns: dict[str, type], tell: Callable[[str], object]
-    ) -> None:
+    def __init__(self, folder: ManagedFolder, columns: dict[str, type], tell: Callable[[str], object]) -> None:
         import pyarrow
 
         types = {
@@ -88,9 +86,7 @@ class DataSet:
         return set(zip(ids, points, strict=True))
 
 
-def data_set(
-    folder: ManagedFolder, columns: dict[str, type], tell: Callable[[str], object]
-) -> DataSet | None:
+def data_set(folder: ManagedFolder, columns: dict[str, type], tell: Callable[[str], object]) -> DataSet | None:
     """Make the data set of a study; None where pyarrow is not installed."""
     try:
         return DataSet(folder, columns, tell)

@@ -14,7 +14,7 @@ from replay.errors import UserError, unknown
 from replay.report.command import command_words
 from replay.studies.sweeps.claims import column_of, replayed, without_value
 from replay.studies.sweeps.points import LABEL, axes_of, check_labels, place, show
-from replay.studies.sweeps.saved import Found, FreeInput, SweptClaim, told
+from replay.studies.sweeps.saved import ClaimValue, FreeInput, SweptClaim, told
 from replay.studies.sweeps.study import Grid, Labels, Scalar, Study
 from replay.studies.sweeps.table import markdown
 from tracegen.shared.display import escape
@@ -152,9 +152,7 @@ def _varied(study: Study, number: int, grid: Grid, inputs: Mapping[str, str]) ->
     )
 
 
-def _of_claims(
-    grid: Grid, axes: Mapping[str, Sequence[Choice]]
-) -> dict[str, list[dict[str, Scalar]]]:
+def _of_claims(grid: Grid, axes: Mapping[str, Sequence[Choice]]) -> dict[str, list[dict[str, Scalar]]]:
     """Values of axes that claims are about or that their columns divide by, with settings."""
     baselines = {column.header: column.baseline or {} for column in grid.columns}
     kept = {}
@@ -165,9 +163,7 @@ def _of_claims(
             wanted |= {show(one) for one in (given if isinstance(given, list) else [given])}
             baseline = baselines.get(claim.column, {})
             wanted |= {show(baseline[name])} if name in baseline else set()
-        kept[name] = [
-            {LABEL: choice.label, **choice.settings} for choice in choices if choice.label in wanted
-        ]
+        kept[name] = [{LABEL: choice.label, **choice.settings} for choice in choices if choice.label in wanted]
     return kept
 
 
@@ -194,10 +190,7 @@ def _left_out(leave_out: Sequence[Labels], axes: Axes) -> list[Labels]:
         left: Labels = {}
         for name, value in one.items():
             labels = {choice[LABEL] for choice in axes[name]}
-            left[name] = [
-                each for each in (value if isinstance(value, list) else [value])
-                if show(each) in labels
-            ]  # fmt: skip
+            left[name] = [each for each in (value if isinstance(value, list) else [value]) if show(each) in labels]
         found += [left] if all(left.values()) else []
     return found
 
@@ -228,16 +221,14 @@ def swept_claims(tables: Sequence[GridTable]) -> list[SweptClaim]:
         for number, claim in enumerate(table.grid.claims):
             at, missing = (table.grid.of, number), without_value(claim, table)
             others = missing ^ stated.setdefault(at, missing)  # what is stated comes first
-            one = Found(
+            one = ClaimValue(
                 inputs=table.grid.inputs,
                 value=None if others else replayed(claim, table).value,
                 num_missing=len(others),
             )
             if at not in claims:
                 digits = column_of(claim, table).digits
-                claims[at] = SweptClaim(
-                    says=claim.says, published=claim.published, digits=digits, found=[]
-                )
+                claims[at] = SweptClaim(says=claim.says, published=claim.published, digits=digits, found=[])
             claims[at].found.append(one)
     return list(claims.values())
 
@@ -248,8 +239,7 @@ def free_json(tables: Sequence[GridTable]) -> dict[str, Any]:
     if not claims:
         return {}
     inputs = free_inputs(tables)
-    return {"free": {"inputs": [one.model_dump() for one in inputs],
-                     "claims": [one.model_dump() for one in claims]}}  # fmt: skip
+    return {"free": {"inputs": [one.model_dump() for one in inputs], "claims": [one.model_dump() for one in claims]}}
 
 
 def free_table(claims: Sequence[SweptClaim]) -> Table:

@@ -13,11 +13,11 @@ from replay.studies.sweeps.saved import SavedSweep
 from replay.studies.sweeps.study import study_names
 from tracegen.shared.display.content import (
     Axis,
+    BarPart,
     Bars,
     Column,
     Line,
     Page,
-    Part,
     Plot,
     Section,
     Table,
@@ -74,8 +74,7 @@ def page(result: SweepResult | SavedSweep, command: str = "") -> Page:
 
 def _free(free: SavedFree) -> Section:
     """Inputs that papers leave open, and the claims over their values."""
-    said = [f"{one.input}: {one.stated}; or {', '.join(one.others)}. {one.why}"
-            for one in free.inputs]  # fmt: skip
+    said = [f"{one.input}: {one.stated}; or {', '.join(one.others)}. {one.why}" for one in free.inputs]
     return Section(TITLE, [*said, free_table(free.claims)])
 
 
@@ -139,9 +138,7 @@ def _labels(grid: SavedGrid, axis: str) -> list[str]:
 
 def _along(grid: SavedGrid) -> str | None:
     """Axis that curves go along: the numeric one with the most values, of two and more."""
-    numeric = [
-        axis for axis in grid.axes if len(grid.axes[axis]) > 1 and _numbers(_labels(grid, axis))
-    ]
+    numeric = [axis for axis in grid.axes if len(grid.axes[axis]) > 1 and _numbers(_labels(grid, axis))]
     return max(numeric, key=lambda axis: len(grid.axes[axis]), default=None)
 
 
@@ -198,7 +195,7 @@ def _chart(
         if not there:
             return None
         labels, means = zip(*there, strict=True)
-        return Bars(name, title, list(labels), [Part(header, list(means))], "")
+        return Bars(name, title, list(labels), [BarPart(header, list(means))], "")
     x = _numbers(_labels(grid, along)) or []
     drawn = []
     for one in lines:

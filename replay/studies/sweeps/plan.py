@@ -52,9 +52,7 @@ class Plan:
         return [found[id(point)] for point in self.points]
 
 
-def plan_sweep(
-    study: Study | str | Path, *, free_only: bool = False, allow_code: AllowCode = False
-) -> Plan:
+def plan_sweep(study: Study | str | Path, *, free_only: bool = False, allow_code: AllowCode = False) -> Plan:
     """Find and check everything a study asks for; nothing is replayed.
 
     Parameters

@@ -149,9 +149,7 @@ def axes_of(grid: Grid, where: str) -> dict[str, list[Choice]]:
     return axes
 
 
-def is_meant(
-    where: Mapping[str, Scalar | list[Scalar]], axes: Iterable[str], labels: Sequence[str]
-) -> bool:
+def is_meant(where: Mapping[str, Scalar | list[Scalar]], axes: Iterable[str], labels: Sequence[str]) -> bool:
     """Tell whether a point is among those that values of axes mean.
 
     Parameters
@@ -166,9 +164,7 @@ def is_meant(
     )
 
 
-def check_labels(
-    where: Mapping[str, Scalar | list[Scalar]], axes: Mapping[str, Sequence[Choice]], place: str
-) -> None:
+def check_labels(where: Mapping[str, Scalar | list[Scalar]], axes: Mapping[str, Sequence[Choice]], place: str) -> None:
     """Refuse values of axes that a grid has not.
 
     Parameters
@@ -200,10 +196,7 @@ def points_of(study: Study) -> list[Point]:
     UserError
         If a setting is not possible, or is given twice, or there are more than `MOST_POINTS`.
     """
-    sizes = [
-        math.prod(len(values) for values in grid.axes.values()) * max(1, len(grid.seeds))
-        for grid in study.grids
-    ]
+    sizes = [math.prod(len(values) for values in grid.axes.values()) * max(1, len(grid.seeds)) for grid in study.grids]
     if sum(sizes) > MOST_POINTS:
         largest = sizes.index(max(sizes))
         message = (
@@ -364,8 +357,7 @@ def _check_own_setting(experiment: AnyExperiment, key: str, value: Scalar) -> No
 def _label(settings: Mapping[str, Scalar]) -> str:
     """Settings that vary together, the scheme by its name alone."""
     return ", ".join(
-        show(value) if key == "scheme" else f"{key.rpartition('.')[2]}={show(value)}"
-        for key, value in settings.items()
+        show(value) if key == "scheme" else f"{key.rpartition('.')[2]}={show(value)}" for key, value in settings.items()
     )
 
 

@@ -18,7 +18,7 @@ from replay.studies.sweeps.table import markdown, settings_text
 from replay.studies.sweeps.tables import shown
 from tracegen.shared.display import escape
 from tracegen.shared.display.frames import data_frame
-from tracegen.shared.display.shown import Shown
+from tracegen.shared.display.shown import Exhibit
 
 if TYPE_CHECKING:
     import pandas
@@ -30,7 +30,7 @@ WIDE = 10_000
 
 
 @dataclass(frozen=True)
-class SweepResult(Shown):
+class SweepResult(Exhibit):
     """A study with its numbers.
 
     Attributes

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError
-from replay.experiments.base.crews.store import MOST_BYTES, Outcome, Store
+from replay.experiments.base.crews.store import MOST_BYTES, PointOutcome, Store
 from replay.experiments.base.experiment import EXPERIMENTS
 from replay.experiments.base.load import kind_of_result
 from replay.experiments.base.rows import COLUMNS, OF_ANY, row_of, row_of_any
@@ -90,7 +90,7 @@ class Heads:
         point: Point,
         labels: Mapping[str, str],
         identity: str,
-        outcome: Outcome,
+        outcome: PointOutcome,
         values: Sequence[float | None] | None,
         columns: Mapping[str, type],
     ) -> Row:
@@ -114,11 +114,7 @@ class Heads:
         for header, value in zip(self.headers[point.grid], values or (), strict=False):
             row[f"value.{header}"] = value
         row |= {"refused": outcome.refused, "failed": outcome.failed}
-        row |= {
-            name: _as(columns[name], value)
-            for name, value in point.settings.items()
-            if name in columns
-        }
+        row |= {name: _as(columns[name], value) for name, value in point.settings.items() if name in columns}
         if "experiment" in columns:
             row["experiment"] = point.experiment
         if outcome.result is not None and point.experiment == LAYER:
@@ -173,7 +169,7 @@ def load_table(folder: str | Path) -> pandas.DataFrame:
     rows = []
     for one in asked:
         outcome, _ = store.read(one.identity)
-        outcome = outcome or Outcome(None, None, one.failed or "its file is not there any more")
+        outcome = outcome or PointOutcome(None, None, one.failed or "its file is not there any more")
         rows.append(heads.row(one.point, one.labels, one.identity, outcome, one.values, columns))
     return data_frame(rows, columns)
 

@@ -10,7 +10,7 @@ from replay.experiments.base.crews.hiring import workers_for
 from replay.experiments.base.crews.leases import Leases
 from replay.experiments.base.crews.shards import parse_shard, shard_of
 from replay.experiments.base.crews.store import MOST_BYTES, Store
-from replay.experiments.base.crews.work import Work
+from replay.experiments.base.crews.work import ReplayQueue
 from replay.experiments.base.crews.worker import Job
 from replay.experiments.base.load import kind_of_result
 from replay.files import parse_json
@@ -93,7 +93,7 @@ def sweep(
         advance(len(ours) - len(left), len(ours))
         if left:
             with crew as workers:
-                work = Work(left, store, leases, workers)
+                work = ReplayQueue(left, store, leases, workers)
                 _carry_out(work, book, lambda: advance(len(ours) - work.num_left, len(ours)))
         book.complete()
     done = {job.id for job in ours}
@@ -120,7 +120,7 @@ def _look(jobs: Sequence[Job], store: Store, book: Book, tell: Tell) -> list[Job
     return left
 
 
-def _carry_out(work: Work, book: Book, advance: Callable[[], object]) -> None:
+def _carry_out(work: ReplayQueue, book: Book, advance: Callable[[], object]) -> None:
     try:
         for finished in work.outcomes():
             book.enter(finished.id, finished.outcome, is_found=finished.is_found)
@@ -139,9 +139,7 @@ def _end(book: Book, store: Store, num_missing: int, tell: Tell) -> SweepResult:
     before = _study_name(store)
     if before not in (None, result.plan.study.name):
         tell(f"{store.folder}: the tables of study {before!r} are replaced; its points stay")
-    for name, text in zip(
-        TABLES, (result.to_json(), result.text(), result.markdown()), strict=True
-    ):
+    for name, text in zip(TABLES, (result.to_json(), result.text(), result.markdown()), strict=True):
         store.files.write_text(name, text)
     return result
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tracegen.shared.display.frames import flat
-from tracegen.shared.display.shown import Shown
+from tracegen.shared.display.shown import Exhibit
 
 
 class _Read(BaseModel):
@@ -60,7 +60,7 @@ class FreeInput(_Read):
     why: str
 
 
-class Found(_Read):
+class ClaimValue(_Read):
     """Value of a claim with some values of free inputs, an empty table for what is stated.
 
     It has no value where other points can run than as stated: how many these are.
@@ -82,20 +82,20 @@ class SweptClaim(_Read):
     says: str
     published: float
     digits: int = Field(ge=0, le=9)
-    found: list[Found]
+    found: list[ClaimValue]
 
     @property
-    def stated(self) -> Found | None:
+    def stated(self) -> ClaimValue | None:
         """With all inputs as stated."""
         return next((one for one in self._there() if not one.inputs), None)
 
     @property
-    def lowest(self) -> Found | None:
+    def lowest(self) -> ClaimValue | None:
         """The least of all as they are shown, of equals the first."""
         return min(self._there(), key=self._shown, default=None)
 
     @property
-    def highest(self) -> Found | None:
+    def highest(self) -> ClaimValue | None:
         """The largest of all as they are shown, of equals the first."""
         return max(self._there(), key=self._shown, default=None)
 
@@ -115,18 +115,18 @@ class SweptClaim(_Read):
             return "-"
         return f"{name} ({low:,.{self.digits}f} to {high:,.{self.digits}f})"
 
-    def text(self, found: Found | None, *, of: bool = False) -> str:
+    def text(self, found: ClaimValue | None, *, of: bool = False) -> str:
         """A number, and the values that it is of."""
         if found is None:
             return "-"
         values = f" ({told(found.inputs)})" if of and found.inputs else ""
         return f"{found.value:,.{self.digits}f}{values}"
 
-    def _shown(self, found: Found) -> float:
+    def _shown(self, found: ClaimValue) -> float:
         """A number as it is written: what differs by less decides nothing."""
         return round(found.value or 0.0, self.digits)
 
-    def _there(self) -> list[Found]:
+    def _there(self) -> list[ClaimValue]:
         return [one for one in self.found if one.value is not None]
 
 
@@ -176,7 +176,7 @@ class SavedGrid(_Read):
         return self
 
 
-class SavedSweep(_Read, Shown):
+class SavedSweep(_Read, Exhibit):
     """A study: what it asks, and its tables."""
 
     format: Literal["moereplay-sweep/1"]

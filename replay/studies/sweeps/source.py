@@ -27,7 +27,7 @@ DEFAULT_KIND = "uniform"
 
 
 @dataclass(frozen=True)
-class Source:
+class TraceOrigin:
     """The origin of a task's trace.
 
     Attributes
@@ -94,7 +94,7 @@ class Source:
             raise UnreadableError(message)
 
 
-def recorded(given: Mapping[str, Scalar], shape: Mapping[str, Scalar]) -> Source:
+def recorded(given: Mapping[str, Scalar], shape: Mapping[str, Scalar]) -> TraceOrigin:
     """Describe a recorded trace; parameters as those of `generated`.
 
     Raises
@@ -109,9 +109,9 @@ def recorded(given: Mapping[str, Scalar], shape: Mapping[str, Scalar]) -> Source
         raise UserError(message)
     name, identity = str(given["file"]), {"content_id": _content_id(str(given["file"]))}
     if "model" not in given:
-        return Source(identity, name, {})
+        return TraceOrigin(identity, name, {})
     model = str(given["model"])
-    return Source({**identity, "model": tracegen.models.load(model).sizes()}, name, {}, model)
+    return TraceOrigin({**identity, "model": tracegen.models.load(model).sizes()}, name, {}, model)
 
 
 @functools.lru_cache(maxsize=256)
@@ -127,7 +127,7 @@ def forget_files() -> None:
 
 def generated(
     given: Mapping[str, Scalar], shape: Mapping[str, Scalar], spec: RunSpec, system: System
-) -> tuple[Source, RunSpec]:
+) -> tuple[TraceOrigin, RunSpec]:
     """Describe a trace that is generated for a replay.
 
     Parameters
@@ -180,7 +180,7 @@ def generated(
         "generator": {**arguments, "parameters": complete.model_dump(mode="json")},
         "shape": sizes.sizes(),
     }
-    return Source(identity, None, {**arguments, **parameters, "model": sizes}), spec
+    return TraceOrigin(identity, None, {**arguments, **parameters, "model": sizes}), spec
 
 
 def _parameters(kind: str, given: Mapping[str, Scalar]) -> tuple[BaseModel, dict[str, Scalar]]:

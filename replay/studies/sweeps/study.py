@@ -52,7 +52,7 @@ Labels = dict[str, Scalar | list[Scalar]]
 """Values of axes, one or several of each."""
 
 
-class Column(StrictDocument):
+class QuantityColumn(StrictDocument):
     """One quantity of the result, as a column.
 
     Attributes
@@ -184,7 +184,7 @@ class Grid(StrictDocument):
     seeds: list[Annotated[int, Field(ge=0)]] = Field(default_factory=list)
     leave_out: list[Labels] = Field(default_factory=list)
     geomean: list[str] = Field(default_factory=list)
-    columns: list[Column] = Field(default_factory=list)
+    columns: list[QuantityColumn] = Field(default_factory=list)
     claims: list[Claim] = Field(default_factory=list)
     free: list[Free] = Field(default_factory=list)
     corners: list[dict[str, Line]] = Field(default_factory=list)
@@ -213,9 +213,7 @@ class Study(StrictDocument):
 def study_names() -> list[str]:
     """Names of the studies that come with the package, sorted."""
     return sorted(
-        entry.name.removesuffix(".toml")
-        for entry in resources.files(PACKAGE).iterdir()
-        if entry.name.endswith(".toml")
+        entry.name.removesuffix(".toml") for entry in resources.files(PACKAGE).iterdir() if entry.name.endswith(".toml")
     )
 
 
@@ -396,7 +394,7 @@ def _first_problem(error: ValidationError) -> str:
     if first["type"] in _EXPECTED:
         return f"{place}: expected {_EXPECTED[first['type']]}; got {first['input']!r}"
     if first["type"] == "extra_forbidden":
-        return f"{place}: unknown key; known: {', '.join(sorted(Column.model_fields))}"
+        return f"{place}: unknown key; known: {', '.join(sorted(QuantityColumn.model_fields))}"
     if first["type"] == "missing":
         return f"{place} is missing"
     return f"{place}: {first['msg'].lower()}; got {first['input']!r}"

@@ -11,7 +11,7 @@ from replay.errors import UserError
 from replay.experiments.base.experiment import EXPERIMENTS
 from replay.studies.sweeps.columns import check_path, geometric_mean
 from replay.studies.sweeps.points import Choice, axes_of, check_labels, is_meant, place, show
-from replay.studies.sweeps.study import LAYER, Column
+from replay.studies.sweeps.study import LAYER, QuantityColumn
 from tracegen.shared.display import escape
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Labels = tuple[str, ...]
 
-DEFAULT_COLUMN = Column(header="layer us", path="totals.mean_layer_us")
+DEFAULT_COLUMN = QuantityColumn(header="layer us", path="totals.mean_layer_us")
 """What is shown of layers where nothing is asked for; of other experiments, their headline."""
 
 
@@ -35,9 +35,7 @@ class Cell:
 
     def to_json(self) -> dict[str, float | int]:
         """As objects."""
-        return {
-            "mean": self.mean, "min": self.least, "max": self.largest, "count": self.count
-        }  # fmt: skip
+        return {"mean": self.mean, "min": self.least, "max": self.largest, "count": self.count}
 
     def is_spread(self, digits: int) -> bool:
         """Tell whether so many digits tell the seeds apart."""
@@ -87,14 +85,14 @@ class GridTable:
         """Seeds of every point, or the one that is not named."""
         return list(self.grid.seeds) or [None]
 
-    def _check_baseline(self, column: Column) -> None:
+    def _check_baseline(self, column: QuantityColumn) -> None:
         where = f"{self.where}: column {column.header!r}"
         if column.speedup_over is not None and column.relative_to is not None:
             message = f"{where}: speedup_over and relative_to exclude each other"
             raise UserError(message)
         check_labels(column.baseline or {}, self.axes, where)
 
-    def _baseline(self, column: Column, labels: Labels) -> Labels | None:
+    def _baseline(self, column: QuantityColumn, labels: Labels) -> Labels | None:
         """Labels of the point that a column divides by or that is divided by it."""
         if column.baseline is None:
             return None
@@ -102,7 +100,7 @@ class GridTable:
         chosen |= {name: show(value) for name, value in column.baseline.items()}
         return tuple(chosen.values())
 
-    def cell(self, labels: Labels, column: Column) -> Cell | None:
+    def cell(self, labels: Labels, column: QuantityColumn) -> Cell | None:
         """A column of a point over all seeds; None where there is nothing to show."""
         position = self.columns.index(column)
         baseline = self._baseline(column, labels)
@@ -172,9 +170,7 @@ class GridTable:
 
     def parts(
         self,
-    ) -> tuple[
-        list[str], list[tuple[str, Column]], list[tuple[Labels, list[Cell | str]]], list[str]
-    ]:
+    ) -> tuple[list[str], list[tuple[str, QuantityColumn]], list[tuple[Labels, list[Cell | str]]], list[str]]:
         """Parts of a table of the grid.
 
         Returns
@@ -210,15 +206,14 @@ class GridTable:
     def _geometric_means(
         self,
         down: Sequence[str],
-        columns: Sequence[Column],
+        columns: Sequence[QuantityColumn],
         rows: Mapping[Labels, Sequence[Cell | str]],
     ) -> dict[Labels, list[Cell | str]]:
         """Rows of means over the values of some axes, of columns that are ratios."""
         groups: dict[Labels, list[Sequence[Cell | str]]] = {}
         for key, row in rows.items():
             over = (
-                "geometric mean" if name in self.grid.geomean else label
-                for name, label in zip(down, key, strict=True)
+                "geometric mean" if name in self.grid.geomean else label for name, label in zip(down, key, strict=True)
             )
             groups.setdefault(tuple(over), []).append(row)
         is_ratio = [bool(one.baseline or one.per) for one in columns]
@@ -245,7 +240,7 @@ class GridTable:
         ]
         return [*down, *(heading for heading, _ in shown)], texts, notes
 
-    def _is_own_baseline(self, column: Column, across: str, block: str) -> bool:
+    def _is_own_baseline(self, column: QuantityColumn, across: str, block: str) -> bool:
         """Tell whether a column would hold nothing but ones."""
         given = column.baseline
         return given is not None and set(given) == {across} and show(given[across]) == block
@@ -266,14 +261,14 @@ def _geometric_mean(cells: Iterable[Cell | str]) -> Cell | str:
     return "" if mean is None else Cell(mean, mean, mean, len(means))
 
 
-def _default_column(experiment: AnyExperiment, where: str) -> Column:
+def _default_column(experiment: AnyExperiment, where: str) -> QuantityColumn:
     """Column that is shown where nothing is asked for."""
     if experiment.name == LAYER:
         return DEFAULT_COLUMN
     if not experiment.headline:
         message = f"{where}: a {experiment.title} has no one time: say columns"
         raise UserError(message)
-    return Column(header=experiment.headline.replace("_us", " us"), path=experiment.headline)
+    return QuantityColumn(header=experiment.headline.replace("_us", " us"), path=experiment.headline)
 
 
 def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]], *, labels: int) -> list[str]:
@@ -285,10 +280,7 @@ def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]], *, labels: 
         How many columns are labels.
     """
     headings, *rows = [[escape.markdown(cell) for cell in row] for row in (headings, *rows)]
-    widths = [
-        max(3, *(len(line[column]) for line in [headings, *rows]))
-        for column in range(len(headings))
-    ]
+    widths = [max(3, *(len(line[column]) for line in [headings, *rows])) for column in range(len(headings))]
     rule = ["-" * w if column < labels else "-" * (w - 1) + ":" for column, w in enumerate(widths)]
     lines = [list(headings), rule, *rows]
     return [f"| {_pad(line, widths, labels, ' | ')} |" for line in lines]

@@ -48,8 +48,7 @@ def grid_table(table: GridTable, name: str) -> Table:
         if any(not isinstance(one, str) and one.is_spread(column.digits) for one in cells):
             for edge in ("least", "largest"):
                 columns.append(Column(f"{heading} {edge}", form=form, rank=2))
-                picked.append([None if isinstance(one, str) else getattr(one, edge)
-                               for one in cells])  # fmt: skip
+                picked.append([None if isinstance(one, str) else getattr(one, edge) for one in cells])
     found: list[tuple[Cell, ...]] = [
         (*key, *(values[place] for values in picked)) for place, (key, _) in enumerate(rows)
     ]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import RefusedError
-from replay.experiments.base.experiment import EXPERIMENTS, Given
+from replay.experiments.base.experiment import EXPERIMENTS, SpecInputs
 from replay.experiments.base.identity import code_identity, code_of, identity
 from replay.experiments.base.schemed import SchemeExperiment
 from replay.schemes.registry import EVERY, find
@@ -94,9 +94,9 @@ class ExperimentTask:
         if self.refused:
             raise RefusedError(self.refused)
         experiment = EXPERIMENTS[self.experiment]
-        setup = experiment.setup(self.spec, Given(like=shared.last, allow_code=self.code))
+        setup = experiment.setup(self.spec, SpecInputs(like=shared.last, allow_code=self.code))
         if setup.run_id != self.id:  # a file that both name was another for the one before
-            setup = experiment.setup(self.spec, Given(allow_code=self.code))
+            setup = experiment.setup(self.spec, SpecInputs(allow_code=self.code))
         shared.last = setup
         result: ResultBase = experiment.carry_out(setup)
         return result
@@ -124,12 +124,10 @@ def make_task(point: Point, allow_code: AllowCode = False) -> TracedTask | Exper
     kin = Kinship(identity({"experiment": experiment.name, "settings": _without_scheme(spec)}))
     code = _code_in(spec, allow_code)
     try:
-        found = experiment.setup(spec, Given(allow_code=allow_code)).run_id
+        found = experiment.setup(spec, SpecInputs(allow_code=allow_code)).run_id
     except RefusedError as error:
         reason = str(error)
-        return ExperimentTask(
-            experiment.name, spec, _refused_id(experiment, spec, reason), kin, code, reason
-        )
+        return ExperimentTask(experiment.name, spec, _refused_id(experiment, spec, reason), kin, code, reason)
     return ExperimentTask(experiment.name, spec, found, kin, code)
 
 
@@ -172,9 +170,11 @@ def _code_in(spec: Spec, allow_code: AllowCode) -> frozenset[str]:
 def _refused_id(experiment: AnyExperiment, spec: Spec, reason: str) -> str:
     """Identity of a refusal, which holds its reason: what refuses is asked each time."""
     rooms = tuple(experiment.code)
-    return identity({
-        "code": [code_identity(), code_of(rooms)],
-        "experiment": experiment.name,
-        "settings": spec.model_dump(mode="json"),
-        "refused": reason,
-    })  # fmt: skip
+    return identity(
+        {
+            "code": [code_identity(), code_of(rooms)],
+            "experiment": experiment.name,
+            "settings": spec.model_dump(mode="json"),
+            "refused": reason,
+        }
+    )

@@ -12,11 +12,11 @@ import hwmodel
 from replay.errors import UserError
 from replay.experiments.base.spec import DEFAULT_SYSTEM
 from replay.experiments.layer.experiment import EXPERIMENT
-from replay.experiments.layer.setup import Setup, TracedSetup, find_scheme, set_up, spec_of
+from replay.experiments.layer.setup import LayerSetup, TracedSetup, find_scheme, set_up, spec_of
 from replay.schemes import Scheme
 from replay.schemes.registry import COMPARED
 from replay.studies.sweeps.points import GROUPS, Point, grouped
-from replay.studies.sweeps.source import Source, generated, recorded
+from replay.studies.sweeps.source import TraceOrigin, generated, recorded
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -38,8 +38,8 @@ class TracedTask:
         Everything else that decides the result.
     """
 
-    source: Source
-    setup: Setup
+    source: TraceOrigin
+    setup: LayerSetup
 
     @property
     def id(self) -> str:

@@ -20,17 +20,17 @@ import numpy as np
 from hwmodel.draws import draw, uncertain
 from replay.errors import RefusedError, UserError, check_jobs
 from replay.experiments.base.estimate import duration_text
-from replay.experiments.base.experiment import EXPERIMENTS, Given, execute
+from replay.experiments.base.experiment import EXPERIMENTS, SpecInputs, execute
 from replay.experiments.base.load import load_result
 from replay.experiments.base.names import UNREAL, row_names
-from replay.experiments.base.outcomes import Asked, carried_out
+from replay.experiments.base.outcomes import ResultRequest, carried_out
 from replay.experiments.base.result import ComparisonBase, ResultBase, allowed_by
 from replay.experiments.base.schemed import SchemeExperiment
 from replay.experiments.layer.experiment import EXPERIMENT as LAYER
 from replay.experiments.layer.result import Comparison
 from replay.experiments.layer.setup import load_trace
 from replay.studies.uncertainty.assess import EVERYTHING, assess, held
-from replay.studies.uncertainty.bands import Draw, Row, check, summary
+from replay.studies.uncertainty.bands import Draw, DrawnResult, check, summary
 from replay.studies.uncertainty.draws import deviation
 from replay.studies.uncertainty.sureness import Race, Sureness
 
@@ -143,11 +143,9 @@ def _of_layers(
     for name, one in zip(row_names(compared.results, marked=False), compared.results, strict=True):
         allowed = allowed_by([one], allow_code=allow_code)
         like = next(iter(setups.values()), None)
-        setups[name] = LAYER.setup(one.spec, Given({"trace": trace}, like, allowed))
+        setups[name] = LAYER.setup(one.spec, SpecInputs({"trace": trace}, like, allowed))
     LAYER.check_fit(setups, max_memory)
-    assessed = assess(
-        compared, trace, draws=draws, seed=seed, of=of, progress=progress, allow_code=allow_code
-    )
+    assessed = assess(compared, trace, draws=draws, seed=seed, of=of, progress=progress, allow_code=allow_code)
     assert assessed.uncertainty is not None
     names = row_names(assessed.ranking, marked=False)
     return Sureness(
@@ -185,7 +183,7 @@ class _Again:
     @cached_property
     def setups(self) -> list[Any]:
         """Setup of each result, as its spec leads to it now."""
-        given: Given[Any] = Given(allow_code=self.allow_code)
+        given: SpecInputs[Any] = SpecInputs(allow_code=self.allow_code)
         return [self.experiment.setup(one.spec, given) for one in self.results]
 
     @cached_property
@@ -218,11 +216,7 @@ class _Again:
         notes = held(self.machines[0])
         if other := getattr(self.results[0].spec, "prefill_system", None):
             notes.append(f"held: the values of {other}, which prefills")
-        changed = [
-            one.name
-            for one, setup in zip(self.results, self.setups, strict=True)
-            if setup.run_id != one.run_id
-        ]
+        changed = [one.name for one, setup in zip(self.results, self.setups, strict=True) if setup.run_id != one.run_id]
         if changed:
             notes.append(
                 "made by other code, or from other values than the references lead to now, which "
@@ -241,16 +235,23 @@ class _Again:
         is off.
         """
         deviates = partial(deviation, self.seed, number)
-        asked, off = list[Asked](), dict[str, float]()
+        asked, off = list[ResultRequest](), dict[str, float]()
         for one, machine in zip(self.results, self.machines, strict=True):
             _, values = draw(machine, deviates)
             overrides = {**one.spec.overrides, **values}
-            asked.append(Asked(one.name, one.spec.changed(overrides=overrides)))
+            asked.append(ResultRequest(one.name, one.spec.changed(overrides=overrides)))
             off |= {each.key: deviates(each.key) for each in uncertain(machine.spec)}
         outcomes = carried_out(
-            self.experiment, asked, {}, jobs=jobs, progress=progress, observe=None, max_memory=most,
-            report=None, allow_code=self.allow_code,
-        )  # fmt: skip
+            self.experiment,
+            asked,
+            {},
+            jobs=jobs,
+            progress=progress,
+            observe=None,
+            max_memory=most,
+            report=None,
+            allow_code=self.allow_code,
+        )
         return self.times([one for one in outcomes if not isinstance(one, RefusedError)]), off
 
 
@@ -265,10 +266,7 @@ def _race(
 ) -> Race:
     """Bands of the results that do one thing."""
     names = sorted((name for at, name in nominal if at == what), key=lambda one: nominal[what, one])
-    found = [
-        Draw(np.array([times.get((what, name), math.nan) for name in names]), values)
-        for times, values in drawn
-    ]
-    rows = [Row(name, "", nominal[what, name], name in bounds) for name in names]
+    found = [Draw(np.array([times.get((what, name), math.nan) for name in names]), values) for times, values in drawn]
+    rows = [DrawnResult(name, "", nominal[what, name], name in bounds) for name in names]
     refusal = "a scheme refuses the machine"
     return Race(what=what, names=names, found=summary(rows, found, seed, of, notes, refusal))

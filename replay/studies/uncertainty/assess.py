@@ -17,7 +17,7 @@ from replay.experiments.layer.result import Comparison
 from replay.experiments.layer.setup import find_scheme
 from replay.schemes.outside import is_file
 from replay.studies.uncertainty import routing
-from replay.studies.uncertainty.bands import Draw, Row, check, rivals_of, summary
+from replay.studies.uncertainty.bands import Draw, DrawnResult, check, rivals_of, summary
 from replay.studies.uncertainty.draws import deviation, share
 from replay.studies.uncertainty.parts import factors, parts_of
 from replay.studies.uncertainty.timing import Timer
@@ -101,9 +101,7 @@ def assess(
         chosen.remove("routing")
     results = sorted(compared.results, key=lambda one: one.totals.makespan_us)
     found = list(_drawn(results, trace, system, known, draws, seed, chosen, progress))
-    return compared.model_copy(
-        update={"uncertainty": summary(_rows(results), found, seed, chosen, notes)}
-    )
+    return compared.model_copy(update={"uncertainty": summary(_rows(results), found, seed, chosen, notes)})
 
 
 def held(system: System) -> list[str]:
@@ -112,9 +110,9 @@ def held(system: System) -> list[str]:
     return [f"held, as {system.name} states no spread of them: {silent}"] if silent else []
 
 
-def _rows(results: Sequence[Result]) -> list[Row]:
+def _rows(results: Sequence[Result]) -> list[DrawnResult]:
     return [
-        Row(
+        DrawnResult(
             one.scheme.name,
             one.placement,
             one.totals.makespan_us,
@@ -124,9 +122,7 @@ def _rows(results: Sequence[Result]) -> list[Row]:
     ]
 
 
-def _from_files(
-    results: Sequence[Result], schemes: Sequence[Scheme], *, allow_code: bool
-) -> list[Scheme]:
+def _from_files(results: Sequence[Result], schemes: Sequence[Scheme], *, allow_code: bool) -> list[Scheme]:
     """Schemes of files that results refer to, but for those that are given."""
     given = {scheme.name for scheme in schemes}
     return [

@@ -33,7 +33,7 @@ class Draw(NamedTuple):
     values: dict[str, float]
 
 
-class Row(NamedTuple):
+class DrawnResult(NamedTuple):
     """A result whose time is drawn; one that is a bound is no rival of the others."""
 
     scheme: str
@@ -81,7 +81,7 @@ def check(draws: int, seed: int, of: str | Sequence[str], possible: Sequence[str
 
 
 def summary(
-    rows: Sequence[Row],
+    rows: Sequence[DrawnResult],
     found: Sequence[Draw],
     seed: int,
     of: Sequence[str],
@@ -146,7 +146,7 @@ def summary(
     )
 
 
-def rivals_of(rows: Sequence[Row]) -> list[int]:
+def rivals_of(rows: Sequence[DrawnResult]) -> list[int]:
     """Places of the rows that are no bounds."""
     return [place for place, row in enumerate(rows) if not row.is_bound]
 

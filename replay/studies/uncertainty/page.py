@@ -47,17 +47,10 @@ def sentence(race: Race) -> str:
     """Sentence on which is first, and in which share of the draws."""
     where = f"{race.what}: " if race.what else ""
     first = next((band.first for band in race.found.bands if band.first is not None), None)
-    rivals = [
-        name
-        for name, band in zip(race.names, race.found.bands, strict=True)
-        if band.first is not None
-    ]
+    rivals = [name for name, band in zip(race.names, race.found.bands, strict=True) if band.first is not None]
     if first is None or len(rivals) < 2:
         band = race.found.bands[0]
-        return (
-            f"{where}{race.names[0]} takes {band.low_us:,.1f} to {band.high_us:,.1f} us in nine of "
-            f"ten draws."
-        )
+        return f"{where}{race.names[0]} takes {band.low_us:,.1f} to {band.high_us:,.1f} us in nine of ten draws."
     return f"{where}{rivals[0]} is the fastest in {first:.0%} of {draws_text(race.found.draws)}."
 
 

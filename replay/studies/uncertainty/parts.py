@@ -103,9 +103,7 @@ def _size(result: Result, phase: str) -> str:
     return "large" if sent / result.totals.num_layers >= LARGE_BYTES else "small"
 
 
-def factors(
-    parts: dict[str, str], share: Callable[[str], float]
-) -> tuple[npt.NDArray[np.float64], dict[str, float]]:
+def factors(parts: dict[str, str], share: Callable[[str], float]) -> tuple[npt.NDArray[np.float64], dict[str, float]]:
     """Factors on the times of tasks.
 
     Parameters

@@ -27,10 +27,7 @@ UNVALIDATED = "communication with few or no measurements"
 @cache
 def table() -> dict[str, tuple[float, ...]]:
     """Logarithms of measured over predicted time at `POINTS`, by part."""
-    return {
-        record["part"]: tuple(math.log(float(record[key])) for key in list(record)[2:])
-        for record in _records()
-    }
+    return {record["part"]: tuple(math.log(float(record[key])) for key in list(record)[2:]) for record in _records()}
 
 
 @cache

@@ -67,9 +67,7 @@ def _rows(trace: RoutingTrace, random: np.random.Generator) -> npt.NDArray[np.in
     for phase in np.unique(trace.tokens.phase):
         own = np.flatnonzero(trace.tokens.phase == phase)
         own = own[np.lexsort((own, trace.tokens.request[own]))]  # by request, then in order
-        _, first, count = np.unique(
-            trace.tokens.request[own], return_index=True, return_counts=True
-        )
+        _, first, count = np.unique(trace.tokens.request[own], return_index=True, return_counts=True)
         chosen = random.integers(len(first), size=len(first))
         place = np.arange(len(own)) - np.repeat(first, count)
         taken = np.repeat(first[chosen], count) + place % np.repeat(count[chosen], count)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.engine.taskgraph import slowed
-from replay.experiments.layer.setup import Setup, find_scheme
+from replay.experiments.layer.setup import LayerSetup, find_scheme
 from replay.measure.token_latency import us
 from replay.schemes.ep.base import LayerRefusedError
 
@@ -57,11 +57,9 @@ class Timer:
         self._works: dict[Key, Callable[[], LayerWork]] = {}
         self._ready: list[tuple[bool, Replay]] = []  # whether it is a chain
         for result in results:
-            found = known.get(result.scheme.name) or find_scheme(
-                result.spec.scheme, allow_code=False
-            )
+            found = known.get(result.scheme.name) or find_scheme(result.spec.scheme, allow_code=False)
             scheme = found.with_options(result.scheme.options)
-            setup = Setup(result.spec, {}, system, scheme)
+            setup = LayerSetup(result.spec, {}, system, scheme)
             ready, _ = setup.prepared(trace).sampled(result.spec.sample_layers)
             if len(ready.links) <= MOST_KEPT:
                 links = [self._keeping(link, result.spec.placement) for link in ready.links]

@@ -19,40 +19,40 @@ from functools import partial
 from replay.schemes.ep.cann_ep import CannEp
 from replay.studies.validate.bench import Bench
 from replay.studies.validate.compute import one_matrix
-from replay.studies.validate.table import Bound, Row, Table, has
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, has
 
 SYSTEM = "cloudmatrix384"
 MOST_TOKENS = 32768  # of all dies together
 PRECISION = {"int8": "fp8", "bf16": "bf16"}  # one byte a value; results are BF16
 
 
-def predict(bench: Bench, row: Row, tokens: int | None = None) -> float:
+def predict(bench: Bench, row: MeasurementRow, tokens: int | None = None) -> float:
     """Predict a kernel's time in microseconds, with so many tokens of each die or the row's."""
     work = row.work(PRECISION[row["rows"]], tokens=tokens)
     phase = getattr(CannEp(), row["phase"])
     return bench.time_us(bench.system(row["system"]), row["ep_size"], partial(phase, work))
 
 
-def predict_bandwidth(bench: Bench, row: Row) -> float:
+def predict_bandwidth(bench: Bench, row: MeasurementRow) -> float:
     """Predict a bandwidth in GB/s: bytes of the rows that came to a die, over the time."""
     tokens = min(row["tokens_per_rank"], MOST_TOKENS // row["ep_size"])
     nbytes = tokens * row["topk"] * row["hidden"] * 2
     return float(nbytes / predict(bench, row, tokens) / 1000)
 
 
-def is_unsure(rows: Sequence[Row]) -> list[bool]:
+def is_unsure(rows: Sequence[MeasurementRow]) -> list[bool]:
     """Mark rows that were not read in their source, or whose source leaves their setting open."""
     return [row["confidence"] != "medium" for row in rows]
 
 
-def predict_gemm(bench: Bench, row: Row) -> float:
+def predict_gemm(bench: Bench, row: MeasurementRow) -> float:
     """Predict a time in microseconds of a kernel that has a block for each slice of columns."""
     system = bench.system(row["system"], overheads__kernel_gap_stream_us=0.0)
     cores = min(row["blocks"], system.sm.num_sms)
     return bench.time_us(system, 1, one_matrix(row["m"], row["n"], row["k"], "bf16", cores))
 
 
-CANN_EP = Table(
+CANN_EP = MeasurementTable(
     name="cann_ep",
     title="CANN's dispatch and combine, 8 to 256 dies of a CloudMatrix384",
     size="ep_size",
@@ -73,7 +73,7 @@ CANN_EP_NORMAL = replace(
     predict=predict_bandwidth,
     measured="bandwidth_GB_per_s",
 )
-GEMM = Table(
+GEMM = MeasurementTable(
     name="ascend_gemm",
     title="decoding projections on one die of an Atlas A3, BF16, 16 rows",
     size="k",

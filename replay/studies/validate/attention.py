@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hwmodel.attention import Scores
 from hwmodel.units import PS_PER_US
 from replay.model.work.transformer_layer import Sizes
-from replay.studies.validate.table import Bound, Row, Table, has
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, has
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -21,7 +21,7 @@ BF16, FP32 = 2, 4
 SHORT = 1024  # tokens of a sequence up to which other kernels and the start weigh much
 
 
-def predict(bench: Bench, row: Row) -> float:
+def predict(bench: Bench, row: MeasurementRow) -> float:
     """Predict a call in microseconds, from the first kernel's launch."""
     system = bench.system(row["system"])
     key, value, heads = int(row["width"]), int(row["value_width"]), int(row["heads"])
@@ -41,7 +41,7 @@ def predict(bench: Bench, row: Row) -> float:
     return (time + overheads.launch_ps + gaps) / PS_PER_US
 
 
-def _scores(row: Row, system: System) -> Scores[int]:
+def _scores(row: MeasurementRow, system: System) -> Scores[int]:
     tiles = (system.attention.tile_rows, system.attention.tile_keys)
     tokens, sequence, heads = row["batch"] * row["sequence"], row["sequence"], row["heads"]
     counted = Sizes(tokens, sequence, False, *tiles)
@@ -51,11 +51,11 @@ def _scores(row: Row, system: System) -> Scores[int]:
     return Scores(blocks * counted.longest, blocks, counted.longest)
 
 
-def _is_short(row: Row) -> bool:
+def _is_short(row: MeasurementRow) -> bool:
     return bool(row["sequence"] <= SHORT)
 
 
-TABLE = Table(
+TABLE = MeasurementTable(
     name="attention",
     title="Attention kernels of cuDNN, H200",
     size="sequence",

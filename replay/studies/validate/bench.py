@@ -18,7 +18,7 @@ from replay.schemes.ep.deepep.messages import NODE_GPUS
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.machine.machine import Ints
+    from replay.model.arrays import Counts, Ints
 
 Made = TypeVar("Made")
 Build = Callable[[Machine, "Ints"], Any]
@@ -87,9 +87,7 @@ class Bench:
         return schedule(graph.build())
 
 
-def one_rank(
-    rows: Ints | list[int], shape: ExpertShape, precision: str, *, is_backward: bool = False
-) -> LayerWork:
+def one_rank(rows: Counts | list[int], shape: ExpertShape, precision: str, *, is_backward: bool = False) -> LayerWork:
     """Experts of one rank by itself, each with so many rows: (local expert,)."""
     expert = np.repeat(np.arange(len(rows), dtype=np.int32), rows)
     return LayerWork(
@@ -104,9 +102,14 @@ def one_rank(
 
 @lru_cache(maxsize=32)
 def uniform_work(
-    num_ranks: int, tokens: int, num_experts: int, topk: int, hidden: int, precision: str = "fp8",
+    num_ranks: int,
+    tokens: int,
+    num_experts: int,
+    topk: int,
+    hidden: int,
+    precision: str = "fp8",
     groups: int = 1,
-) -> LayerWork:  # fmt: skip
+) -> LayerWork:
     """Uniform random routing: `tokens` per rank, each to the `topk` experts of least score.
 
     Parameters
@@ -121,9 +124,14 @@ def uniform_work(
 
 @lru_cache(maxsize=32)
 def even_work(
-    num_ranks: int, tokens: int, num_experts: int, topk: int, hidden: int, precision: str = "fp8",
+    num_ranks: int,
+    tokens: int,
+    num_experts: int,
+    topk: int,
+    hidden: int,
+    precision: str = "fp8",
     groups: int = 1,
-) -> LayerWork:  # fmt: skip
+) -> LayerWork:
     """Uniform routing spread evenly over ranks and tokens; parameters as of `uniform_work`.
 
     It is for tokens that each stand for many. Few tokens drawn at random would vary as those of a

@@ -26,9 +26,9 @@ from replay.studies.validate import (
     tile_order,
     trtllm_alltoall,
 )
-from replay.studies.validate.table import Table
+from replay.studies.validate.table import MeasurementTable
 
-TABLES: dict[str, Table] = {
+TABLES: dict[str, MeasurementTable] = {
     table.name: table
     for table in (
         links.TABLE,

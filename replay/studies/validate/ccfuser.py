@@ -25,10 +25,11 @@ from replay.model.work.placement import place
 from replay.schemes.ep.ccfuser.blocks import TILE_ROWS, BlockPairs
 from replay.schemes.ep.ccfuser.kernels import gemm2_and_put, get_and_gemm1
 from replay.studies.validate.bench import Bench
-from replay.studies.validate.table import Bound, Row, Table, has
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, has
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints
+    from replay.model.machine.machine import Machine
 
 SYSTEM, GPUS = "dgx-a100", 4
 TOKENS, ROW_BYTES = 16384, 2048  # of each GPU; FP16
@@ -48,7 +49,7 @@ def exchanged_GB_per_s() -> float:
     return float(TOKENS * ROW_BYTES / ms_per_share / 1e6)
 
 
-def predict(bench: Bench, row: Row) -> float:
+def predict(bench: Bench, row: MeasurementRow) -> float:
     """Predict a time in microseconds."""
     plain = bench.system(SYSTEM)
     link = plain.link
@@ -60,7 +61,7 @@ def predict(bench: Bench, row: Row) -> float:
     return bench.time_us(system, GPUS, partial(_kernel, work_of(row), row))
 
 
-def work_of(row: Row) -> LayerWork:
+def work_of(row: MeasurementRow) -> LayerWork:
     """Routing in which every rank has the row's tiles, and as many of them of other ranks."""
     local, remote, experts = row["tiles"] - row["remote_tiles"], row["remote_tiles"], _experts(row)
     expert, source = [], []
@@ -80,11 +81,11 @@ def work_of(row: Row) -> LayerWork:
     )
 
 
-def _experts(row: Row) -> int:
+def _experts(row: MeasurementRow) -> int:
     return int(row["experts_per_gpu"])
 
 
-def _kernel(work: LayerWork, row: Row, machine: Machine, start: Ints) -> Ints:
+def _kernel(work: LayerWork, row: MeasurementRow, machine: Machine, start: Ints) -> Ints:
     """Add one kernel; as released, kernel 2 multiplies the tiles of a paired block twice."""
     blocks = BlockPairs.of(work, padded=True)
     pool = machine.sms.pool("sm", machine.sms.count)
@@ -93,7 +94,7 @@ def _kernel(work: LayerWork, row: Row, machine: Machine, start: Ints) -> Ints:
     return gemm2_and_put(work, machine, blocks, pool, start, repeats=True)
 
 
-TABLE = Table(
+TABLE = MeasurementTable(
     name="ccfuser",
     title="CCFuser's two fused kernels, 4 x A100 whose GPUs exchange 8 GB/s",
     size="remote_tiles",

@@ -21,11 +21,12 @@ from replay.model.work.layer import ExpertShape
 from replay.model.work.precision import SCALE_BLOCK
 from replay.studies.validate.bench import Bench, one_rank
 from replay.studies.validate.skew import draws
-from replay.studies.validate.table import Bound, Row, Table, has
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, has
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints
+    from replay.model.machine.machine import Machine
     from replay.model.machine.notes import Read
     from replay.model.work.layer import LayerWork
 
@@ -57,17 +58,17 @@ TRTLLM_ELEMENTWISE_FP8 = 9
 TUNED_TOKENS = 8192  # most tokens that the MoE operator's autotuner looks at
 
 
-def machine_of(row: Row) -> str:
+def machine_of(row: MeasurementRow) -> str:
     """Preset of the machine that a row was measured on; tables of one machine do not name it."""
     return str(row.setting.get("system", SYSTEM))
 
 
-def is_blackwell(row: Row) -> bool:
+def is_blackwell(row: MeasurementRow) -> bool:
     """Tell whether a row was measured on Blackwell."""
     return machine_of(row) == "hgx-b200"
 
 
-def _is_fp8(row: Row) -> bool:
+def _is_fp8(row: MeasurementRow) -> bool:
     return bool(row["gemm_dtype"] == "fp8_block")
 
 
@@ -76,9 +77,7 @@ def _quantise_bytes(rows: Any, columns: int) -> Any:
     return rows * (3 * columns + columns // 32)
 
 
-def one_matrix(
-    m: int, n: int, k: int, precision: str, num_sms: int
-) -> Callable[[Machine, Ints], None]:
+def one_matrix(m: int, n: int, k: int, precision: str, num_sms: int) -> Callable[[Machine, Ints], None]:
     """A multiplication on so many SMs, for `Bench.time_us`; nothing is quantised."""
 
     def build(machine: Machine, start: Ints) -> None:
@@ -102,7 +101,7 @@ ROOM_OF_ONE_READER = Fraction(4, 3)
 SCALE_KERNELS = 4
 
 
-def found_operands(system: System, row: Row) -> list[Read]:
+def found_operands(system: System, row: MeasurementRow) -> list[Read]:
     """Operands that a call finds in the L2 cache, since little was read after them."""
     m, n, k = row["m"], row["n"], row["k"]
     dtype, compute, l2 = "fp8" if _is_fp8(row) else "bf16", system.compute, system.l2
@@ -114,8 +113,9 @@ def found_operands(system: System, row: Row) -> list[Read]:
         copies = min(-(-l2.num_bytes // weights), WEIGHT_COPIES)
         rows = m * k * (3 if dtype == "fp8" else 2)
         between = {
-            "activations": rows + weights + results, "weights": rows + copies * weights + results,
-        }  # fmt: skip
+            "activations": rows + weights + results,
+            "weights": rows + copies * weights + results,
+        }
     widest = max(columns for _, columns in system.spec.compute.bf16_blocks.value)
     has_one_reader = {"activations": n <= widest, "weights": m <= SMALL_TILE}
     found: list[Read] = []
@@ -126,7 +126,7 @@ def found_operands(system: System, row: Row) -> list[Read]:
     return found
 
 
-def predict_gemm(bench: Bench, row: Row) -> float:
+def predict_gemm(bench: Bench, row: MeasurementRow) -> float:
     """Predict a time in microseconds; that of FP8 has the quantisation of the activations."""
     fp8 = _is_fp8(row)
     library = LIBRARY_FP8[row["library"]] if fp8 else {}
@@ -149,7 +149,7 @@ def predict_gemm(bench: Bench, row: Row) -> float:
     return bench.time_us(system, 1, build)
 
 
-def outliers(size: str, rows: Sequence[Row]) -> list[bool]:
+def outliers(size: str, rows: Sequence[MeasurementRow]) -> list[bool]:
     """Mark rows that took more than 1.35 times as long as a larger size of the same shape.
 
     A library could have padded to the larger size. Such rows are glitches of the collection
@@ -165,7 +165,7 @@ def outliers(size: str, rows: Sequence[Row]) -> list[bool]:
         All rows of the table.
     """
 
-    def shape(row: Row) -> tuple[Any, ...]:
+    def shape(row: MeasurementRow) -> tuple[Any, ...]:
         return tuple(value for column, value in row.setting.items() if column != size)
 
     points: dict[tuple[Any, ...], list[tuple[int, float]]] = {}
@@ -184,7 +184,7 @@ gemm_outliers = partial(outliers, "m")
 skew_outliers = partial(outliers, "global_tokens")
 
 
-def _even_rows(row: Row) -> Ints:
+def _even_rows(row: MeasurementRow) -> Ints:
     """Rows of the measured rank's experts under balanced routing, (local expert,)."""
     num_experts, num_ranks = row["num_experts"], row["ep_size"]
     local, num_pairs = num_experts // num_ranks, row["global_tokens"] * row["topk"]
@@ -194,12 +194,12 @@ def _even_rows(row: Row) -> Ints:
     return np.bincount(np.arange(num_local_pairs) % local, minlength=local)
 
 
-def _measured_rows(row: Row) -> list[Ints]:
+def _measured_rows(row: MeasurementRow) -> list[Ints]:
     """Rows of the measured rank's experts, (local expert,), one array per run of the mean."""
     return [_even_rows(row)] if row["distribution"] == "balanced" else draws(row)
 
 
-def _tuned_rows(row: Row) -> int:
+def _tuned_rows(row: MeasurementRow) -> int:
     """Rows per expert that the library's autotuner chose the kernels for.
 
     It tries them on even routing, for numbers of tokens that are powers of two, and takes the next
@@ -210,12 +210,12 @@ def _tuned_rows(row: Row) -> int:
     return int(-(-pairs // row["num_experts"]))
 
 
-def _is_small(row: Row) -> bool:
+def _is_small(row: MeasurementRow) -> bool:
     """Tell whether some experts of the layer have no row, so that their weights are not read."""
     return bool(row["global_tokens"] * row["topk"] < row["num_experts"])
 
 
-def predict_moe(bench: Bench, row: Row) -> float:
+def predict_moe(bench: Bench, row: MeasurementRow) -> float:
     """Predict a time in microseconds of the fused operator: sort, expand, two GEMMs, finish."""
     precision = "fp8" if row["moe_dtype"] == "fp8_block" else "bf16"
     system = bench.system(machine_of(row), overheads__kernel_gap_stream_us=GRAPH_GAP_US)
@@ -235,7 +235,7 @@ ROUTING_KERNELS, SORT_KERNELS, SORTED_AT_ONCE, GROUP_KERNELS = 1, 3, 256, 1
 INDEX_BYTES = 4
 
 
-def _sorted(row: Row, machine: Machine, start: Ints, others: int) -> Ints:
+def _sorted(row: MeasurementRow, machine: Machine, start: Ints, others: int) -> Ints:
     """Add the kernels that sort tokens by experts, and others: (rank,) marks of their end."""
     pairs = np.array([row["global_tokens"] * row["topk"]])
     sorting = SORT_KERNELS if row["global_tokens"] > SORTED_AT_ONCE else 1
@@ -244,7 +244,7 @@ def _sorted(row: Row, machine: Machine, start: Ints, others: int) -> Ints:
     return start
 
 
-def _moe_deepgemm(work: LayerWork, row: Row, machine: Machine, start: Ints) -> Ints:
+def _moe_deepgemm(work: LayerWork, row: MeasurementRow, machine: Machine, start: Ints) -> Ints:
     """Add the kernels of an operator whose FP8 experts are DeepGEMM's: (rank,) marks of their end.
 
     So on Blackwell: expanded rows go into a masked buffer, quantised on their way, and results out
@@ -254,9 +254,7 @@ def _moe_deepgemm(work: LayerWork, row: Row, machine: Machine, start: Ints) -> I
     hidden, rows = work.shape.hidden, np.array([work.num_tokens])
     tokens, pool = np.array([row["global_tokens"]]), machine.sms.pool("sm", machine.sms.count)
     wide = rows * 2 * hidden
-    at = machine.memory_kernel(
-        Kind.PERMUTE, MemoryTraffic(wide, wide, rows), _sorted(row, machine, start, 0)
-    )
+    at = machine.memory_kernel(Kind.PERMUTE, MemoryTraffic(wide, wide, rows), _sorted(row, machine, start, 0))
     expert_of_pair = 2 * INDEX_BYTES * tokens * row["topk"]
     at = machine.memory_kernel(Kind.PERMUTE, expert_of_pair, at)
     quantised = MemoryTraffic(wide, _quantise_bytes(rows, hidden) - wide, rows)
@@ -269,7 +267,7 @@ def _moe_deepgemm(work: LayerWork, row: Row, machine: Machine, start: Ints) -> I
     return machine.memory_kernel(Kind.UNPERMUTE, MemoryTraffic(wide, tokens * 2 * hidden), at)
 
 
-def _moe(work: LayerWork, row: Row, machine: Machine, start: Ints) -> Ints:
+def _moe(work: LayerWork, row: MeasurementRow, machine: Machine, start: Ints) -> Ints:
     """Add the operator's kernels: (rank,) marks of their end."""
     hidden, rows = work.shape.hidden, np.array([work.num_tokens])
     fp8 = work.precision.gemm == "fp8"
@@ -289,16 +287,14 @@ def _moe(work: LayerWork, row: Row, machine: Machine, start: Ints) -> Ints:
         at = machine.delay(Kind.LAYOUT, machine.costs.warp_scan(work.num_experts), at)
     pool = machine.sms.pool("sm", machine.sms.count)
     tuned = _tuned_rows(row)
-    at = gemm_kernel(
-        machine, work, Gemm.first(work, fused_activation=False), pool, at, tuned_rows=tuned
-    ).end
+    at = gemm_kernel(machine, work, Gemm.first(work, fused_activation=False), pool, at, tuned_rows=tuned).end
     at = machine.memory_kernel(Kind.ACTIVATION, slower * activation_bytes(work), at)
     at = gemm_kernel(machine, work, Gemm.second(work), pool, at, tuned_rows=tuned).end
     finished = MemoryTraffic(slower * rows * 2 * hidden, tokens * 2 * hidden)
     return machine.memory_kernel(Kind.UNPERMUTE, finished, at)
 
 
-GEMM = Table(
+GEMM = MeasurementTable(
     name="gemm",
     title="Dense GEMM, BF16 (cuBLAS) and block-scaled FP8 (TensorRT-LLM, DeepGEMM), H100",
     size="m",
@@ -321,7 +317,7 @@ GEMM_FEW_TILES = replace(
     ),
 )
 
-MOE_SKEWED = Table(
+MOE_SKEWED = MeasurementTable(
     name="moe_skewed",
     title="Expert computation of one rank (TensorRT-LLM), skewed routing, H100",
     size="global_tokens",
@@ -376,7 +372,7 @@ MOE_UNGATED = replace(
     ),
 )
 
-MOE = Table(
+MOE = MeasurementTable(
     name="moe_compute",
     title="Expert computation of one rank (TensorRT-LLM), balanced routing, H100",
     size="global_tokens",

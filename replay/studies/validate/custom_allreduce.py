@@ -15,10 +15,11 @@ from replay.model.machine.kinds import DISPATCH, Kind
 from replay.studies.validate.bench import Bench
 from replay.studies.validate.nccl import timed
 from replay.studies.validate.symmetric_memory import in_graph
-from replay.studies.validate.table import Bound, Prediction, Row, Table, has
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, Prediction, has
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints
+    from replay.model.machine.machine import Machine
 
 SYSTEM = "dgx-h100"
 MOST_BYTES = 64 << 20  # engines leave this size and larger ones to NCCL
@@ -35,21 +36,18 @@ def build(name: str, nbytes: int, copies: bool, machine: Machine, start: Ints) -
     return KERNELS[name](CollectiveCall(machine, DISPATCH, "all_reduce", nbytes), begun)
 
 
-def predict(bench: Bench, row: Row) -> Prediction:
+def predict(bench: Bench, row: MeasurementRow) -> Prediction:
     """Predict a time in microseconds."""
     system, n, nbytes = bench.system(SYSTEM), row["num_gpus"], row["bytes"]
     alone = bench.once(("nccl", n, nbytes), lambda: timed(bench, SYSTEM, "all_reduce", n, nbytes))
     found = [alone._replace(kernel=f"NCCL {alone.kernel}")]
     if nbytes < MOST_BYTES:
         copies = row["framework"] in COPIES
-        found += [
-            Prediction(bench.time_us(system, n, partial(build, name, nbytes, copies)), name)
-            for name in KERNELS
-        ]
+        found += [Prediction(bench.time_us(system, n, partial(build, name, nbytes, copies)), name) for name in KERNELS]
     return min(found)
 
 
-TABLE = Table(
+TABLE = MeasurementTable(
     name="custom_allreduce",
     title="One-shot, two-shot and NCCL all-reduce of inference engines, 2, 4 and 8 x H100",
     size="bytes",

@@ -18,7 +18,7 @@ from pydantic import JsonValue
 
 from hwmodel.units import PS_PER_US
 from replay.experiments.serve.iteration import Load
-from replay.experiments.serve.setup import Setup
+from replay.experiments.serve.setup import ServingSetup
 from replay.experiments.serve.spec import InferSpec
 from replay.model.compute.dense_kernels import BF16
 from replay.model.machine.kinds import COMBINE, DISPATCH, Kind
@@ -27,12 +27,13 @@ from replay.model.work.precision import Precision
 from replay.schemes.ep.nccl_allgather import NcclAllGather
 from replay.schemes.ep.nvls import Nvls
 from replay.studies.validate.bench import uniform_work
-from replay.studies.validate.table import Bound, Row, Table
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable
 from tracegen.models import load
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints
+    from replay.model.machine.machine import Machine
     from replay.studies.validate.bench import Bench
     from tracegen import ModelShape
 
@@ -60,7 +61,7 @@ IN_A_ROW: Mapping[str, tuple[Kind, ...]] = {
 """Kernels of an MoE layer in their order, by the kinds of their tasks."""
 
 
-def predict(bench: Bench, row: Row) -> float:
+def predict(bench: Bench, row: MeasurementRow) -> float:
     """Predict a time in microseconds."""
     system = bench.system(row["system"], overheads__kernel_gap_stream_us=0.0)
     if row["kernel"] == "whole step":
@@ -79,14 +80,14 @@ def predict(bench: Bench, row: Row) -> float:
     return bench.once(key, lambda: _in_a_layer(bench, system, row, work))[row["kernel"]]
 
 
-def _work(shape: ModelShape, row: Row) -> LayerWork:
+def _work(shape: ModelShape, row: MeasurementRow) -> LayerWork:
     experts, gpus = shape.num_experts, row["ep_size"]
     drawn = uniform_work(gpus, row["tokens_per_rank"], experts, shape.topk, shape.hidden, "bf16")
     expert = ExpertShape(shape.hidden, shape.moe_intermediate, shape.gated)
     return drawn.replaced(shape=expert, precision=SUMS[row["engine"]])
 
 
-def _alone(row: Row, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+def _alone(row: MeasurementRow, work: LayerWork, machine: Machine, start: Ints) -> Ints:
     """A collective of GPUs that all come at once."""
     gathers = row["kernel"] == "all-gather"
     scheme = SCHEMES[row["engine"]]
@@ -95,7 +96,7 @@ def _alone(row: Row, work: LayerWork, machine: Machine, start: Ints) -> Ints:
     return ends
 
 
-def _in_a_layer(bench: Bench, system: System, row: Row, work: LayerWork) -> dict[str, float]:
+def _in_a_layer(bench: Bench, system: System, row: MeasurementRow, work: LayerWork) -> dict[str, float]:
     """Time of each kernel of a layer, from the end of the one before; mean over the GPUs."""
 
     def build(machine: Machine, start: Ints) -> Ints:
@@ -117,7 +118,7 @@ def _in_a_layer(bench: Bench, system: System, row: Row, work: LayerWork) -> dict
 # ---- beside the MoE layer ------------------------------------------------------------------------
 
 
-def _product(system: System, row: Row, n: int, k: int) -> int:
+def _product(system: System, row: MeasurementRow, n: int, k: int) -> int:
     sms = system.sm.num_sms
     return int(system.compute.gemm_time_ps(row["tokens_per_rank"], n, k, "bf16", sms))
 
@@ -128,28 +129,28 @@ def _heads(shape: ModelShape) -> tuple[int, int, int]:
     return heads, shape.num_kv_heads or heads, shape.head_dim or shape.hidden // heads
 
 
-def _projections(system: System, shape: ModelShape, row: Row) -> int:
+def _projections(system: System, shape: ModelShape, row: MeasurementRow) -> int:
     heads, kv_heads, width = _heads(shape)
     return _product(system, row, (heads + 2 * kv_heads) * width, shape.hidden)
 
 
-def _output(system: System, shape: ModelShape, row: Row) -> int:
+def _output(system: System, shape: ModelShape, row: MeasurementRow) -> int:
     heads, _, width = _heads(shape)
     return _product(system, row, shape.hidden, heads * width)
 
 
-def _gate(system: System, shape: ModelShape, row: Row) -> int:
+def _gate(system: System, shape: ModelShape, row: MeasurementRow) -> int:
     return _product(system, row, shape.num_experts, shape.hidden)
 
 
-def _attention(system: System, shape: ModelShape, row: Row) -> int:
+def _attention(system: System, shape: ModelShape, row: MeasurementRow) -> int:
     heads, kv_heads, width = _heads(shape)
     tokens, positions = row["tokens_per_rank"], row["tokens_per_rank"] * row["positions"]
     values = (tokens * heads + positions * kv_heads) * 2 * width
     return int(system.attention.decode_ps(4 * positions * heads * width, values * BF16))
 
 
-BESIDE: Mapping[str, Callable[[System, ModelShape, Row], int]] = {
+BESIDE: Mapping[str, Callable[[System, ModelShape, MeasurementRow], int]] = {
     "queries keys values": _projections,
     "attention": _attention,
     "output": _output,
@@ -157,29 +158,37 @@ BESIDE: Mapping[str, Callable[[System, ModelShape, Row], int]] = {
 }
 
 
-def _step_us(bench: Bench, row: Row) -> float:
+def _step_us(bench: Bench, row: MeasurementRow) -> float:
     """An iteration of `infer` in which all GPUs decode as many requests."""
     tokens, positions = row["tokens_per_rank"], row["positions"]
     scheme = SCHEMES[row["engine"]]
     spec = InferSpec(
-        model=row["model"], system=row["system"], overrides=bench.overrides, scheme=scheme.name,
-        options=dataclasses.asdict(scheme.options), decode_gpus=row["ep_size"], requests=tokens,
-        prompt=positions, output=1, sample_layers=1, precision="bf16",
-    )  # fmt: skip
-    times = Setup.of(spec).times["decode"]
+        model=row["model"],
+        system=row["system"],
+        overrides=bench.overrides,
+        scheme=scheme.name,
+        options=dataclasses.asdict(scheme.options),
+        decode_gpus=row["ep_size"],
+        requests=tokens,
+        prompt=positions,
+        output=1,
+        sample_layers=1,
+        precision="bf16",
+    )
+    times = ServingSetup.of(spec).times["decode"]
     load = Load(tokens, 1, tokens * positions)
     return times.time_ps([load] * times.num_workers) / PS_PER_US
 
 
-def _exchanges(row: Row) -> bool:
+def _exchanges(row: MeasurementRow) -> bool:
     return row["kernel"] in ("all-gather", "reduce-scatter")
 
 
-def _is(*kernels: str) -> Callable[[Row], bool]:
+def _is(*kernels: str) -> Callable[[MeasurementRow], bool]:
     return lambda row: row["kernel"] in kernels
 
 
-TABLE = Table(
+TABLE = MeasurementTable(
     name="decode_ledger",
     title="Decoding of Qwen3-30B under a CUDA graph, Megatron-LM and vLLM, 4 x GB200",
     size="tokens_per_rank",

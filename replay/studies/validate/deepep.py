@@ -21,10 +21,11 @@ from replay.schemes.ep.deepep.messages import NODE_GPUS
 from replay.schemes.ep.deepep.normal import DeepEp, DeepEpOptions
 from replay.schemes.ep.staged import Stages, through
 from replay.studies.validate.bench import Bench, Build, even_work, uniform_work
-from replay.studies.validate.table import Bound, Row, Table, has
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, has
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.base import Scheme
 
@@ -36,7 +37,7 @@ DOUBTFUL_GPUS = 64  # of the source's normal rows
 INTERNODE_RINGS = {"ring_tokens": 512, "rdma_ring_tokens": 128}  # as the benchmark sets them
 
 
-def _normal(bench: Bench, row: Row, replayed: Callable[[LayerWork], float]) -> float:
+def _normal(bench: Bench, row: MeasurementRow, replayed: Callable[[LayerWork], float]) -> float:
     """Time of a normal kernel, by replay or continued from replays of fewer tokens.
 
     As in the benchmark, tokens keep to four nodes where there are more.
@@ -59,24 +60,25 @@ def _normal(bench: Bench, row: Row, replayed: Callable[[LayerWork], float]) -> f
     return whole + (whole - half) * further
 
 
-def predict(bench: Bench, row: Row) -> float:
+def predict(bench: Bench, row: MeasurementRow) -> float:
     """Predict a kernel's time in microseconds, the notify kernel included."""
     options = DeepEpOptions(
-        num_sms=row["num_sms"], cached_layout=True, dispatch_chunk=TUNED_CHUNK,
-        combine_chunk=TUNED_CHUNK, ring_tokens=RING_TOKENS,
-    )  # fmt: skip
-    phase, system = getattr(DeepEp(options), row["phase"]), bench.system(row["system"])
-    return _normal(
-        bench, row, lambda work: bench.time_us(system, row["ep_size"], partial(phase, work))
+        num_sms=row["num_sms"],
+        cached_layout=True,
+        dispatch_chunk=TUNED_CHUNK,
+        combine_chunk=TUNED_CHUNK,
+        ring_tokens=RING_TOKENS,
     )
+    phase, system = getattr(DeepEp(options), row["phase"]), bench.system(row["system"])
+    return _normal(bench, row, lambda work: bench.time_us(system, row["ep_size"], partial(phase, work)))
 
 
-def predict_low_latency(bench: Bench, row: Row) -> float:
+def predict_low_latency(bench: Bench, row: MeasurementRow) -> float:
     """Predict a kernel's time in microseconds."""
     return whole_way_us(bench, row, LowLatencyDeepEp(), row.work())
 
 
-def whole_way_us(bench: Bench, row: Row, scheme: Scheme, work: LayerWork) -> float:
+def whole_way_us(bench: Bench, row: MeasurementRow, scheme: Scheme, work: LayerWork) -> float:
     """Time of both parts of a way of kernels like the low-latency ones."""
     phase: Callable[..., Stages] = getattr(scheme, row["phase"])
 
@@ -87,7 +89,7 @@ def whole_way_us(bench: Bench, row: Row, scheme: Scheme, work: LayerWork) -> flo
     return bench.time_us(bench.of_nodes(row["system"], n), n, build)
 
 
-def predict_internode(bench: Bench, row: Row) -> float:
+def predict_internode(bench: Bench, row: MeasurementRow) -> float:
     """Predict a transmit time in microseconds; the notify kernel is measured apart."""
     scheme = DeepEp().with_options({"num_sms": row["num_sms"], **INTERNODE_RINGS})
     kernel = scheme.dispatch_kernel if row["phase"] == "dispatch" else scheme.combine_kernel
@@ -95,7 +97,7 @@ def predict_internode(bench: Bench, row: Row) -> float:
     return _normal(bench, row, lambda work: bench.time_us(system, n, partial(kernel, work)))
 
 
-def predict_internode_notify(bench: Bench, row: Row) -> float:
+def predict_internode_notify(bench: Bench, row: MeasurementRow) -> float:
     """Predict the time of a notify kernel, of a call whose layout is known, in microseconds."""
     n = row["ep_size"]
     system = bench.of_nodes(row["system"], n)
@@ -107,7 +109,7 @@ def predict_internode_notify(bench: Bench, row: Row) -> float:
     return bench.time_us(system, n, build) - gap
 
 
-def is_doubtful(rows: Sequence[Row]) -> list[bool]:
+def is_doubtful(rows: Sequence[MeasurementRow]) -> list[bool]:
     """(row,): whether it is of so many GPUs that the source contradicts the library's README.
 
     There a token takes 2.3 times what it has for them, and no less with more SMs.
@@ -115,7 +117,7 @@ def is_doubtful(rows: Sequence[Row]) -> list[bool]:
     return [row["ep_size"] >= DOUBTFUL_GPUS for row in rows]
 
 
-TABLE = Table(
+TABLE = MeasurementTable(
     name="deepep_normal",
     title="DeepEP V1 normal kernels, 8 x H100",
     size="tokens_per_rank",
@@ -139,7 +141,7 @@ B200 = replace(
     systems=BLACKWELL,
     bounds=BOUNDS_BLACKWELL,
 )
-LOW_LATENCY = Table(
+LOW_LATENCY = MeasurementTable(
     name="deepep_low_latency",
     title="DeepEP V1 low-latency kernels, 8 x H100",
     size="tokens_per_rank",

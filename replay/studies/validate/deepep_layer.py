@@ -29,8 +29,9 @@ from replay.studies.validate.bench import Bench, Build, one_rank
 
 if TYPE_CHECKING:
     from hwmodel import System
+    from replay.model.arrays import Ints
     from replay.model.compute.weight_gradients import Projection
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.work.kernel_lists import Engine, EngineKernel
 
 GPUS, EXPERTS, TOPK, TOKENS = 64, 256, 8, 4096
@@ -46,7 +47,7 @@ ENGINES = ("sglang", "vllm")  # stacks whose layers give results
 
 
 @dataclass(frozen=True)
-class Line:
+class KernelLine:
     """One kernel.
 
     Attributes
@@ -71,11 +72,14 @@ def _sizes(work: LayerWork) -> stack.StackSizes:
     tokens = np.array([TOKENS])
     return replace(
         stack.StackSizes.of(work),
-        tokens=tokens, copies=np.rint(tokens * COPIES_PER_TOKEN).astype(np.int64),
-        ids=stack.LONG_BYTES * TOPK, ids32=stack.INT_BYTES * TOPK,
-        weights=stack.FLOAT_BYTES * TOPK, places=stack.LONG_BYTES * TOPK,
+        tokens=tokens,
+        copies=np.rint(tokens * COPIES_PER_TOKEN).astype(np.int64),
+        ids=stack.LONG_BYTES * TOPK,
+        ids32=stack.INT_BYTES * TOPK,
+        weights=stack.FLOAT_BYTES * TOPK,
+        places=stack.LONG_BYTES * TOPK,
         places32=stack.INT_BYTES * TOPK,
-    )  # fmt: skip
+    )
 
 
 class Profile:
@@ -90,7 +94,7 @@ class Profile:
         gap = self._system.overheads.kernel_gap_ps() / PS_PER_US
         return self._bench.time_us(self._system, 1, build) - gap
 
-    def listed(self, kernels: tuple[EngineKernel, ...], sizes: stack.StackSizes) -> list[Line]:
+    def listed(self, kernels: tuple[EngineKernel, ...], sizes: stack.StackSizes) -> list[KernelLine]:
         """Lines of a stack's list."""
         lines = []
         for kernel in map(stack.StackKernel, kernels):
@@ -100,14 +104,10 @@ class Profile:
                 return machine.memory_kernel(kernel.kind, kernel.traffic(sizes), start)
 
             published = PUBLISHED.get(kernel.name, "")
-            lines.append(
-                Line(kernel.name, kernel.moves, nbytes[0] / 1e6, self.kernel_us(build), published)
-            )
+            lines.append(KernelLine(kernel.name, kernel.moves, nbytes[0] / 1e6, self.kernel_us(build), published))
         return lines
 
-    def gemm(
-        self, name: str, work: LayerWork, gemm: Gemm, published: str, layout: str = "contiguous"
-    ) -> Line:
+    def gemm(self, name: str, work: LayerWork, gemm: Gemm, published: str, layout: str = "contiguous") -> KernelLine:
         """Line of one grouped GEMM."""
 
         def build(machine: Machine, start: Ints) -> Ints:
@@ -119,23 +119,29 @@ class Profile:
         weights = work.num_experts * gemm.n * gemm.k
         nbytes = weights + rows * (gemm.k + 4 * gemm.k // 128 + gemm.out_bytes)
         formula = f"{rows} rows, {gemm.k} -> {gemm.n}"
-        return Line(name, formula, nbytes / 1e6, self.kernel_us(build), published)
+        return KernelLine(name, formula, nbytes / 1e6, self.kernel_us(build), published)
 
 
-def _layout(profile: Profile) -> Line:
+def _layout(profile: Profile) -> KernelLine:
     ids = np.tile(np.arange(TOPK, dtype=np.int32), (TOKENS, 1))
     work = LayerWork(
-        ids, np.zeros(TOKENS, np.int32), Placement(np.zeros(EXPERTS, np.int32), 1, "one rank"),
-        SHAPE, Precision("fp8"),
-    )  # fmt: skip
+        ids,
+        np.zeros(TOKENS, np.int32),
+        Placement(np.zeros(EXPERTS, np.int32), 1, "one rank"),
+        SHAPE,
+        Precision("fp8"),
+    )
     nbytes = TOKENS * (TOPK * notify.EXPERT_ID_BYTES + GPUS)
-    return Line(
-        "get_dispatch_layout", "tokens x ids in, tokens x GPUs out", nbytes / 1e6,
-        profile.kernel_us(partial(notify.layout, work)), "74-142",
-    )  # fmt: skip
+    return KernelLine(
+        "get_dispatch_layout",
+        "tokens x ids in, tokens x GPUs out",
+        nbytes / 1e6,
+        profile.kernel_us(partial(notify.layout, work)),
+        "74-142",
+    )
 
 
-def forward(profile: Profile, engine: Engine) -> list[Line]:
+def forward(profile: Profile, engine: Engine) -> list[KernelLine]:
     """Kernels of the forward pass in the order of their launch, DeepEP's transfers left out."""
     rows = TOKENS * TOPK * GPUS // EXPERTS
     work = one_rank([rows] * (EXPERTS // GPUS), SHAPE, "fp8")
@@ -153,7 +159,7 @@ def forward(profile: Profile, engine: Engine) -> list[Line]:
     ]
 
 
-def backward(profile: Profile) -> list[Line]:
+def backward(profile: Profile) -> list[KernelLine]:
     """GEMMs of the backward pass: input gradients of all experts, weight gradients of one."""
     rows = TOKENS * TOPK * GPUS // EXPERTS
     work = one_rank([rows] * (EXPERTS // GPUS), SHAPE, "fp8", is_backward=True)
@@ -174,11 +180,11 @@ def backward(profile: Profile) -> list[Line]:
         formula = f"one expert, {inner} x {rows} x {SHAPE.hidden}, on all SMs"
         time = profile.kernel_us(build)
         published = "560-800 (both)"
-        lines.append(Line(f"weight gradients, {name}", formula, nbytes / 1e6, time, published))
+        lines.append(KernelLine(f"weight gradients, {name}", formula, nbytes / 1e6, time, published))
     return lines
 
 
-def markdown(lines: list[Line]) -> str:
+def markdown(lines: list[KernelLine]) -> str:
     """The lines as a Markdown table."""
     table = [
         "| kernel | reads and writes | MB | replay, us | profile, us |",

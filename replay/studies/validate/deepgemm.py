@@ -36,10 +36,11 @@ from replay.schemes.ep.deepep import stack
 from replay.studies.validate.bench import Bench, one_rank
 from replay.studies.validate.compute import GRAPH_GAP_US, SYSTEM
 from replay.studies.validate.skew import draws
-from replay.studies.validate.table import Bound, Row, Table, has
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, has
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints
+    from replay.model.machine.machine import Machine
     from replay.model.work.kernel_lists import EngineKernel
     from replay.model.work.layer import LayerWork
 
@@ -58,7 +59,7 @@ def unpadded_rows(pairs: int, experts: int) -> Ints:
     return np.bincount(expert_of_tile, minlength=experts) * CONTIGUOUS_ROWS
 
 
-def measured_rows(row: Row) -> list[Ints]:
+def measured_rows(row: MeasurementRow) -> list[Ints]:
     """Rows of the rank's experts, (local expert,), one array per run that a mean is taken over."""
     if row["distribution"] != "uniform":
         return draws(row)
@@ -69,7 +70,7 @@ def measured_rows(row: Row) -> list[Ints]:
     return [np.full(experts, pairs // experts) + (np.arange(experts) < pairs % experts)]
 
 
-def predict(bench: Bench, row: Row) -> float:
+def predict(bench: Bench, row: MeasurementRow) -> float:
     """Predict a time in microseconds."""
     is_graph = row["layout"] == "masked"
     gap = {"overheads__kernel_gap_stream_us": GRAPH_GAP_US} if is_graph else {}
@@ -79,14 +80,14 @@ def predict(bench: Bench, row: Row) -> float:
     return float(np.mean([bench.time_us(system, 1, partial(build, work, row)) for work in works]))
 
 
-def _masked(work: LayerWork, row: Row, machine: Machine, start: Ints) -> Ints:
+def _masked(work: LayerWork, row: MeasurementRow, machine: Machine, start: Ints) -> Ints:
     """Add scales into order, GEMM-1, activation with quantisation, scales into order, GEMM-2."""
     slots = np.array([SLOTS * row["num_experts"]])
     pool = machine.sms.pool("sm", machine.sms.count)
     return masked_kernels(machine, work, pool, start, slots, scales_in_order=False)
 
 
-def _contiguous(work: LayerWork, row: Row, machine: Machine, start: Ints) -> Ints:
+def _contiguous(work: LayerWork, row: MeasurementRow, machine: Machine, start: Ints) -> Ints:
     """Add SGLang's kernels from its scatter to its gather, each behind its launch."""
     pool = machine.sms.pool("sm", machine.sms.count)
     # Scatter and gather pass over every token of the global batch.
@@ -112,7 +113,7 @@ def _contiguous(work: LayerWork, row: Row, machine: Machine, start: Ints) -> Int
     return run(stack.SGLANG.after_experts, at)
 
 
-TABLE = Table(
+TABLE = MeasurementTable(
     name="moe_deepgemm",
     title="Expert computation of one rank (SGLang, DeepGEMM), even and skewed routing, H100",
     size="global_tokens",

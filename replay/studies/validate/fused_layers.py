@@ -22,14 +22,15 @@ from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape, LayerWork, Precision
 from replay.schemes.ep.megamoe.scheme import MEGAMOE_HOPPER
 from replay.studies.validate.bench import Bench
-from replay.studies.validate.table import Bound, Row, Table, has
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, has
 
 if TYPE_CHECKING:
     from replay.engine import Timeline
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints
+    from replay.model.machine.machine import Machine
 
 
-def predict(bench: Bench, row: Row) -> float:
+def predict(bench: Bench, row: MeasurementRow) -> float:
     """Predict a time in microseconds."""
     timeline = _timeline(bench, row, row["lag_units"])
     if row["measure"] == "kernel":
@@ -38,12 +39,12 @@ def predict(bench: Bench, row: Row) -> float:
     return float(timeline.visible_ps[pulled].max()) / PS_PER_US
 
 
-def predict_alone(bench: Bench, row: Row) -> float:
+def predict_alone(bench: Bench, row: MeasurementRow) -> float:
     """Predict the time on one GPU in microseconds."""
     return _timeline(bench, row, 0).makespan_ps / PS_PER_US
 
 
-def _timeline(bench: Bench, row: Row, lag_units: int) -> Timeline:
+def _timeline(bench: Bench, row: MeasurementRow, lag_units: int) -> Timeline:
     work = work_of(row)
     scheme: Any = MEGAMOE_HOPPER.with_options({"schedule": row["order"], "lag_units": lag_units})
 
@@ -54,16 +55,19 @@ def _timeline(bench: Bench, row: Row, lag_units: int) -> Timeline:
     return bench.timeline(bench.system(row["system"]), row["ep_size"], build)
 
 
-def work_of(row: Row) -> LayerWork:
+def work_of(row: MeasurementRow) -> LayerWork:
     """Its routing."""
     drawn = row.work()
     return LayerWork(
-        drawn.expert_ids, drawn.source_rank.astype(np.int32), drawn.placement,
-        ExpertShape(row["hidden"], row["intermediate"]), Precision("fp8", dispatch="fp8"),
-    )  # fmt: skip
+        drawn.expert_ids,
+        drawn.source_rank.astype(np.int32),
+        drawn.placement,
+        ExpertShape(row["hidden"], row["intermediate"]),
+        Precision("fp8", dispatch="fp8"),
+    )
 
 
-TABLE = Table(
+TABLE = MeasurementTable(
     name="fused_layers",
     title="MegaMoE's kernel for Hopper, 8 x H100",
     size="tokens_per_rank",
@@ -77,7 +81,7 @@ TABLE = Table(
     schemes=("megamoe-hopper",),
 )
 
-ALONE = Table(
+ALONE = MeasurementTable(
     name="fused_kernel",
     title="MegaMoE's kernel for Hopper in waves, one GPU",
     size="tokens_per_rank",

@@ -14,7 +14,7 @@ from replay.model.work.batch import tokens_of_each
 if TYPE_CHECKING:
     from hwmodel import System
     from tracegen import RoutingTrace
-    from tracegen.imitate.resemblance import Row
+    from tracegen.imitate.resemblance import StatisticRow
 
 SCHEMES = ("nccl-alltoall", "deepep", "flux", "dysharp")
 """One row per expert, one per GPU, one that overlaps, one that uses the switch."""
@@ -142,7 +142,7 @@ def compare_times(
     imitated: Mapping[str, float],
     independent: Mapping[str, float],
     floors: Mapping[str, float] | None = None,
-) -> list[Row]:
+) -> list[StatisticRow]:
     """Rows of mean layer times, as they stand beside statistics.
 
     Parameters
@@ -152,12 +152,12 @@ def compare_times(
     floors
         From :func:`tracegen.imitate.floors.floors`.
     """
-    from tracegen.imitate.resemblance import Row
+    from tracegen.imitate.resemblance import StatisticRow
 
     rows = []
     for name, time in real.items():
         scheme, _, tokens = name.removeprefix("layer_time_").rpartition("_")
         label = f"mean layer time: {scheme}, {tokens} tokens a rank, us"
         floor = None if floors is None else floors.get(name)
-        rows.append(Row(name, label, time, 0.0, imitated[name], independent[name], floor))
+        rows.append(StatisticRow(name, label, time, 0.0, imitated[name], independent[name], floor))
     return rows

@@ -8,10 +8,11 @@ import numpy as np
 
 from replay.model.machine.kinds import DISPATCH
 from replay.studies.validate.bench import Bench
-from replay.studies.validate.table import Bound, Row, Table, has
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, has
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints
+    from replay.model.machine.machine import Machine
 
 NUM_GPUS = 8
 MESSAGE_BYTES = 1 << 20  # small against a transfer, large against a packet
@@ -25,7 +26,7 @@ PATTERNS = {  # (source, target) GPUs of the data
 }
 
 
-def predict(bench: Bench, row: Row) -> float:
+def predict(bench: Bench, row: MeasurementRow) -> float:
     """Predict the payload's rate per GPU and direction, in GB/s."""
     pairs = np.array(PATTERNS[row["pattern"]], dtype=np.int64)
     chosen = pairs[np.arange(NUM_MESSAGES * len(pairs)) % len(pairs)]
@@ -42,7 +43,7 @@ def predict(bench: Bench, row: Row) -> float:
     return float(len(chosen) / streams * MESSAGE_BYTES / time_us / 1e3)
 
 
-TABLE = Table(
+TABLE = MeasurementTable(
     name="links",
     title="NVLink bandwidth, 8 x H800 and 8 x H100",
     size="bandwidth_GB_per_s",

@@ -16,10 +16,11 @@ import numpy as np
 from hwmodel.units import PS_PER_US
 from replay.model.machine.kinds import COMBINE, DISPATCH
 from replay.studies.validate.bench import Bench
-from replay.studies.validate.table import Bound, Row, Table, has
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, has
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints
+    from replay.model.machine.machine import Machine
 
 SCALE_BYTES = 32 * 4  # of an FP8 row in its benchmark: scale_dim x scale_type_size
 CHOICE_BYTES = 4 + 4  # an expert's id and its weight
@@ -27,7 +28,7 @@ SOURCE_BYTES = 4  # where the row is from
 MOST_MESSAGES = 256  # of a pair, so that each waits for the one before it and little more
 
 
-def predict(bench: Bench, row: Row) -> float:
+def predict(bench: Bench, row: MeasurementRow) -> float:
     """Predict a time in microseconds."""
     system, num_gpus = bench.system(row["system"]), row["ep_size"]
     copies = row.work(row["precision"]).matrix("copies")
@@ -47,7 +48,7 @@ def predict(bench: Bench, row: Row) -> float:
     return bench.time_us(system, num_gpus, build) + beside
 
 
-def _row_bytes(row: Row) -> int:
+def _row_bytes(row: MeasurementRow) -> int:
     """Bytes of a row with all that goes with it."""
     values = row["hidden"] * (2 if row["precision"] == "bf16" else 1)
     if row["kernel"] == "combine":
@@ -56,7 +57,7 @@ def _row_bytes(row: Row) -> int:
     return int(values + scales + CHOICE_BYTES * row["topk"] + SOURCE_BYTES)
 
 
-TABLE = Table(
+TABLE = MeasurementTable(
     name="mori_ep",
     title="MoRI's dispatch and combine over the links of 2, 4 and 8 MI300X and MI355X",
     size="tokens_per_rank",

@@ -19,10 +19,11 @@ from replay.model.collectives.pair_rules import rules_on
 from replay.model.collectives.point_to_point import all_to_all
 from replay.model.machine.kinds import DISPATCH
 from replay.studies.validate.bench import Bench
-from replay.studies.validate.table import Bound, Prediction, Row, Table, has
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, Prediction, has
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints
+    from replay.model.machine.machine import Machine
 
 MEGABYTE = 1 << 20
 SCHEMES = ("nccl-alltoall", "megatron", "megatron-allgather", "tutel", "fastermoe")
@@ -60,12 +61,12 @@ def timed(bench: Bench, system: str, collective: str, num_gpus: int, nbytes: int
     return Prediction(bench.time_us(bench.system(system), num_gpus, added), names[0])
 
 
-def predict(bench: Bench, row: Row) -> Prediction:
+def predict(bench: Bench, row: MeasurementRow) -> Prediction:
     """Predict a time in microseconds."""
     return timed(bench, row["system"], row["collective"], row["num_gpus"], row["bytes"])
 
 
-def predict_bus(bench: Bench, row: Row) -> Prediction:
+def predict_bus(bench: Bench, row: MeasurementRow) -> Prediction:
     """Predict a bus bandwidth in GB/s."""
     what, nbytes = collective_of(row["collective"]), row["bytes"]
     algorithm = library.find(row["algorithm"])
@@ -80,7 +81,7 @@ def predict_bus(bench: Bench, row: Row) -> Prediction:
     return Prediction(bus, names[0])
 
 
-TABLE = Table(
+TABLE = MeasurementTable(
     name="nccl_collectives",
     title="NCCL collectives, 2, 4 and 8 x H100",
     size="bytes",
@@ -101,7 +102,7 @@ B200 = replace(
         Bound("less than 1 MB", 10, lambda row: row["bytes"] < MEGABYTE),
     ),
 )
-BUS = Table(
+BUS = MeasurementTable(
     name="nccl_bus_bandwidth",
     title="Bus bandwidth of large collectives by number of GPUs, H100, H200 and H800",
     size="bytes",

@@ -13,17 +13,17 @@ from __future__ import annotations
 from replay.schemes.ep.nccl_ep import NcclEp
 from replay.studies.validate.bench import Bench
 from replay.studies.validate.deepep import whole_way_us
-from replay.studies.validate.table import Bound, Row, Table, has
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, has
 
 
-def predict(bench: Bench, row: Row) -> float:
+def predict(bench: Bench, row: MeasurementRow) -> float:
     """Predict a bandwidth in GB/s."""
     work = row.work("bf16")
     time_us = whole_way_us(bench, row, NcclEp(), work)
     return float(row["tokens_per_rank"] * row["topk"] * work.dispatch_row_bytes / time_us / 1000)
 
 
-TABLE = Table(
+TABLE = MeasurementTable(
     name="nccl_ep",
     title="NCCL EP's low-latency kernels, 8 to 64 x H100 on one to eight nodes",
     size="ep_size",

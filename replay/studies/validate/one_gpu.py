@@ -23,12 +23,12 @@ from replay.model.work.stacks.costs import load_costs
 from replay.model.work.stacks.stack import Stack
 from replay.model.work.transformer_layer import Sizes
 from replay.studies.validate.bench import Bench
-from replay.studies.validate.table import Bound, Row, Table, measurements
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, measurements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from replay.model.compute.dense_kernels import Kernels
+    from replay.model.compute.dense_kernels import DenseKernels
     from replay.model.work.kernel_lists import ListedOperation
 
 SYSTEM = "hgx-h200"
@@ -41,18 +41,28 @@ MOST_OF_HOSTS = 8192  # tokens up to which the host is behind its GPU
 BF16 = 2  # bytes of a value
 
 
-def sizes_of(row: Row) -> KernelSizes:
+def sizes_of(row: MeasurementRow) -> KernelSizes:
     """Sizes of a step."""
     tokens, heads = row["tokens"], row["heads"]
     return KernelSizes(
-        tokens=tokens, hidden=row["hidden"], experts=row["experts"], topk=row["top_k"], heads=heads,
-        kv_heads=heads, width=row["hidden"] // heads, local=row["experts"],
-        rows=tokens * row["top_k"], copies=tokens, inner=row["width"], vocab=row["vocabulary"],
-        parameters=EACH_LAYER * row["layers"] + ENDS, trained=row["parameters"],
-    )  # fmt: skip
+        tokens=tokens,
+        hidden=row["hidden"],
+        experts=row["experts"],
+        topk=row["top_k"],
+        heads=heads,
+        kv_heads=heads,
+        width=row["hidden"] // heads,
+        local=row["experts"],
+        rows=tokens * row["top_k"],
+        copies=tokens,
+        inner=row["width"],
+        vocab=row["vocabulary"],
+        parameters=EACH_LAYER * row["layers"] + ENDS,
+        trained=row["parameters"],
+    )
 
 
-def passes(row: Row, stack: Stack) -> list[tuple[bool, list[ListedOperation]]]:
+def passes(row: MeasurementRow, stack: Stack) -> list[tuple[bool, list[ListedOperation]]]:
     """Launches of a step, in order: of the forward pass, and of what follows."""
     sizes, layers = sizes_of(row), row["layers"]
 
@@ -71,23 +81,22 @@ def passes(row: Row, stack: Stack) -> list[tuple[bool, list[ListedOperation]]]:
     ]
 
 
-def attend(row: Row, machine: Machine) -> Callable[[Kernels], None]:
+def attend(row: MeasurementRow, machine: Machine) -> Callable[[DenseKernels], None]:
     """Attention itself, causal, in sequences."""
     sizes, attention = sizes_of(row), machine.system.attention
     counted = Sizes(row["tokens"], row["sequence"], False, attention.tile_rows, attention.tile_keys)
-    scores = Scores(*(
-        np.array([count])
-        for count in (sizes.heads * counted.pairs, sizes.heads * counted.blocks, counted.longest)
-    ))  # fmt: skip
+    scores = Scores(
+        *(np.array([count]) for count in (sizes.heads * counted.pairs, sizes.heads * counted.blocks, counted.longest))
+    )
 
-    def add(kernels: Kernels) -> None:
+    def add(kernels: DenseKernels) -> None:
         nbytes = (1 + kernels.is_backward) * 4 * sizes.tokens * sizes.heads * sizes.width * BF16
         kernels.attention(scores, sizes.width, sizes.width, np.array([nbytes]))
 
     return add
 
 
-def stack_of(row: Row, speed: float = 1.0) -> Stack:
+def stack_of(row: MeasurementRow, speed: float = 1.0) -> Stack:
     """Plain PyTorch as a row runs it."""
     kernels = load("pytorch")
     variant = row["variant"]
@@ -107,12 +116,10 @@ def _add_us(run: int) -> Iterator[float]:
             yield one.measured
 
 
-def predict(bench: Bench, row: Row) -> float:
+def predict(bench: Bench, row: MeasurementRow) -> float:
     """Predict a step in milliseconds, from an idle GPU to an idle GPU."""
     system = bench.system(row["system"])
-    stack = stack_of(
-        row, system.host.speed.value * bench.once("speeds of runs", speeds)[row["run"]]
-    )
+    stack = stack_of(row, system.host.speed.value * bench.once("speeds of runs", speeds)[row["run"]])
     graph = GraphBuilder(KIND_NAMES)
     machine = Machine(system, graph, 1, launch="eager")
     machine.host.end_graph()
@@ -120,28 +127,33 @@ def predict(bench: Bench, row: Row) -> float:
     known: dict[tuple[object, ...], int] = {}
     for is_backward, rows in passes(row, stack):
         kernels = ListedKernels(
-            machine, "bf16", end, is_backward=is_backward, known=known, stack=stack,
+            machine,
+            "bf16",
+            end,
+            is_backward=is_backward,
+            known=known,
+            stack=stack,
             attend=attend(row, machine),
-        )  # fmt: skip
+        )
         kernels.run(rows)
         end = kernels.end
     return schedule(graph.build()).makespan_ps / (1000 * PS_PER_US)
 
 
-def is_graph(row: Row) -> bool:
+def is_graph(row: MeasurementRow) -> bool:
     """Tell whether a graph held both passes."""
     return GRAPHS[row["variant"]] != "none"
 
 
-def _is_long(row: Row) -> bool:
+def _is_long(row: MeasurementRow) -> bool:
     return not is_graph(row) and row["tokens"] > MOST_OF_HOSTS
 
 
-def _by_host(run: int) -> Callable[[Row], bool]:
+def _by_host(run: int) -> Callable[[MeasurementRow], bool]:
     return lambda row: not is_graph(row) and not _is_long(row) and row["run"] == run
 
 
-TABLE = Table(
+TABLE = MeasurementTable(
     name="one_gpu_steps",
     title="Training steps of a small MoE transformer on one GPU (PyTorch), H200",
     size="tokens",
@@ -156,9 +168,24 @@ TABLE = Table(
     systems=(SYSTEM,),
     file="steps",
     others=(
-        "busiest_over_mean", "low_ms", "high_ms", "row_ms", "host_ms", "graph_host_ms",
-        "forward_host_ms", "backward_host_ms", "optimizer_host_ms", "launches", "stream_waits",
-        "last_launch_ms", "kernels", "copies", "fills", "kernel_ms", "active_ms", "span_ms",
+        "busiest_over_mean",
+        "low_ms",
+        "high_ms",
+        "row_ms",
+        "host_ms",
+        "graph_host_ms",
+        "forward_host_ms",
+        "backward_host_ms",
+        "optimizer_host_ms",
+        "launches",
+        "stream_waits",
+        "last_launch_ms",
+        "kernels",
+        "copies",
+        "fills",
+        "kernel_ms",
+        "active_ms",
+        "span_ms",
         "idle_ms",
     ),
-)  # fmt: skip
+)

@@ -24,30 +24,31 @@ from replay.model.compute.row_tiles import row_tiles
 from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape
 from replay.studies.validate.bench import Bench, one_rank
-from replay.studies.validate.table import Bound, Row, Table, has
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, has
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints
+    from replay.model.machine.machine import Machine
 
 TYPES = {"bf16": "bf16", "tf32": "fp32", "fp8": "fp8"}
 WARPS = {(128, 128, 4): (2, 2), (128, 128, 8): (4, 2), (128, 256, 8): (2, 4)}
 SHARED_BYTES = 227 << 10  # of an SM, for blocks (CUDA C++ programming guide, capability 9.0)
 
 
-def path_of(row: Row) -> OperandPath:
+def path_of(row: MeasurementRow) -> OperandPath:
     """Path of the operands of a kernel."""
     height, width, _ = tile_of(row)
     path = PATHS[f"{row['instruction']}+{row['path'].lower()}"]
     return replace(path, warps=WARPS[height, width, row["warps"]])
 
 
-def tile_of(row: Row) -> tuple[int, int, int]:
+def tile_of(row: MeasurementRow) -> tuple[int, int, int]:
     """Rows and columns of a tile, and values of a step."""
     height, width, depth = (int(side) for side in row["tile"].split("x"))
     return height, width, depth
 
 
-def predict(bench: Bench, row: Row) -> float:
+def predict(bench: Bench, row: MeasurementRow) -> float:
     """Predict a time in microseconds."""
     dtype = TYPES[row["dtype"]]
     height, width, depth = tile_of(row)
@@ -64,14 +65,21 @@ def predict(bench: Bench, row: Row) -> float:
         tiles = row_tiles(machine, work, gemm, sms, height, "matrix")
         tiles.block_n[:] = width
         gemm_tasks(
-            machine, work, gemm, tiles, machine.sms.pool("sm", sms), start[tiles.rank],
-            raster="groups", resident_blocks=blocks, path=path_of(row),
-        )  # fmt: skip
+            machine,
+            work,
+            gemm,
+            tiles,
+            machine.sms.pool("sm", sms),
+            start[tiles.rank],
+            raster="groups",
+            resident_blocks=blocks,
+            path=path_of(row),
+        )
 
     return bench.time_us(system, 1, build)
 
 
-TABLE = Table(
+TABLE = MeasurementTable(
     name="operand_gemms",
     title="One product by each path of operands (Triton), H100 and H200",
     size="warps",

@@ -58,12 +58,19 @@ def errors_table(tables: Sequence[SavedTable]) -> Table:
     """Errors of every part of every table, with its bound."""
     rows = [
         (
-            table.name, part.name, part.count, part.mean, part.median, part.p95, part.bias,
-            part.bound_mean_percent, "yes" if part.holds else "MISSED",
+            table.name,
+            part.name,
+            part.count,
+            part.mean,
+            part.median,
+            part.p95,
+            part.bias,
+            part.bound_mean_percent,
+            "yes" if part.holds else "MISSED",
         )
         for table in tables
         for part in table.parts
-    ]  # fmt: skip
+    ]
     return Table("errors", "Errors by table and part", [*ERROR_COLUMNS, Column("holds")], rows)
 
 

@@ -8,16 +8,16 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError, unknown
-from replay.studies.validate.table import Row, predictions
+from replay.studies.validate.table import MeasurementRow, predictions
 from tracegen.shared.display.content import Column
 from tracegen.shared.display.content import Table as Shown
 
 if TYPE_CHECKING:
     from replay.studies.validate.bench import Bench
-    from replay.studies.validate.table import Table
+    from replay.studies.validate.table import MeasurementTable
 
 
-def rows_at(table: Table, changes: Mapping[str, Sequence[str]]) -> list[Row]:
+def rows_at(table: MeasurementTable, changes: Mapping[str, Sequence[str]]) -> list[MeasurementRow]:
     """Settings of a table with other values of some columns, each once, in the table's order.
 
     Raises
@@ -30,18 +30,16 @@ def rows_at(table: Table, changes: Mapping[str, Sequence[str]]) -> list[Row]:
     for column in changes:
         if column not in columns:
             raise unknown(f"column of table {table.name}", column, columns)
-    given = [
-        [(column, _value(table, column, one)) for one in changes[column]] for column in changes
-    ]
-    found: dict[tuple[Any, ...], Row] = {}
+    given = [[(column, _value(table, column, one)) for one in changes[column]] for column in changes]
+    found: dict[tuple[Any, ...], MeasurementRow] = {}
     for values in product(*given):
         for row in every:
             setting = {**row.setting, **dict(values)}
-            found.setdefault(tuple(setting.values()), Row(table.name, 0, setting, math.nan))
+            found.setdefault(tuple(setting.values()), MeasurementRow(table.name, 0, setting, math.nan))
     return list(found.values())
 
 
-def _value(table: Table, column: str, text: str) -> Any:
+def _value(table: MeasurementTable, column: str, text: str) -> Any:
     is_number = isinstance(table.rows()[0][column], int)
     if is_number and not text.isdecimal():
         message = f"--at {column}={text}: column {column!r} of table {table.name} has whole numbers"
@@ -49,7 +47,7 @@ def _value(table: Table, column: str, text: str) -> Any:
     return int(text) if is_number else text
 
 
-def lines(table: Table, changes: Mapping[str, Sequence[str]], bench: Bench) -> list[list[str]]:
+def lines(table: MeasurementTable, changes: Mapping[str, Sequence[str]], bench: Bench) -> list[list[str]]:
     """Cells of a heading, and of each setting with its prediction."""
     rows = rows_at(table, changes)
     predicted = predictions(table, bench, rows)
@@ -64,7 +62,7 @@ def lines(table: Table, changes: Mapping[str, Sequence[str]], bench: Bench) -> l
     ]
 
 
-def shown(table: Table, lines: list[list[str]]) -> Shown:
+def shown(table: MeasurementTable, lines: list[list[str]]) -> Shown:
     """The same for a terminal."""
     columns = [Column(heading, form="s") for heading in lines[0]]
     return Shown(f"{table.name}-at", table.title, columns, lines[1:])

@@ -22,24 +22,25 @@ from replay.schemes.ep.deepep.messages import NODE_GPUS
 from replay.schemes.ep.hybrid_ep import kernels as hybrid
 from replay.schemes.ep.hybrid_ep.scheme import HybridEpOptions
 from replay.studies.validate.bench import Bench
-from replay.studies.validate.table import Bound, Row, Table, has
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, has
 
 if TYPE_CHECKING:
     from replay.engine import Timeline
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
 
 BETWEEN = "-ib"  # of the name of a machine of several nodes
 NAMED_BYTES = 12  # an expert's id and weight, per choice, as DeepEP's test counts them
 FEWEST_SMS = 4
 
-Replayed = Callable[[Bench, Row, "LayerWork"], float]
+Replayed = Callable[[Bench, MeasurementRow, "LayerWork"], float]
 
 
-def _bandwidth(bench: Bench, row: Row, replayed: Replayed) -> float:
+def _bandwidth(bench: Bench, row: MeasurementRow, replayed: Replayed) -> float:
     """GB/s that the GPUs receive in the mean; `replayed` gives microseconds.
 
-    Between nodes a row counts once for each (token, node), the own one included.
+    Between nodes a row counts once for each (token, node), its own one included.
     """
     work, gpus = row.work(row["rows"]), row["num_gpus"]
     is_dispatch = row["phase"] == "dispatch"
@@ -55,7 +56,7 @@ def _bandwidth(bench: Bench, row: Row, replayed: Replayed) -> float:
     return float(received) / replayed(bench, row, work) / 1000
 
 
-def _hybrid_us(bench: Bench, row: Row, work: LayerWork) -> float:
+def _hybrid_us(bench: Bench, row: MeasurementRow, work: LayerWork) -> float:
     """From the first row that leaves, or is asked for, to the last that has come."""
     add = hybrid.dispatch if row["phase"] == "dispatch" else hybrid.combine
 
@@ -71,16 +72,14 @@ def _hybrid_us(bench: Bench, row: Row, work: LayerWork) -> float:
     return _span_us(timeline, Kind.COMBINE_SEND, Kind.COMBINE_RECEIVE)
 
 
-def _elastic_us(bench: Bench, row: Row, work: LayerWork) -> float:
+def _elastic_us(bench: Bench, row: MeasurementRow, work: LayerWork) -> float:
     """From the kernel's begin to the end of its last barrier."""
     is_dispatch = row["phase"] == "dispatch"
 
     def build(machine: Machine, start: Ints) -> None:
         sms = machine.sms.channels("elastic", row["num_sms"])
         if is_dispatch:
-            elastic_kernels.dispatch(
-                work, machine, sms, start, is_cached=False, expands=False, host_waits=False
-            )
+            elastic_kernels.dispatch(work, machine, sms, start, is_cached=False, expands=False, host_waits=False)
         else:
             elastic_kernels.combine(work, machine, sms, start, expands=False)
 
@@ -96,7 +95,7 @@ def _span_us(timeline: Timeline, first: Kind, last: Kind) -> float:
     return float(span) / 1e6
 
 
-HYBRID_EP = Table(
+HYBRID_EP = MeasurementTable(
     name="hybrid_ep",
     title="HybridEP's kernels alone, 8 x B200, 8 to 36 x GB200",
     size="num_gpus",
@@ -109,9 +108,9 @@ HYBRID_EP = Table(
     measured="bandwidth_GB_per_s",
     systems=("hgx-b200", "gb200-nvl72"),
     schemes=("hybrid-ep",),
-)  # fmt: skip
+)
 
-HYBRID_EP_INTERNODE = Table(
+HYBRID_EP_INTERNODE = MeasurementTable(
     name="hybrid_ep_internode",
     title="HybridEP's kernels alone, 16 to 64 x H100 on two to eight nodes",
     size="num_gpus",
@@ -124,7 +123,7 @@ HYBRID_EP_INTERNODE = Table(
     schemes=("hybrid-ep",),
 )
 
-DEEPEP_V2 = Table(
+DEEPEP_V2 = MeasurementTable(
     name="deepep_v2",
     title="DeepEP V2's kernels without epilogue, 8 x B200",
     size="num_sms",

@@ -64,21 +64,29 @@ def shown(outcomes: Sequence[Outcome]) -> list[Table]:
             found = [numbers[key] if numbers["count"] else None for key in MEASURED]
             errors.append(
                 (
-                    table.name, bound.name, int(numbers["count"]), *found, bound.mape_percent,
+                    table.name,
+                    bound.name,
+                    int(numbers["count"]),
+                    *found,
+                    bound.mape_percent,
                     "" if held else "MISSED",
                 )
-            )  # fmt: skip
+            )
         num_left_out = int(outcome.left_out.sum())
         if num_left_out:
             nothing = [None] * (len(MEASURED) + 1)
             errors.append((table.name, "outliers, left out by rule", num_left_out, *nothing, ""))
         worst += [
             (
-                table.name, outcome.label(index), outcome.rows[index].measured,
-                float(outcome.predicted[index]), table.unit, float(outcome.errors_percent[index]),
+                table.name,
+                outcome.label(index),
+                outcome.rows[index].measured,
+                float(outcome.predicted[index]),
+                table.unit,
+                float(outcome.errors_percent[index]),
             )
             for index in outcome.worst(3)
-        ]  # fmt: skip
+        ]
     return [
         Table(
             "errors",

@@ -14,12 +14,12 @@ import numpy as np
 
 from replay.studies.uncertainty.residuals import BLACKWELL, POINTS, UNVALIDATED
 from replay.studies.validate.nccl import MEGABYTE
-from replay.studies.validate.table import Floats, Outcome, Row, has
+from replay.studies.validate.table import Floats, MeasurementRow, Outcome, has
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-Holds = Callable[[Row], bool]
+Holds = Callable[[MeasurementRow], bool]
 
 UNFITTED = (
     "deepep_v2",
@@ -33,9 +33,7 @@ UNFITTED = (
 
 
 def _collective(*, is_exchange: bool, is_large: bool) -> Holds:
-    return lambda row: (
-        (row["collective"] == "alltoall") == is_exchange and (row["bytes"] >= MEGABYTE) == is_large
-    )
+    return lambda row: (row["collective"] == "alltoall") == is_exchange and (row["bytes"] >= MEGABYTE) == is_large
 
 
 def _other(column: str, value: str) -> Holds:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tracegen.shared.display.frames import flat
-from tracegen.shared.display.shown import Shown
+from tracegen.shared.display.shown import Exhibit
 
 
 class SavedPart(BaseModel):
@@ -74,7 +74,7 @@ class SavedTable(BaseModel):
     rows: list[SavedMeasurement]
 
 
-class SavedValidation(BaseModel, Shown):
+class SavedValidation(BaseModel, Exhibit):
     """All tables that were predicted."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False, populate_by_name=True)

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints
-    from replay.studies.validate.table import Row
+    from replay.model.arrays import Counts, Ints
+    from replay.studies.validate.table import MeasurementRow
 
 SEED, NUM_DRAWS = 20260821, 10
 # Of the power law, the collector's; the largest load is in units of the number of tokens.
@@ -24,9 +24,7 @@ SMALLEST_LOAD, LARGEST_LOAD = 1.0, 0.8
 SCARCE_LOADS = (0.01, 2.0)  # the same where there are no more pairs than experts
 
 
-def power_law(
-    quantile: npt.NDArray[np.float64], alpha: float, low: float, high: float
-) -> npt.NDArray[np.float64]:
+def power_law(quantile: npt.NDArray[np.float64], alpha: float, low: float, high: float) -> npt.NDArray[np.float64]:
     """Loads of experts with density proportional to ``load ** -alpha`` between two bounds.
 
     Parameters
@@ -48,7 +46,7 @@ def power_law(
     return loads
 
 
-def power_law_rows(row: Row, rng: np.random.Generator) -> Ints:
+def power_law_rows(row: MeasurementRow, rng: np.random.Generator) -> Ints:
     """Rows of the busiest rank's experts in one draw, without padding: (local expert,)."""
     tokens, experts, topk = row["global_tokens"], row["num_experts"], row["topk"]
     low, high = (SMALLEST_LOAD, LARGEST_LOAD * tokens) if tokens * topk > experts else SCARCE_LOADS
@@ -61,7 +59,7 @@ def power_law_rows(row: Row, rng: np.random.Generator) -> Ints:
     return busiest
 
 
-def _even_out(rows: Ints, missing: int, most: int) -> None:
+def _even_out(rows: Counts, missing: int, most: int) -> None:
     """Add `missing` rows one at a time, rank by rank, to the expert with the fewest rows.
 
     If it is negative, rows are taken from the expert with the most. An expert has at most `most`.
@@ -75,7 +73,7 @@ def _even_out(rows: Ints, missing: int, most: int) -> None:
                 missing -= step
 
 
-def draws(row: Row) -> list[Ints]:
+def draws(row: MeasurementRow) -> list[Ints]:
     """Rows of the measured rank's experts, (local expert,), one array per draw."""
     rng = np.random.default_rng(SEED)
     return [power_law_rows(row, rng) for _ in range(NUM_DRAWS)]

@@ -18,11 +18,12 @@ from replay.model.collectives.multimem_kernels import SAMPLE
 from replay.model.machine.kinds import DISPATCH, Kind
 from replay.model.machine.times import Time
 from replay.studies.validate.bench import Bench
-from replay.studies.validate.table import Bound, Prediction, Row, Table, has
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, Prediction, has
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints
+    from replay.model.machine.machine import Machine
 
 Kernel = Callable[["Machine", int, "Ints"], "Ints"]
 
@@ -51,9 +52,7 @@ KERNELS: dict[str, Kernel] = {
     "engine two-shot": partial(_alone, two_shot.all_reduce),
 }
 IN_SWITCH: dict[str, Kernel] = {
-    "one-shot": partial(
-        _alone, partial(one_shot.in_switch, style=replace(SAMPLE, meets_after=False))
-    ),
+    "one-shot": partial(_alone, partial(one_shot.in_switch, style=replace(SAMPLE, meets_after=False))),
     "two-shot": partial(_alone, partial(multimem_kernels.exchange, style=SAMPLE)),
     "two-shot with flags": partial(_alone, multimem_kernels.all_reduce_with_flags),
 }
@@ -72,7 +71,7 @@ def _nccl(bench: Bench, system: System, num_gpus: int, nbytes: int) -> Predictio
     return Prediction(bench.time_us(system, num_gpus, build), f"NCCL {taken[0]}")
 
 
-def predict(kernels: dict[str, Kernel], bench: Bench, row: Row) -> float | Prediction:
+def predict(kernels: dict[str, Kernel], bench: Bench, row: MeasurementRow) -> float | Prediction:
     """Predict a time in microseconds."""
     system, n, nbytes = bench.system(row["system"]), row["num_gpus"], row["bytes"]
     if row["kernel"] == NCCL:
@@ -81,18 +80,16 @@ def predict(kernels: dict[str, Kernel], bench: Bench, row: Row) -> float | Predi
     return bench.time_us(system, n, lambda machine, start: run(machine, nbytes, start))
 
 
-def _part(system: str, kernel: str, *num_gpus: int) -> Callable[[Row], bool]:
-    return lambda row: bool(
-        row["system"] == system and row["kernel"] == kernel and row["num_gpus"] in num_gpus
-    )
+def _part(system: str, kernel: str, *num_gpus: int) -> Callable[[MeasurementRow], bool]:
+    return lambda row: bool(row["system"] == system and row["kernel"] == kernel and row["num_gpus"] in num_gpus)
 
 
-def _on_b200(row: Row) -> bool:
+def _on_b200(row: MeasurementRow) -> bool:
     return bool(row["system"] == B200 and row["kernel"] != NCCL)
 
 
 H100, B200 = "dgx-h100", "hgx-b200"
-TABLE = Table(
+TABLE = MeasurementTable(
     name="symmetric_memory",
     title="All-reduce of PyTorch and vLLM on registered memory, 6 and 8 x H100, 8 x B200",
     size="bytes",
@@ -109,7 +106,7 @@ TABLE = Table(
     predict=partial(predict, KERNELS),
     schemes=("nvls",),
 )
-GB200 = Table(
+GB200 = MeasurementTable(
     name="in_switch",
     title="All-reduce in the switch with four thread blocks, 4 and 8 x GB200",
     size="bytes",

@@ -24,7 +24,7 @@ NUM_WORST = 5
 
 
 @dataclass(frozen=True)
-class Row:
+class MeasurementRow:
     """One measurement.
 
     Attributes
@@ -97,10 +97,10 @@ class Bound:
 
     name: str
     mape_percent: float
-    holds: Callable[[Row], bool] = field(compare=False)
+    holds: Callable[[MeasurementRow], bool] = field(compare=False)
 
 
-def has(**settings: Any) -> Callable[[Row], bool]:
+def has(**settings: Any) -> Callable[[MeasurementRow], bool]:
     """Rows whose columns have these values; without any, all of them."""
     return lambda row: all(row[column] == value for column, value in settings.items())
 
@@ -109,7 +109,7 @@ EVERY = has()
 
 
 @dataclass(frozen=True)
-class Table:
+class MeasurementTable:
     """One file of measurements and the code that predicts its rows.
 
     Attributes
@@ -142,14 +142,14 @@ class Table:
     title: str
     size: str
     bounds: tuple[Bound, ...]
-    predict: Callable[[Bench, Row], float | Prediction]
+    predict: Callable[[Bench, MeasurementRow], float | Prediction]
     measured: str = "time_us"
-    is_outlier: Callable[[Sequence[Row]], list[bool]] | None = None
+    is_outlier: Callable[[Sequence[MeasurementRow]], list[bool]] | None = None
     systems: tuple[str, ...] = ("dgx-h100",)
     file: str = ""
     others: tuple[str, ...] = ()
     schemes: tuple[str, ...] = ()
-    belongs: Callable[[Row], bool] = EVERY
+    belongs: Callable[[MeasurementRow], bool] = EVERY
 
     @property
     def unit(self) -> str:
@@ -157,13 +157,13 @@ class Table:
         units = {"_us": "us", "_ms": "ms", "_GB_per_s": "GB/s", "_bytes": "bytes"}
         return next(unit for end, unit in units.items() if self.measured.endswith(end))
 
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[MeasurementRow, ...]:
         """All measurements of the table."""
         every = _read(self.name, self.file or self.name, self.measured, self.others)
         return tuple(filter(self.belongs, every))
 
 
-def measurements(file: str, measured: str) -> tuple[Row, ...]:
+def measurements(file: str, measured: str) -> tuple[MeasurementRow, ...]:
     """Every row of a file of measurements.
 
     Parameters
@@ -177,17 +177,13 @@ def measurements(file: str, measured: str) -> tuple[Row, ...]:
 
 
 @lru_cache
-def _read(table: str, file: str, measured: str, others: tuple[str, ...]) -> tuple[Row, ...]:
-    text = (resources.files("replay.studies.validate.measurements") / f"{file}.csv").read_text(
-        "utf-8"
-    )
+def _read(table: str, file: str, measured: str, others: tuple[str, ...]) -> tuple[MeasurementRow, ...]:
+    text = (resources.files("replay.studies.validate.measurements") / f"{file}.csv").read_text("utf-8")
     rows = []
     for line, record in enumerate(csv.DictReader(text.splitlines()), start=2):
         value = float(record.pop(measured))
-        setting = {
-            key: int(v) if v.isdecimal() else v for key, v in record.items() if key not in others
-        }
-        rows.append(Row(table, line, setting, value))
+        setting = {key: int(v) if v.isdecimal() else v for key, v in record.items() if key not in others}
+        rows.append(MeasurementRow(table, line, setting, value))
     return tuple(rows)
 
 
@@ -209,8 +205,8 @@ class Outcome:
         (row,) names of the kernels that software takes; empty where the row says it, or nobody.
     """
 
-    table: Table
-    rows: tuple[Row, ...]
+    table: MeasurementTable
+    rows: tuple[MeasurementRow, ...]
     predicted: Floats
     left_out: npt.NDArray[np.bool_]
     kernels: tuple[str, ...] = ()
@@ -235,7 +231,7 @@ class Outcome:
         errors: Floats = 100 * (self.predicted / self.measured - 1)
         return errors
 
-    def part(self, holds: Callable[[Row], bool]) -> npt.NDArray[np.bool_]:
+    def part(self, holds: Callable[[MeasurementRow], bool]) -> npt.NDArray[np.bool_]:
         """(row,) whether a row belongs to a part and counts in its statistics."""
         return np.array([holds(row) for row in self.rows], dtype=bool) & ~self.left_out
 
@@ -269,13 +265,13 @@ class Outcome:
         return [int(index) for index in order[:count] if distance[index] >= 0]
 
 
-def predictions(table: Table, bench: Bench, rows: Sequence[Row]) -> list[Prediction]:
+def predictions(table: MeasurementTable, bench: Bench, rows: Sequence[MeasurementRow]) -> list[Prediction]:
     """(row,) predicted values; the kernel is empty where software has no choice."""
     found = [table.predict(bench, row) for row in rows]
     return [one if isinstance(one, Prediction) else Prediction(one, "") for one in found]
 
 
-def predict(table: Table, bench: Bench, rows: Sequence[Row] | None = None) -> Outcome:
+def predict(table: MeasurementTable, bench: Bench, rows: Sequence[MeasurementRow] | None = None) -> Outcome:
     """Predict rows of a table, all of them by default."""
     every = table.rows()
     chosen = every if rows is None else tuple(rows)

@@ -6,22 +6,29 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
+from replay.model.arrays import Ints
 
 BLOCK_M = 128  # rows of a tile
 ORDERS = (
-    "unit:1", "unit:2", "unit:4", "unit:8", "unit:16", "unit:all",
-    "arrival:1", "arrival:2", "arrival:4", "arrival:8",
-)  # fmt: skip
+    "unit:1",
+    "unit:2",
+    "unit:4",
+    "unit:8",
+    "unit:16",
+    "unit:all",
+    "arrival:1",
+    "arrival:2",
+    "arrival:4",
+    "arrival:8",
+)
 ELEMENT_BYTES = {"bf16": 2, "fp8": 1}
 OUT_BYTES = 2  # results are BF16
 SEED = 0
 
 
 @dataclass(frozen=True)
-class Shape:
+class GroupedShape:
     """A grouped GEMM of one rank: (rows, k) x (k, n) for each of its experts, rows alike."""
 
     model: str
@@ -47,16 +54,16 @@ class Shape:
 
 
 SHAPES = (
-    Shape("mixtral-8x7b", 1, 4096, 4096, 28672),
-    Shape("mixtral-8x7b", 1, 4096, 14336, 4096),
-    Shape("mixtral-8x7b", 1, 16384, 4096, 28672),
-    Shape("mixtral-8x7b", 1, 16384, 14336, 4096),
-    Shape("qwen3-235b-a22b", 16, 2048, 4096, 3072),
-    Shape("qwen3-235b-a22b", 16, 2048, 1536, 4096),
-    Shape("glm-4.5", 20, 1664, 5120, 3072),
-    Shape("glm-4.5", 20, 1664, 1536, 5120),
-    Shape("deepseek-v3", 32, 256, 7168, 4096),
-    Shape("deepseek-v3", 32, 256, 2048, 7168),
+    GroupedShape("mixtral-8x7b", 1, 4096, 4096, 28672),
+    GroupedShape("mixtral-8x7b", 1, 4096, 14336, 4096),
+    GroupedShape("mixtral-8x7b", 1, 16384, 4096, 28672),
+    GroupedShape("mixtral-8x7b", 1, 16384, 14336, 4096),
+    GroupedShape("qwen3-235b-a22b", 16, 2048, 4096, 3072),
+    GroupedShape("qwen3-235b-a22b", 16, 2048, 1536, 4096),
+    GroupedShape("glm-4.5", 20, 1664, 5120, 3072),
+    GroupedShape("glm-4.5", 20, 1664, 1536, 5120),
+    GroupedShape("deepseek-v3", 32, 256, 7168, 4096),
+    GroupedShape("deepseek-v3", 32, 256, 2048, 7168),
 )
 """One rank's experts with whole tiles of rows: of GLM-4.5, 1638 come from 4096 tokens on 8 GPUs."""
 
@@ -75,7 +82,7 @@ class Tiles(NamedTuple):
     column: Ints
 
 
-def tile_list(shape: Shape, order: str) -> Tiles:
+def tile_list(shape: GroupedShape, order: str) -> Tiles:
     """Every tile of a GEMM once, in an order.
 
     Raises
@@ -88,11 +95,7 @@ def tile_list(shape: Shape, order: str) -> Tiles:
         message = f"order {order!r}; there are unit:G, unit:all and arrival:G with G from 1"
         raise ValueError(message)
     height = shape.row_tiles if size == "all" else int(size)
-    firsts = [
-        (expert, first)
-        for expert in range(shape.experts)
-        for first in range(0, shape.row_tiles, height)
-    ]
+    firsts = [(expert, first) for expert in range(shape.experts) for first in range(0, shape.row_tiles, height)]
     if name == "arrival":
         firsts = [firsts[place] for place in np.random.default_rng(SEED).permutation(len(firsts))]
     found = [
@@ -104,7 +107,7 @@ def tile_list(shape: Shape, order: str) -> Tiles:
     return Tiles(*np.array(found, np.int64).T)
 
 
-def distinct_orders(shape: Shape) -> list[str]:
+def distinct_orders(shape: GroupedShape) -> list[str]:
     """Orders whose lists differ from those before them."""
     seen: set[bytes] = set()
     kept = []

@@ -18,8 +18,8 @@ from replay.model.compute.tile_steps import add_steps
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
 from replay.studies.validate.bench import Bench
-from replay.studies.validate.table import Bound, Row, Table, has
-from replay.studies.validate.tile_lists import BLOCK_M, OUT_BYTES, Shape, tile_list
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, has
+from replay.studies.validate.tile_lists import BLOCK_M, OUT_BYTES, GroupedShape, tile_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,7 @@ class ListReplay(NamedTuple):
         return self.weight_bytes + self.activation_bytes
 
 
-def replayed(shape: Shape, dtype: str, order: str, system: System) -> ListReplay:
+def replayed(shape: GroupedShape, dtype: str, order: str, system: System) -> ListReplay:
     """Predict a list of tiles by the replay's model of tiles, L2 cache and memory.
 
     Tiles begin in the order of the list, each as soon as an SM is free, and read the blocks that
@@ -70,58 +70,52 @@ def replayed(shape: Shape, dtype: str, order: str, system: System) -> ListReplay
     for place, tasks in enumerate(steps):
         reads_on = place < len(steps) - 1
         columns = blocks + tiles.expert * shape.columns + tiles.column
-        machine.l2.read(
-            "weights", tasks, rank, columns, -(-weights // len(steps)), reads_on=reads_on
-        )
+        machine.l2.read("weights", tasks, rank, columns, -(-weights // len(steps)), reads_on=reads_on)
         in_rows = blocks + num_weights + tiles.row
-        machine.l2.read(
-            "activations", tasks, rank, in_rows, -(-activations // len(steps)), reads_on=reads_on
-        )
+        machine.l2.read("activations", tasks, rank, in_rows, -(-activations // len(steps)), reads_on=reads_on)
         blocks += num_weights + num_rows
-    machine.l2.write(
-        steps[-1], rank, blocks + np.arange(count), BLOCK_M * widths * OUT_BYTES
-    )  # fmt: skip
+    machine.l2.write(steps[-1], rank, blocks + np.arange(count), BLOCK_M * widths * OUT_BYTES)
     timeline = schedule(graph.build())
     cache = mechanisms(timeline, machine).cache
-    read = [
-        cache[what].first_bytes + cache[what].again_bytes for what in ("weights", "activations")
-    ]
+    read = [cache[what].first_bytes + cache[what].again_bytes for what in ("weights", "activations")]
     return ListReplay(read[0], read[1], timeline.makespan_ps / 1e12)
 
 
-def shape_of(row: Row) -> Shape:
+def shape_of(row: MeasurementRow) -> GroupedShape:
     """The GEMM of a row."""
-    return Shape(
-        row["model"], row["experts"], row["rows"], row["k"], row["n"],
+    return GroupedShape(
+        row["model"],
+        row["experts"],
+        row["rows"],
+        row["k"],
+        row["n"],
         int(row["tile"].split("x")[1]),
-    )  # fmt: skip
-
-
-def _replayed(bench: Bench, row: Row) -> ListReplay:
-    shape, dtype, order = shape_of(row), row["gemm_dtype"], row["order"]
-    system = bench.system(row["system"])
-    return bench.once(
-        (row["system"], shape, dtype, order), lambda: replayed(shape, dtype, order, system)
     )
 
 
-def predict_time(bench: Bench, row: Row) -> float:
+def _replayed(bench: Bench, row: MeasurementRow) -> ListReplay:
+    shape, dtype, order = shape_of(row), row["gemm_dtype"], row["order"]
+    system = bench.system(row["system"])
+    return bench.once((row["system"], shape, dtype, order), lambda: replayed(shape, dtype, order, system))
+
+
+def predict_time(bench: Bench, row: MeasurementRow) -> float:
     """Predict a time in microseconds."""
     return 1e6 * _replayed(bench, row).seconds
 
 
-def predict_read(bench: Bench, row: Row) -> float:
+def predict_read(bench: Bench, row: MeasurementRow) -> float:
     """Predict bytes that are read from memory."""
     return float(_replayed(bench, row).read_bytes)
 
 
-def predict_moved(bench: Bench, row: Row) -> float:
+def predict_moved(bench: Bench, row: MeasurementRow) -> float:
     """Predict bytes that are read from memory or written to it; results are written once."""
     results: int = row["experts"] * row["rows"] * row["n"] * OUT_BYTES
     return predict_read(bench, row) + results
 
 
-def _is_list(row: Row) -> bool:
+def _is_list(row: MeasurementRow) -> bool:
     """Tell whether the order is known: it is not of a library's kernel."""
     return ":" in row["order"]
 
@@ -132,7 +126,7 @@ H100, H200 = "dgx-h100", "hgx-h200"
 def _bounds(h100: tuple[float, float], h200: tuple[float, float]) -> tuple[Bound, ...]:
     """Bounds in percent of a system's lists: expert by expert, and by arrival."""
 
-    def holds(system: str, order: str) -> Callable[[Row], bool]:
+    def holds(system: str, order: str) -> Callable[[MeasurementRow], bool]:
         return lambda row: row["system"] == system and row["order"].startswith(order)
 
     return tuple(
@@ -142,7 +136,7 @@ def _bounds(h100: tuple[float, float], h200: tuple[float, float]) -> tuple[Bound
     )
 
 
-TIME = Table(
+TIME = MeasurementTable(
     name="tile_order",
     title="Grouped GEMMs by lists of tiles (Triton), H100 and H200",
     size="rows",
@@ -164,7 +158,7 @@ READ = replace(
     others=("low_us", "high_us", "time_us", "written_bytes", "l2_read_bytes"),
 )
 
-TILEOPS = Table(
+TILEOPS = MeasurementTable(
     name="tileops",
     title="TileOPs' grouped GEMM of 256 experts, row tile by row tile and in groups of 8, H200",
     size="rows",

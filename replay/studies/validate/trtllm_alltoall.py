@@ -20,15 +20,16 @@ from replay.model.work.layer import ExpertShape, LayerWork, Precision
 from replay.model.work.placement import place
 from replay.schemes.ep.trtllm import one_sided, two_sided
 from replay.studies.validate.bench import Bench
-from replay.studies.validate.table import Bound, Row, Table, has
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, has
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints
+    from replay.model.machine.machine import Machine
 
 MOST_TOKENS = 1024
 
 
-def predict(bench: Bench, row: Row) -> float:
+def predict(bench: Bench, row: MeasurementRow) -> float:
     """Predict a time in microseconds."""
     tokens: int = row["tokens_per_rank"]
     if tokens <= MOST_TOKENS:
@@ -37,7 +38,7 @@ def predict(bench: Bench, row: Row) -> float:
     return whole + (tokens - MOST_TOKENS) * (whole - half) / (MOST_TOKENS // 2)
 
 
-def _time_us(bench: Bench, row: Row, tokens: int) -> float:
+def _time_us(bench: Bench, row: MeasurementRow, tokens: int) -> float:
     phase, side = row["phase"], row["side"]
     setting = (row["ep_size"], tokens, row["num_experts"], row["topk"], row["hidden"], row["rows"])
 
@@ -50,7 +51,7 @@ def _time_us(bench: Bench, row: Row, tokens: int) -> float:
         elif phase == "prepare":
             two_sided.prepare(work, machine, start)
         else:
-            grid = two_sided.Grid.of(machine.num_ranks, machine.sms.count)
+            grid = two_sided.QueueGrid.of(machine.num_ranks, machine.sms.count)
             move = two_sided.dispatch if phase == "dispatch" else two_sided.combine
             move(work, machine, sms, grid, start)
 
@@ -61,9 +62,7 @@ def _time_us(bench: Bench, row: Row, tokens: int) -> float:
 
 
 @lru_cache(maxsize=32)
-def even_ranks(
-    num_ranks: int, tokens: int, num_experts: int, topk: int, hidden: int, precision: str
-) -> LayerWork:
+def even_ranks(num_ranks: int, tokens: int, num_experts: int, topk: int, hidden: int, precision: str) -> LayerWork:
     """Routing of the benchmark: expert k of a token is on GPU k, modulo their number.
 
     Where there are more GPUs than choices, tokens take groups of these in turn.
@@ -81,7 +80,7 @@ def even_ranks(
     )
 
 
-TABLE = Table(
+TABLE = MeasurementTable(
     name="trtllm_alltoall",
     title="TensorRT-LLM's NVLink all-to-all, 4 and 8 x GB200",
     size="tokens_per_rank",

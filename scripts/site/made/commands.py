@@ -53,8 +53,7 @@ def pages() -> Iterator[Made]:
 def _list(found: Iterable[tuple[tuple[str, ...], Any]]) -> str:
     """Commands with the first paragraph of what each says."""
     return "".join(
-        f"[`moereplay {' '.join(words)}`]({page_of(words)}.md)\n"
-        f": {escaped(_paragraphs(command.help or '')[0])}\n\n"
+        f"[`moereplay {' '.join(words)}`]({page_of(words)}.md)\n: {escaped(_paragraphs(command.help or '')[0])}\n\n"
         for words, command in found
     )
 

@@ -38,11 +38,7 @@ SHOWN_LINES = 400  # of a table of measurements; longer ones are shown as far as
 
 def documents() -> list[str]:
     """Paths of all documents, relative to the repository."""
-    found = [
-        path.relative_to(ROOT).as_posix()
-        for folder in FOLDERS
-        for path in sorted((ROOT / folder).rglob("*.md"))
-    ]
+    found = [path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.md"))]
     return [*SINGLE, *(path for path in found if path not in TEMPLATES)]
 
 

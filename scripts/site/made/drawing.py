@@ -49,8 +49,7 @@ def svg(graph: Merged, title: str, anchor: str) -> str:
     places = [_place(step, row) for step, row in zip(graph.steps, rows, strict=True)]
     for kind, pairs in (("arrow", graph.arrows), ("arrow return", graph.returns)):
         lines += [
-            f'<path class="{kind}" marker-end="url(#{anchor}-tip)" '
-            f'd="{_way(places[one], places[other])}"/>'
+            f'<path class="{kind}" marker-end="url(#{anchor}-tip)" d="{_way(places[one], places[other])}"/>'
             for one, other in pairs
         ]
     lines += [_box(step, place) for step, place in zip(graph.steps, places, strict=True)]

@@ -192,9 +192,11 @@ def _word(value: Any) -> str:
 def _number(schema: Mapping[str, Any], kind: str) -> str:
     bounds = []
     for key, words in (
-        ("minimum", "at least"), ("exclusiveMinimum", "more than"),
-        ("maximum", "at most"), ("exclusiveMaximum", "less than"),
-    ):  # fmt: skip
+        ("minimum", "at least"),
+        ("exclusiveMinimum", "more than"),
+        ("maximum", "at most"),
+        ("exclusiveMaximum", "less than"),
+    ):
         if key in schema:
             bounds.append(f"{words} {_plain(schema[key])}")
     return ", ".join([kind, *([" and ".join(bounds)] if bounds else [])])

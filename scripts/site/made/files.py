@@ -47,7 +47,7 @@ def models() -> Mapping[str, Shown]:
     from replay.experiments.train.spec import TrainSpec
     from replay.model.work.transformer_shape import LayerShape
     from replay.steps.plan import ParallelPlan
-    from replay.studies.sweeps.study import Claim, Column, Free, Grid, Study
+    from replay.studies.sweeps.study import Claim, Free, Grid, QuantityColumn, Study
     from tracegen.generate import GENERATORS
     from tracegen.library.catalogue import Entry
     from tracegen.library.settings import FileSettings
@@ -62,7 +62,7 @@ def models() -> Mapping[str, Shown]:
         "layer": Shown(LayerShape, prose),
         "study": Shown(Study, ("name", "grids")),
         "grid": Shown(Grid),
-        "column": Shown(Column),
+        "column": Shown(QuantityColumn),
         "claim": Shown(Claim),
         "free": Shown(Free),
         "plan": Shown(ParallelPlan),

@@ -116,9 +116,7 @@ def merged(graph: TaskGraph, timeline: Timeline) -> Merged:
     inside: dict[tuple[Kind, int], list[int]] = defaultdict(list)
     for task, box in boxes.items():
         inside[box].append(task)
-    start = {
-        box: sum(int(timeline.start_ps[t]) for t in ts) / len(ts) for box, ts in inside.items()
-    }
+    start = {box: sum(int(timeline.start_ps[t]) for t in ts) / len(ts) for box, ts in inside.items()}
     order = sorted(inside, key=lambda box: (start[box], box[0], box[1]))
     place = {box: number for number, box in enumerate(order)}
     pairs = {(place[one], place[other]) for one, other in edges}
@@ -126,21 +124,22 @@ def merged(graph: TaskGraph, timeline: Timeline) -> Merged:
     needed = networkx.transitive_reduction(forward).edges if pairs else []
     steps = [
         Step(
-            KINDS[box[0]].phase or "", *said(box[0]), box[1], len(inside[box]),
+            KINDS[box[0]].phase or "",
+            *said(box[0]),
+            box[1],
+            len(inside[box]),
             min(int(timeline.start_ps[task]) for task in inside[box]),
             max(int(timeline.end_ps[task]) for task in inside[box]),
         )
         for box in order
-    ]  # fmt: skip
+    ]
     return Merged(steps, sorted(needed), sorted(pair for pair in pairs if pair[0] > pair[1]))
 
 
 Box = tuple[Kind, int]
 
 
-def _boxes(
-    graph: TaskGraph, kinds: list[Kind | None]
-) -> tuple[dict[int, Box], set[tuple[Box, Box]]]:
+def _boxes(graph: TaskGraph, kinds: list[Kind | None]) -> tuple[dict[int, Box], set[tuple[Box, Box]]]:
     """Box of every task that has one, and the pairs of boxes that wait for one another."""
     waits = _waits(graph)
     boxes: dict[int, Box] = {}

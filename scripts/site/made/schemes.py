@@ -51,8 +51,7 @@ def pages() -> Iterator[Made]:
 def _list() -> str:
     """Every scheme with its summary."""
     return "".join(
-        f"[{escaped(scheme.name)}]({name}.md)\n: {escaped(scheme.summary)}\n\n"
-        for name, scheme in schemes().items()
+        f"[{escaped(scheme.name)}]({name}.md)\n: {escaped(scheme.summary)}\n\n" for name, scheme in schemes().items()
     )
 
 
@@ -117,9 +116,7 @@ def graph_of(name: str) -> tuple[Merged, int]:
 def _graph(scheme: Scheme) -> str:
     graph, num_tasks = graph_of(scheme.name)
     title = f"One layer under {scheme.name}: {len(graph.steps)} steps"
-    returns = (
-        " Dashed arrows lead back to a step whose tasks go on in turn." if graph.returns else ""
-    )
+    returns = " Dashed arrows lead back to a step whose tasks go on in turn." if graph.returns else ""
     return (
         f"{svg(graph, title, anchor_of('graph', scheme.name))}\n"
         f"One layer on {RANKS} GPUs with {TOKENS} tokens each and {TOPK} of {EXPERTS} experts per "
@@ -140,9 +137,11 @@ def _traffic(scheme: Scheme) -> str:
     own, back = TRAFFIC[scheme.traffic], TRAFFIC[way_back(scheme.traffic)]
     network = NETWORK[scheme.network]
     rows = [
-        ("dispatch, uplink", own.up), ("dispatch, downlink", own.down),
-        ("combine, uplink", back.down), ("combine, downlink", back.up),
-    ]  # fmt: skip
+        ("dispatch, uplink", own.up),
+        ("dispatch, downlink", own.down),
+        ("combine, uplink", back.down),
+        ("combine, downlink", back.up),
+    ]
     if scheme.network:
         rows += [("dispatch, out of the NIC", network.out), ("dispatch, into the NIC", network.in_)]
     between = f"Between NVLink domains: {escaped(network.moves)}.\n"
@@ -266,8 +265,7 @@ def _software(scheme: Scheme) -> str:
     count = host_program.num_kernels(listed)
     captured = "can" if host_program.can_be_captured(listed) else "cannot"
     rows = [
-        (str(one.launches) if one.launches else "the host waits", one.name, one.moves, one.source)
-        for one in listed
+        (str(one.launches) if one.launches else "the host waits", one.name, one.moves, one.source) for one in listed
     ]
     return (
         "## Kernels\n\nOf a forward layer on 8 GPUs with 256 experts, in FP8: "
@@ -329,10 +327,7 @@ def _tensor_scheme(scheme: TensorScheme) -> str:
     from replay.schemes.tp.traffic import GATHERS, REDUCES
 
     gather, reduce = GATHERS[scheme.traffic.gather], REDUCES[scheme.traffic.reduce]
-    rows = [
-        (what, one.moves, one.up, one.down)
-        for what, one in (("gather", gather), ("reduction", reduce))
-    ]
+    rows = [(what, one.moves, one.up, one.down) for what, one in (("gather", gather), ("reduction", reduce))]
     facts = {
         "source": scheme.source,
         "assumes": scheme.assumes or "nothing beyond its source",

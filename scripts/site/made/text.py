@@ -14,9 +14,7 @@ _MARKS = re.compile(r"([\\*_<>\[\]|{}~^$#])")
 def escaped(text: str) -> str:
     """Plain text as Markdown that shows it; what stands in single backticks stays code."""
     parts = re.split(r"(`[^`]+`)", text)
-    return "".join(
-        part if number % 2 else _MARKS.sub(r"\\\1", part) for number, part in enumerate(parts)
-    )
+    return "".join(part if number % 2 else _MARKS.sub(r"\\\1", part) for number, part in enumerate(parts))
 
 
 def of_docstring(text: str) -> str:

@@ -74,9 +74,7 @@ class Documents(Kind):
         given = world.give(path.name, damage.file(path.read_bytes(), rng))
         sound = world.give(f"sound-{other.name}", other.read_bytes())
         words = rng.choice(self.commands).split()
-        return Case(
-            [word.format(given, other=sound, shelf=shelf) for word in words], self.codes, self.keeps
-        )
+        return Case([word.format(given, other=sound, shelf=shelf) for word in words], self.codes, self.keeps)
 
 
 class Results(Documents):
@@ -94,10 +92,7 @@ class Catalogues(Kind):
     name = "catalogues"
 
     def prepare(self, shelf: Path) -> None:
-        ran(
-            f"trace generate zipf --model olmoe-1b-7b --ranks 2 --tokens-per-rank 4 --layers 2 "
-            f"--out {shelf / 'a.h5'}"
-        )
+        ran(f"trace generate zipf --model olmoe-1b-7b --ranks 2 --tokens-per-rank 4 --layers 2 --out {shelf / 'a.h5'}")
         ran(f"trace publish {shelf / 'cat'} {shelf / 'a.h5'} --title T --creator C --description D")
         (shelf / "a.h5").unlink()
 
@@ -285,10 +280,7 @@ KINDS: list[Kind] = [
     ),
     Documents(
         "systems",
-        {
-            f"{name}.toml": _preset(name)
-            for name in ("dgx-h100", "gb200-nvl72", "pcie-l20", "atlas-800t-a2")
-        },
+        {f"{name}.toml": _preset(name) for name in ("dgx-h100", "gb200-nvl72", "pcie-l20", "atlas-800t-a2")},
         [
             "hardware show {}",
             "hardware show {} --json",
@@ -344,9 +336,7 @@ KINDS: list[Kind] = [
     Documents(
         "parameters",
         {
-            "latent-1.toml": (ROOT / "tests/data/formats/parameters/latent-1.toml").read_text(
-                "utf-8"
-            ),
+            "latent-1.toml": (ROOT / "tests/data/formats/parameters/latent-1.toml").read_text("utf-8"),
             "_model.json": json.dumps({**CONFIG, "num_experts": 16, "num_experts_per_tok": 2}),
         },
         ["trace generate latent --option parameters={} --model {shelf}/_model.json --out out/g"],

@@ -92,23 +92,15 @@ class Dumps(Kind):
                     if isinstance(value, int)
                 )
                 (shelf / f"{number}.options").write_text(options)
-                (shelf / f"{number}.words").write_text(
-                    "\n".join(str(path.relative_to(folder)) for path in found.paths)
-                )
+                (shelf / f"{number}.words").write_text("\n".join(str(path.relative_to(folder)) for path in found.paths))
             else:
                 shutil.rmtree(folder)
         for write in WRITERS.get(self.format, []):
             folder = shelf / write.__name__
             folder.mkdir()
             write(folder)
-            (shelf / f"{folder.name}.options").write_text(
-                "--pp=1" if self.format == "megatron" else ""
-            )
-            words = (
-                ["."]
-                if self.format == "tensorrt-llm"
-                else sorted(path.name for path in folder.iterdir())
-            )
+            (shelf / f"{folder.name}.options").write_text("--pp=1" if self.format == "megatron" else "")
+            words = ["."] if self.format == "tensorrt-llm" else sorted(path.name for path in folder.iterdir())
             (shelf / f"{folder.name}.words").write_text("\n".join(words))
 
     def case(self, rng: random.Random, world: World) -> Case:

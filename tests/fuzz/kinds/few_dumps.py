@@ -92,10 +92,7 @@ def megatron_jsonl(folder: Path) -> None:
 def tensorrt_counts(folder: Path) -> None:
     meta = {"num_experts": EXPERTS, "num_experts_per_token": TOPK}
     (folder / "meta_info.json").write_text(json.dumps(meta))
-    part = {
-        f"10_{layer}": np.bincount(routing(30, 1, seed=layer).ravel(), minlength=EXPERTS)
-        for layer in (3, 4)
-    }
+    part = {f"10_{layer}": np.bincount(routing(30, 1, seed=layer).ravel(), minlength=EXPERTS) for layer in (3, 4)}
     (folder / "rank0.safetensors").write_bytes(safetensors(part))
 
 
@@ -127,9 +124,7 @@ def flame_layers(folder: Path) -> None:
             pyarrow.table(
                 {
                     "scores": pyarrow.array(scores, pyarrow.list_(pyarrow.float16())),
-                    "indices": pyarrow.array(
-                        IDS[:, layer].tolist(), pyarrow.list_(pyarrow.int16(), TOPK)
-                    ),
+                    "indices": pyarrow.array(IDS[:, layer].tolist(), pyarrow.list_(pyarrow.int16(), TOPK)),
                 }
             ),
             folder / f"layer_{layer + 2}.parquet",

@@ -88,10 +88,7 @@ class Folders(Kind):
         (shelf / "study.toml").write_text(documents.STUDY)
         (shelf / "space.toml").write_text(documents.SPACE)
         ran(f"compare toy-zipf --scheme ideal --scheme deepep --layer 0 --json {shelf / 'c.json'}")
-        ran(
-            "trace generate zipf --model olmoe-1b-7b --ranks 2 --tokens-per-rank 4 --layers 2 "
-            f"--out {shelf / 'a.h5'}"
-        )
+        ran(f"trace generate zipf --model olmoe-1b-7b --ranks 2 --tokens-per-rank 4 --layers 2 --out {shelf / 'a.h5'}")
         ran(f"sweep {shelf / 'study.toml'} -o {shelf / 'study'}")
         ran(f"choose {shelf / 'space.toml'} -o {shelf / 'choice'} --most 2")
         ran(f"trace publish {shelf / 'catalogue'} {shelf / 'a.h5'} --title T --creator C")
@@ -127,9 +124,7 @@ class Folders(Kind):
             if not paths:
                 break
             path = rng.choice(paths)
-            if (
-                rng.random() < 0.3
-            ):  # what a later file, or one that is not finished, would be called
+            if rng.random() < 0.3:  # what a later file, or one that is not finished, would be called
                 path = path.with_name(
                     rng.choice(
                         [

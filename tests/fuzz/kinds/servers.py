@@ -74,11 +74,7 @@ class Unruly(Handler):
         elif kind == 3:
             plan.cut = [rng.randrange(5000)]
         elif kind == 4:
-            plan.redirect = {
-                self.path: rng.choice(
-                    [self.path, f"/{seed}x/index.toml", "//", "\\", f"/{seed}1{path}"]
-                )
-            }
+            plan.redirect = {self.path: rng.choice([self.path, f"/{seed}x/index.toml", "//", "\\", f"/{seed}1{path}"])}
         elif kind == 5:
             plan.spoil = True
         elif kind == 6 and rng.random() < 0.1:
@@ -101,9 +97,7 @@ class Unruly(Handler):
 
     def raw_damage(self, data: bytes, rng: random.Random) -> None:
         """Send a whole answer with damaged bytes in its head."""
-        head = damage.some_bytes(
-            b'HTTP/1.1 200 OK\r\nContent-Length: %d\r\nETag: "a"\r\n\r\n' % len(data), rng
-        )
+        head = damage.some_bytes(b'HTTP/1.1 200 OK\r\nContent-Length: %d\r\nETag: "a"\r\n\r\n' % len(data), rng)
         with contextlib.suppress(OSError):
             self.wfile.write(head + data)
 
@@ -146,10 +140,7 @@ class Servers(Kind):
     needs_server = True
 
     def prepare(self, shelf: Path) -> None:
-        ran(
-            "trace generate zipf --model olmoe-1b-7b --ranks 2 --tokens-per-rank 40 --layers 2 "
-            f"--out {shelf / 'a.h5'}"
-        )
+        ran(f"trace generate zipf --model olmoe-1b-7b --ranks 2 --tokens-per-rank 40 --layers 2 --out {shelf / 'a.h5'}")
         ran(f"trace publish {shelf / 'cat'} {shelf / 'a.h5'} --title T --creator C --description D")
         for path in (shelf / "cat").rglob("*"):
             if path.is_file():
@@ -180,9 +171,7 @@ class Servers(Kind):
             ]
         )
         if rng.random() < 0.05:
-            words = words.replace(
-                "127.0.0.1", rng.choice(["127.0.0.1:x", "[::", "\u2024", "localhost:0", "a" * 300])
-            )
+            words = words.replace("127.0.0.1", rng.choice(["127.0.0.1:x", "[::", "\u2024", "localhost:0", "a" * 300]))
         return Case(words.split())
 
 

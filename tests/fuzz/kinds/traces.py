@@ -59,17 +59,12 @@ def declare(file: h5py.File, rng: random.Random) -> None:
                 np.float64(1e300),
                 node.ref,
                 h5py.Empty("f4"),
-                *(
-                    np.bytes_(text.encode("utf-8", "surrogatepass") or b"\0")
-                    for text in damage.TEXTS[:40]
-                ),
+                *(np.bytes_(text.encode("utf-8", "surrogatepass") or b"\0") for text in damage.TEXTS[:40]),
             ]
         )
     elif kind == 2 and isinstance(node, h5py.Dataset):
         place = node.name
-        shape = tuple(
-            rng.choice([size, size + 1, max(size - 1, 0), 0, 1, 70_000]) for size in node.shape
-        )
+        shape = tuple(rng.choice([size, size + 1, max(size - 1, 0), 0, 1, 70_000]) for size in node.shape)
         if np.prod(shape, dtype=np.float64) < 1e7:
             del file[path]
             file.create_dataset(place, shape, rng.choice(DTYPES))
@@ -132,9 +127,7 @@ class Traces(Kind):
             with h5py.File(world.folder / given, "r+") as file:
                 for _ in range(rng.choice([1, 1, 2, 3])):
                     # Otherwise HDF5 would not write that, or an earlier change removed it.
-                    with contextlib.suppress(
-                        KeyError, ValueError, OSError, TypeError, RuntimeError
-                    ):
+                    with contextlib.suppress(KeyError, ValueError, OSError, TypeError, RuntimeError):
                         declare(file, rng)
         return Case(words.format(given).split())
 
@@ -159,9 +152,7 @@ class Journals(Kind):
             if path == hurt:
                 head, _, rest = data.partition(b"\n")
                 data = (
-                    damage.text(head.decode(errors="replace"), rng).encode("utf-8", "surrogatepass")
-                    + b"\n"
-                    + rest
+                    damage.text(head.decode(errors="replace"), rng).encode("utf-8", "surrogatepass") + b"\n" + rest
                     if rng.random() < 0.3
                     else damage.some_bytes(data, rng)
                 )

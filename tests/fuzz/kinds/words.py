@@ -204,9 +204,7 @@ def hostile(rng: random.Random) -> str:
     if kind == 0:
         return str(rng.choice(damage.NUMBERS)) if rng.random() < 0.9 else str(10**4000)
     if kind == 1:
-        return rng.choice(
-            [text for text in damage.TEXTS if text != damage.CODE and len(text) < 60_000]
-        )
+        return rng.choice([text for text in damage.TEXTS if text != damage.CODE and len(text) < 60_000])
     value = rng.choice(VALUES)
     if kind == 2:
         places = [*_NUMBER.finditer(value)]
@@ -233,10 +231,7 @@ class Words(Kind):
         from tests.tracegen.importers.dumps import routing
 
         ran(f"compare toy-zipf --scheme ideal --scheme deepep --layer 0 --json {shelf / 'c.json'}")
-        ran(
-            "trace generate zipf --model olmoe-1b-7b --ranks 2 --tokens-per-rank 8 --layers 2 "
-            f"--out {shelf / 'a.h5'}"
-        )
+        ran(f"trace generate zipf --model olmoe-1b-7b --ranks 2 --tokens-per-rank 8 --layers 2 --out {shelf / 'a.h5'}")
         (shelf / "study.toml").write_text(documents.STUDY)
         (shelf / "space.toml").write_text(documents.SPACE)
         (shelf / "empty").touch()
@@ -253,9 +248,7 @@ class Words(Kind):
         (world.given / "loop").symlink_to("loop")
         (world.given / "device").symlink_to("/dev/zero")
         base = shlex.split(rng.choice(BASES))
-        name = max(
-            (one for one in parameters() if base[: len(one.split())] == one.split()), key=len
-        )
+        name = max((one for one in parameters() if base[: len(one.split())] == one.split()), key=len)
         for _ in range(rng.choice([1, 1, 1, 2, 2, 3])):
             self._change(base, parameters()[name], len(name.split()), rng)
         is_check = base[0] in ("validate", "diff", "schemes")
@@ -266,9 +259,7 @@ class Words(Kind):
         )
 
     def _change(self, base: list[str], known: list[Any], first: int, rng: random.Random) -> None:
-        options = [
-            one for one in known if one.param_type_name == "option" and one.opts[0] not in NOT_HERE
-        ]
+        options = [one for one in known if one.param_type_name == "option" and one.opts[0] not in NOT_HERE]
         kind = rng.randrange(10)
         if kind == 0 and len(base) > first:
             at = rng.randrange(first, len(base))
@@ -279,9 +270,7 @@ class Words(Kind):
             places = [
                 at
                 for at in range(first, len(base))
-                if not base[at].startswith("-")
-                and base[at - 1] not in OUTPUTS
-                and not base[at].startswith("out/")
+                if not base[at].startswith("-") and base[at - 1] not in OUTPUTS and not base[at].startswith("out/")
             ]
             if places:
                 base[rng.choice(places)] = hostile(rng)
@@ -297,9 +286,7 @@ class Words(Kind):
                 base += [word, rng.choice(places)]
             else:
                 # "=" so that what begins with a dash is a value.
-                base.append(
-                    f"{word}={hostile(rng)}" if word.startswith("--") else word + hostile(rng)
-                )
+                base.append(f"{word}={hostile(rng)}" if word.startswith("--") else word + hostile(rng))
 
 
 KINDS: list[Kind] = [Words()]

@@ -80,9 +80,10 @@ def test_all_that_may_be_among_the_first_is_simulated(folder: Path) -> None:
 def test_a_cost_is_that_of_the_training_step(space: Path, folder: Path) -> None:
     first = choice_in(folder).systems[0].rows[0]
     (one,) = (
-        one.candidate for one in candidates_of(space).bounded
+        one.candidate
+        for one in candidates_of(space).bounded
         if (dict(one.candidate.sizes), one.candidate.spec.plan) == (first.sizes, first.plan)
-    )  # fmt: skip
+    )
     assert simulated(one) == first.cost
     result = run(one.spec, given={"model": one.shape()})
     assert result.step_us == first.cost.step_us
@@ -92,9 +93,7 @@ def test_a_cost_is_that_of_the_training_step(space: Path, folder: Path) -> None:
 
 
 def test_memory_of_a_candidate_is_that_of_its_fullest_stage(space: Path) -> None:
-    one = next(
-        one.candidate for one in candidates_of(space).bounded if "pp=2" in one.candidate.spec.plan
-    )
+    one = next(one.candidate for one in candidates_of(space).bounded if "pp=2" in one.candidate.spec.plan)
     result = run(one.spec, given={"model": one.shape()})
     first, second = (sum(stage.values()) for stage in result.memory)
     assert first != second
@@ -104,9 +103,10 @@ def test_memory_of_a_candidate_is_that_of_its_fullest_stage(space: Path) -> None
 def test_the_share_of_the_peak_is_that_of_the_training_step(space: Path, folder: Path) -> None:
     first = choice_in(folder).systems[0].rows[0]
     (one,) = (
-        one for one in candidates_of(space).bounded
+        one
+        for one in candidates_of(space).bounded
         if (dict(one.candidate.sizes), one.candidate.spec.plan) == (first.sizes, first.plan)
-    )  # fmt: skip
+    )
     assert one.worth(first.cost.step_us, "mfu") == pytest.approx(first.cost.mfu)
     assert one.worth(first.cost.step_us, "tokens") == pytest.approx(first.cost.tokens_per_s)
     assert one.flop_per_token == first.cost.flop_per_token
@@ -190,9 +190,7 @@ def test_identity_is_of_what_parameters_alone_depend_on(tmp_path: Path) -> None:
 def test_a_step_is_on_the_machine_that_is_asked_for(space: Path, folder: Path) -> None:
     first = choice_in(folder).systems[0].rows[0]
     candidates = [one.candidate for one in candidates_of(space).bounded]
-    (one,) = (
-        one for one in candidates if (dict(one.sizes), one.spec.plan) == (first.sizes, first.plan)
-    )
+    (one,) = (one for one in candidates if (dict(one.sizes), one.spec.plan) == (first.sizes, first.plan))
     slower = simulated(one.with_overrides({"link.efficiency": 0.1}))
     assert slower.step_us > first.cost.step_us
 

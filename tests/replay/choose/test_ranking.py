@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 import hwmodel
 from hwmodel.draws import uncertain
-from replay.experiments.base.crews.store import Outcome
+from replay.experiments.base.crews.store import PointOutcome
 from replay.experiments.choose.candidate import Candidate
 from replay.experiments.choose.cost import Cost
-from replay.experiments.choose.ranking import WAVE, Bounded, difference, rank
+from replay.experiments.choose.ranking import WAVE, BoundedCandidate, difference, rank
 from replay.experiments.choose.sensitivity import changes, turns
 from replay.experiments.train.spec import TrainSpec
 
@@ -23,19 +23,23 @@ def candidate(number: int) -> Candidate:
     return Candidate(spec, (("num_layers", number),))
 
 
-def bounded(number: int, least_us: float, flop: int = 10) -> Bounded:
-    return Bounded(candidate(number), least_us, 1000, flop, 1e9, 0, 0)
+def bounded(number: int, least_us: float, flop: int = 10) -> BoundedCandidate:
+    return BoundedCandidate(candidate(number), least_us, 1000, flop, 1e9, 0, 0)
 
 
 def cost(step_us: float, **spent: float) -> Cost:
     return Cost(
-        step_us=step_us, spent_us=spent, tokens_per_s=0.0, mfu=0.0, flop_per_token=1,
+        step_us=step_us,
+        spent_us=spent,
+        tokens_per_s=0.0,
+        mfu=0.0,
+        flop_per_token=1,
         memory_gib=0.0,
-    )  # fmt: skip
+    )
 
 
-def outcome(step_us: float) -> Outcome:
-    return Outcome(cost(step_us).model_dump(), None)
+def outcome(step_us: float) -> PointOutcome:
+    return PointOutcome(cost(step_us).model_dump(), None)
 
 
 class Costs:
@@ -44,11 +48,11 @@ class Costs:
     def __init__(self, steps: dict[int, float | None]) -> None:
         self.steps, self.asked = steps, 0
 
-    def __call__(self, candidates: Sequence[Candidate]) -> Iterator[Outcome]:
+    def __call__(self, candidates: Sequence[Candidate]) -> Iterator[PointOutcome]:
         for one in candidates:
             self.asked += 1
             step = self.steps[dict(one.sizes)["num_layers"]]
-            yield Outcome(None, "not so") if step is None else outcome(step)
+            yield PointOutcome(None, "not so") if step is None else outcome(step)
 
 
 cases = st.lists(
@@ -63,15 +67,11 @@ def test_the_first_rows_are_those_of_simulating_all(
 ) -> None:
     """A step takes at least its bound: `slower` thousandths of it."""
     some = [bounded(n, float(least), flop) for n, (least, _, _, flop) in enumerate(drawn)]
-    steps = {
-        n: None if fails else least * slower / 1000
-        for n, (least, slower, fails, _) in enumerate(drawn)
-    }
+    steps = {n: None if fails else least * slower / 1000 for n, (least, slower, fails, _) in enumerate(drawn)}
     found = rank(some, Costs(steps), top=top, by=by, wave=wave)
     worth = [
-        one.worth(step, by) for one in some
-        if (step := steps[dict(one.candidate.sizes)["num_layers"]]) is not None
-    ]  # fmt: skip
+        one.worth(step, by) for one in some if (step := steps[dict(one.candidate.sizes)["num_layers"]]) is not None
+    ]
     best = sorted(worth, reverse=True)[:top]
     assert [one.worth(of.step_us, by) for one, of in found.rows[:top]] == best
     simulated = len(found.rows) + len(found.refused) + len(found.failed)
@@ -120,7 +120,7 @@ def test_every_uncertain_value_is_lower_and_higher() -> None:
 def test_a_turn_is_noticed_where_it_is() -> None:
     """Of two candidates, only the first depends on the link, and its lead is 5 %."""
 
-    def costs(candidates: Sequence[Candidate]) -> Iterator[Outcome]:
+    def costs(candidates: Sequence[Candidate]) -> Iterator[PointOutcome]:
         for one in candidates:
             first = dict(one.sizes)["num_layers"] == 0
             link = one.spec.overrides.get("link.efficiency")

@@ -17,11 +17,11 @@ from replay.experiments.choose import bound, plans, shapes, space
 from replay.experiments.choose.plans import GPUS, MEMORY, PLAN
 from replay.experiments.train.composed import compose
 from replay.experiments.train.schedules import registry
-from replay.experiments.train.schedules.base import Shape
+from replay.experiments.train.schedules.base import ScheduleShape
 from replay.steps import parameters, recipes
 from replay.steps.chunks import chunks_of
 from replay.steps.plan import ParallelPlan
-from replay.steps.times import PassTimes, StageHop, StepTimes, Timed
+from replay.steps.times import PassTime, PassTimes, StageHop, StepParts
 
 SPACE = """
 model = "olmoe-1b-7b"
@@ -196,9 +196,7 @@ def test_too_many_plans_are_refused() -> None:
         ("mixtral-8x7b", ParallelPlan(pp=8, vpp=8), PLAN),
     ],
 )
-def test_a_plan_is_refused_where_training_refuses_it(
-    model: str, plan: ParallelPlan, reason: str
-) -> None:
+def test_a_plan_is_refused_where_training_refuses_it(model: str, plan: ParallelPlan, reason: str) -> None:
     shape, system = tracegen.models.load(model), hwmodel.load("dgx-h100")
     recipe = recipes.find("megatron-bf16")
     order = registry.find("1f1b" if plan.vpp == 1 else "interleaved")
@@ -221,21 +219,26 @@ def test_a_plan_as_text_is_read_back() -> None:
 # ---- the bound -----------------------------------------------------------------------------------
 
 SIZES = {
-    "gpipe": (4, 1, 6), "1f1b": (4, 1, 6), "interleaved": (4, 2, 8), "megatron-overlap": (4, 2, 8),
-    "zb-h1": (4, 1, 8), "zb-v": (4, 2, 8), "dualpipe": (4, 1, 8),
-}  # fmt: skip
+    "gpipe": (4, 1, 6),
+    "1f1b": (4, 1, 6),
+    "interleaved": (4, 2, 8),
+    "megatron-overlap": (4, 2, 8),
+    "zb-h1": (4, 1, 8),
+    "zb-v": (4, 2, 8),
+    "dualpipe": (4, 1, 8),
+}
 PEAK = 100.0
 EVEN = tracegen.models.load("olmoe-1b-7b").model_copy(update={"num_layers": 16, "vocab": None})
 
 
-def at_peak(shape: tracegen.models.ModelShape, plan: ParallelPlan, sequence: int) -> StepTimes:
+def at_peak(shape: tracegen.models.ModelShape, plan: ParallelPlan, sequence: int) -> StepParts:
     """A machine that multiplies at the peak rate, and does nothing else."""
     attended = sequence * shape.num_heads * sum(parameters.key_and_value(shape))
     ps = plan.tokens_per_gpu(sequence) / PEAK
 
-    def timed(flop: float) -> Timed:
+    def timed(flop: float) -> PassTime:
         own = np.array([round(flop * ps)], np.int64)
-        return Timed(own, np.zeros(1, np.int64), {"experts": own})
+        return PassTime(own, np.zeros(1, np.int64), {"experts": own})
 
     layers = []
     for weights in parameters.multiplied(shape, shape.num_layers):
@@ -251,7 +254,7 @@ def at_peak(shape: tracegen.models.ModelShape, plan: ParallelPlan, sequence: int
     head = 2 * parameters.of_embedding(shape)
     nothing = PassTimes(timed(0), timed(0), timed(0), timed(0))
     end = PassTimes(timed(head), timed(2 * head), timed(head), timed(head))
-    return StepTimes(1, [layers], nothing, end, StageHop(0, 0))
+    return StepParts(1, [layers], nothing, end, StageHop(0, 0))
 
 
 @every("name", registry.SCHEDULES)
@@ -261,9 +264,7 @@ def test_no_step_is_shorter_than_its_bound(name: str, layers: int) -> None:
     stages, chunks, micro_batches = SIZES[name]
     shape = EVEN.model_copy(update={"num_layers": layers})
     plan = ParallelPlan(pp=stages, vpp=chunks, micro_batches=micro_batches)
-    step = compose(
-        registry.find(name), Shape.of(plan), at_peak(shape, plan, 512), chunks_of(shape, plan)
-    )
+    step = compose(registry.find(name), ScheduleShape.of(plan), at_peak(shape, plan, 512), chunks_of(shape, plan))
     least = bound.least_us(shape, plan, name, 512, PEAK)
     took = step.step_ps / 1e6
     assert least <= took * (1 + 1e-6)
@@ -276,16 +277,12 @@ def test_the_bound_of_even_stages_by_hand() -> None:
     flop = parameters.flop_per_token(EVEN, 512) / 4
     wanted = (6 + 3) * flop * 512 / PEAK / 1e6
     assert bound.least_us(EVEN, plan, "1f1b", 512, PEAK) == pytest.approx(wanted)
-    step = compose(
-        registry.find("1f1b"), Shape.of(plan), at_peak(EVEN, plan, 512), chunks_of(EVEN, plan)
-    )
+    step = compose(registry.find("1f1b"), ScheduleShape.of(plan), at_peak(EVEN, plan, 512), chunks_of(EVEN, plan))
     assert step.step_ps / 1e6 == pytest.approx(wanted)
 
 
 def test_the_head_and_each_prediction_count() -> None:
     pangu = tracegen.models.load("pangu-ultra-moe")
-    without, more = (
-        bound.least_us(pangu, ParallelPlan(mtp=mtp), "1f1b", 4096, PEAK) for mtp in (0, 1)
-    )
+    without, more = (bound.least_us(pangu, ParallelPlan(mtp=mtp), "1f1b", 4096, PEAK) for mtp in (0, 1))
     flops = [parameters.flop_per_token(pangu, 4096, mtp=mtp) for mtp in (0, 1)]
     assert [without, more] == pytest.approx([one * 4096 / PEAK / 1e6 for one in flops])

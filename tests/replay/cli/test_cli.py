@@ -30,8 +30,10 @@ def command(*arguments: object) -> subprocess.CompletedProcess[str]:
     """Run the command as a user does."""
     return subprocess.run(
         [sys.executable, "-m", "replay.cli", *map(str, arguments)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -65,10 +67,23 @@ def mistake(*arguments: object) -> str:
 def test_run_shows_a_table_and_writes_json(trace_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     result = invoke(
-        "run", trace_file, "--scheme", "comet", "--layer", 1, "--option", "message_rows=8",
-        "--set", "link.links_per_gpu=8", "--placement", "round-robin", "--precision", "fp8",
-        "--json", out,
-    )  # fmt: skip
+        "run",
+        trace_file,
+        "--scheme",
+        "comet",
+        "--layer",
+        1,
+        "--option",
+        "message_rows=8",
+        "--set",
+        "link.links_per_gpu=8",
+        "--placement",
+        "round-robin",
+        "--precision",
+        "fp8",
+        "--json",
+        out,
+    )
     assert result.exit_code == 0, result.exception
     assert "comet" in result.stdout and "ritical path" in result.stdout
     data = json.loads(out.read_text())
@@ -82,9 +97,16 @@ def test_run_shows_a_table_and_writes_json(trace_file: Path, tmp_path: Path) -> 
 def test_compare_takes_all_schemes_and_shows_each(trace_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     result = invoke(
-        "compare", trace_file, "--layer", 0, "--option", "deepep.num_sms=20", "--details",
-        "--json", out,
-    )  # fmt: skip
+        "compare",
+        trace_file,
+        "--layer",
+        0,
+        "--option",
+        "deepep.num_sms=20",
+        "--details",
+        "--json",
+        out,
+    )
     assert result.exit_code == 0, result.exception
     data = json.loads(out.read_text())
     assert data["format"] == "moereplay-comparison/2"
@@ -124,9 +146,17 @@ def test_a_trace_of_no_model_is_replayed_as_the_model_that_is_given(tmp_path: Pa
 
 def test_compare_takes_the_schemes_and_the_baseline_asked_for(trace_file: Path) -> None:
     result = invoke(
-        "compare", trace_file, "--scheme", "ideal", "--scheme", "comet", "--baseline", "comet",
-        "--layer", 0,
-    )  # fmt: skip
+        "compare",
+        trace_file,
+        "--scheme",
+        "ideal",
+        "--scheme",
+        "comet",
+        "--baseline",
+        "comet",
+        "--layer",
+        0,
+    )
     assert "over comet" in result.stdout
     assert "deepep" not in result.stdout
 
@@ -134,10 +164,25 @@ def test_compare_takes_the_schemes_and_the_baseline_asked_for(trace_file: Path) 
 def test_a_comparison_is_made_again_from_its_file(trace_file: Path, tmp_path: Path) -> None:
     first, again = tmp_path / "first.json", tmp_path / "again.json"
     invoke(
-        "compare", trace_file, "--scheme", "ideal", "--scheme", "deepep", "--option",
-        "deepep.num_sms=16", "--baseline", "ideal", "--layer", 0, "--placement", "contiguous",
-        "--placement", "greedy", "--json", first,
-    )  # fmt: skip
+        "compare",
+        trace_file,
+        "--scheme",
+        "ideal",
+        "--scheme",
+        "deepep",
+        "--option",
+        "deepep.num_sms=16",
+        "--baseline",
+        "ideal",
+        "--layer",
+        0,
+        "--placement",
+        "contiguous",
+        "--placement",
+        "greedy",
+        "--json",
+        first,
+    )
     invoke("compare", "--spec", first, "--json", again)
     assert again.read_bytes() == first.read_bytes()
 
@@ -157,9 +202,11 @@ def test_compare_ranks_the_schemes_unless_details_are_asked_for(trace_file: Path
     assert len(shown.splitlines()) < 25 and "--details" in shown
     told = invoke("compare", trace_file, *schemes, "--layer", 0, "--details").stdout
     for part in (
-        "Payload over the ports", "Device memory", "Use of the mechanisms",
+        "Payload over the ports",
+        "Device memory",
+        "Use of the mechanisms",
         "Reads of the experts' weights",
-    ):  # fmt: skip
+    ):
         assert part in told and part not in shown
 
 
@@ -179,8 +226,12 @@ def test_the_same_command_writes_the_same_bytes(trace_file: Path, tmp_path: Path
 def test_output_that_nobody_reads_is_no_error(trace_file: Path) -> None:
     done = subprocess.run(
         f"{sys.executable} -m replay.cli schemes | head -1; exit ${{PIPESTATUS[0]}}",
-        shell=True, executable="/bin/bash", capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        shell=True,
+        executable="/bin/bash",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert "Traceback" not in done.stderr
 
 
@@ -313,10 +364,7 @@ def test_a_command_line_that_cannot_be_read_is_code_2(trace_file: Path, argument
 def test_wrong_values_take_one_line_of_the_user_s_screen(trace_file: Path) -> None:
     done = command("run", trace_file, "--scheme", "deepep", "--launch", "later")
     assert (done.returncode, done.stdout) == (2, "")
-    assert (
-        done.stderr
-        == "error: unknown launch 'later' (did you mean 'eager'?); known: eager, graph\n"
-    )
+    assert done.stderr == "error: unknown launch 'later' (did you mean 'eager'?); known: eager, graph\n"
 
 
 def test_a_file_that_is_no_trace_is_named(tmp_path: Path) -> None:

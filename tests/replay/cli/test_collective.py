@@ -46,9 +46,16 @@ def test_a_time_is_what_validation_predicts(tmp_path: Path) -> None:
 
 def test_each_direction_has_its_bytes_and_its_use(tmp_path: Path) -> None:
     result = result_of(
-        tmp_path, "--op", "all-gather", "--bytes", "64M", "--algorithm", "nvls", "--algorithm",
+        tmp_path,
+        "--op",
+        "all-gather",
+        "--bytes",
+        "64M",
+        "--algorithm",
+        "nvls",
+        "--algorithm",
         "ring",
-    )  # fmt: skip
+    )
     switch, ring = result.rows
     part = 64 * MIB // 8
     assert switch.up.payload_bytes == [part] * 8

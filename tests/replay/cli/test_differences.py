@@ -59,10 +59,24 @@ def test_what_is_no_result_is_refused_in_a_line(capsys, files, name):
 
 def test_compare_draws_what_is_uncertain(capsys, files, tmp_path):
     code, out, _ = run(
-        capsys, "compare", files / "t.h5", "--layer", 0, "--scheme", "deepep", "--scheme", "ideal",
-        "--uncertainty", 3, "--uncertainty-of", "model, hardware", "--uncertainty-seed", 4,
-        "--json", tmp_path / "c.json",
-    )  # fmt: skip
+        capsys,
+        "compare",
+        files / "t.h5",
+        "--layer",
+        0,
+        "--scheme",
+        "deepep",
+        "--scheme",
+        "ideal",
+        "--uncertainty",
+        3,
+        "--uncertainty-of",
+        "model, hardware",
+        "--uncertainty-seed",
+        4,
+        "--json",
+        tmp_path / "c.json",
+    )
     assert code == 0 and "How sure it is: 3 draws of hardware and model, seed 4" in out
     assert "in each draw, us" in out and "5 %" not in out  # three say no quantile
     found = replay.load_result(tmp_path / "c.json").uncertainty
@@ -87,9 +101,18 @@ def test_draws_that_are_not_possible_are_refused_before_a_replay(capsys, files, 
 
 def test_explain_replays_two_schemes(capsys, files, tmp_path):
     code, out, _ = run(
-        capsys, "explain", "deepep", "nccl-alltoall*", files / "t.h5", "--layer", "0",
-        "--option", "deepep.num_sms=8", "--json", tmp_path / "e.json",
-    )  # fmt: skip
+        capsys,
+        "explain",
+        "deepep",
+        "nccl-alltoall*",
+        files / "t.h5",
+        "--layer",
+        "0",
+        "--option",
+        "deepep.num_sms=8",
+        "--json",
+        tmp_path / "e.json",
+    )
     found = json.loads((tmp_path / "e.json").read_text())
     assert code == 0 and found["format"] == "moereplay-explanation/1"
     assert f"deepep takes {found['one_us']:,.1f} us" in out

@@ -28,14 +28,21 @@ def run(*arguments: str) -> int:
 
 @pytest.mark.extended
 def test_all_formats_of_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    events, program, nodes, graph = (
-        str(tmp_path / name) for name in ("t.json.gz", "p.goal", "p", "g.graphml")
-    )
+    events, program, nodes, graph = (str(tmp_path / name) for name in ("t.json.gz", "p.goal", "p", "g.graphml"))
     code = run(
-        "--layer", "3", "--trace-events", events, "--export", f"goal:{program}",
-        "--export", f"chakra:{nodes}", "--export", f"networkx:{graph}",
-        "--json", str(tmp_path / "r.json"),
-    )  # fmt: skip
+        "--layer",
+        "3",
+        "--trace-events",
+        events,
+        "--export",
+        f"goal:{program}",
+        "--export",
+        f"chakra:{nodes}",
+        "--export",
+        f"networkx:{graph}",
+        "--json",
+        str(tmp_path / "r.json"),
+    )
     assert code == 0
     said = capsys.readouterr().err
     assert "chakra: " in said
@@ -54,9 +61,7 @@ def test_all_formats_of_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[st
         for task in (event["args"], *event["args"].get("with", []))
     ]
     assert {task["task"] for task in tasks} == set(range(layer["measures"]["num_tasks"]))
-    assert float(trace["otherData"]["makespan_us"]) == pytest.approx(
-        layer["measures"]["makespan_us"], abs=1e-9
-    )
+    assert float(trace["otherData"]["makespan_us"]) == pytest.approx(layer["measures"]["makespan_us"], abs=1e-9)
 
 
 def test_layers_in_a_chain_are_one_graph(tmp_path: Path) -> None:
@@ -67,19 +72,13 @@ def test_layers_in_a_chain_are_one_graph(tmp_path: Path) -> None:
     assert chained.chain is not None
     assert [timeline.graph.num_tasks for timeline in seen] == [chained.chain.measures.num_tasks]
     seen.clear()
-    apart = replay.run(
-        trace, system=system, scheme="ideal", observe=seen.append, barrier=True, **small
-    )
-    assert [timeline.graph.num_tasks for timeline in seen] == [
-        layer.measures.num_tasks for layer in apart.layers
-    ]
+    apart = replay.run(trace, system=system, scheme="ideal", observe=seen.append, barrier=True, **small)
+    assert [timeline.graph.num_tasks for timeline in seen] == [layer.measures.num_tasks for layer in apart.layers]
 
 
 def test_window_and_limit_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "t.json"
-    code = run(
-        "--layer", "0", "--trace-events", str(path), "--window", "1.5:20", "--max-events", "50"
-    )
+    code = run("--layer", "0", "--trace-events", str(path), "--window", "1.5:20", "--max-events", "50")
     assert code == 0
     said = capsys.readouterr().err
     assert "lie outside 1.500000 to 20.000000 us and are left out" in said
@@ -105,9 +104,7 @@ def test_the_way_of_a_token(tmp_path: Path) -> None:
     assert names == {f"token {slowest[0]['token']}"}
     assert times["latency_us"] == slowest[0]["latency_us"]
     other = slowest[1]
-    assert (
-        run("--layer", "3", "--trace-events", str(path), "--trace-token", str(other["token"])) == 0
-    )
+    assert run("--layer", "3", "--trace-events", str(path), "--trace-token", str(other["token"])) == 0
     names, times = followed(path)
     assert names == {f"token {other['token']}"}
     assert times["latency_us"] == other["latency_us"]

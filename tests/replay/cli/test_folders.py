@@ -65,14 +65,14 @@ def test_every_command_that_makes_a_folder(
             walked.add(words[-1])
             given = ["new/deep"] if param.param_type_name == "argument" else []
             others = [
-                "no.h5" for one in of.params
-                if one is not param and one.param_type_name == "argument" and one.required
-            ]  # fmt: skip
+                "no.h5" for one in of.params if one is not param and one.param_type_name == "argument" and one.required
+            ]
             needed = [
-                word for one in of.params
+                word
+                for one in of.params
                 if one.param_type_name == "option" and one.required
                 for word in (one.opts[0], "1")
-            ]  # fmt: skip
+            ]
             option = [] if given else [param.opts[0], "new/deep"]
             opts = {opt for one in of.params for opt in one.opts}
             absent = next((opt for opt in ("--system", "--model", "--json") if opt in opts), None)

@@ -17,28 +17,55 @@ RUN = "run toy-zipf --scheme ideal"
 
 @pytest.mark.parametrize(
     "words",
-    [f"run {LONG} --scheme ideal", f"run {LONG}.h5 --scheme ideal", f"run toy-zipf --scheme {LONG}",
-     f"{RUN} --system {LONG}", f"{RUN} --system {LONG}.toml", f"{RUN} --placement file:{LONG}",
-     f"run --spec {LONG}.toml", f"run --spec {LONG}.json", f"diff {LONG} {LONG}",
-     f"validate {LONG}",
-     f"hardware show {LONG}.toml", f"sweep {LONG}.toml --dry-run", f"trace info {LONG}",
-     f"trace list --catalogue {LONG}", f"trace recover {LONG}",
-     f"place toy-zipf --algorithm {LONG}",
-     f"trace generate uniform --model {LONG} --out a.h5", f"trace validate {LONG}.h5",
-     f"trace import {LONG} --format vllm --out a.h5", f"trace add cat toy-zipf --name {LONG}",
-     "hardware show deep.toml", "sweep deep.toml --dry-run", "run --spec deep.toml",
-     "trace generate uniform --model deep.toml --out a.h5", "trace list --catalogue deep",
-     "hardware show tables.toml", "sweep tables.toml --dry-run", "run --spec tables.toml",
-     "hardware show digits.toml", "sweep digits.toml --dry-run", "run --spec digits.toml",
-     "trace generate uniform --model digits.toml --out a.h5",
-     f"{RUN} --set link.links_per_gpu={'[' * 3000}", f"compare toy-zipf --uncertainty {HUGE}",
-     f"{RUN} --ranks {HUGE}", f"{RUN} --steps {HUGE}", f"{RUN} --layer {HUGE}",
-     f"{RUN} --set link.links_per_gpu={HUGE}", f"place toy-zipf --slots {HUGE}",
-     f"trace generate uniform --model olmoe-1b-7b --ranks {HUGE} --out a.h5",
-     "trace convert toy-zipf a.h5 --tokens 5:1", "trace convert toy-zipf a.h5 --tokens 5:5",
-     "trace convert toy-zipf a.h5 --layers 1:1", f"{RUN} --precision=", f"{RUN} --placement="],
+    [
+        f"run {LONG} --scheme ideal",
+        f"run {LONG}.h5 --scheme ideal",
+        f"run toy-zipf --scheme {LONG}",
+        f"{RUN} --system {LONG}",
+        f"{RUN} --system {LONG}.toml",
+        f"{RUN} --placement file:{LONG}",
+        f"run --spec {LONG}.toml",
+        f"run --spec {LONG}.json",
+        f"diff {LONG} {LONG}",
+        f"validate {LONG}",
+        f"hardware show {LONG}.toml",
+        f"sweep {LONG}.toml --dry-run",
+        f"trace info {LONG}",
+        f"trace list --catalogue {LONG}",
+        f"trace recover {LONG}",
+        f"place toy-zipf --algorithm {LONG}",
+        f"trace generate uniform --model {LONG} --out a.h5",
+        f"trace validate {LONG}.h5",
+        f"trace import {LONG} --format vllm --out a.h5",
+        f"trace add cat toy-zipf --name {LONG}",
+        "hardware show deep.toml",
+        "sweep deep.toml --dry-run",
+        "run --spec deep.toml",
+        "trace generate uniform --model deep.toml --out a.h5",
+        "trace list --catalogue deep",
+        "hardware show tables.toml",
+        "sweep tables.toml --dry-run",
+        "run --spec tables.toml",
+        "hardware show digits.toml",
+        "sweep digits.toml --dry-run",
+        "run --spec digits.toml",
+        "trace generate uniform --model digits.toml --out a.h5",
+        f"{RUN} --set link.links_per_gpu={'[' * 3000}",
+        f"compare toy-zipf --uncertainty {HUGE}",
+        f"{RUN} --ranks {HUGE}",
+        f"{RUN} --steps {HUGE}",
+        f"{RUN} --layer {HUGE}",
+        f"{RUN} --set link.links_per_gpu={HUGE}",
+        f"place toy-zipf --slots {HUGE}",
+        f"trace generate uniform --model olmoe-1b-7b --ranks {HUGE} --out a.h5",
+        "trace convert toy-zipf a.h5 --tokens 5:1",
+        "trace convert toy-zipf a.h5 --tokens 5:5",
+        "trace convert toy-zipf a.h5 --layers 1:1",
+        f"{RUN} --precision=",
+        f"{RUN} --placement=",
+    ],
     ids=lambda words: words.replace(LONG, "LONG").replace(HUGE, "HUGE")[:60],
-)  # fmt: skip
+)
 def test_what_is_too_much_is_one_line(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -59,8 +86,9 @@ def test_what_is_too_much_is_one_line(
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize(("words", "wraps"), [("--step 1021", False), ("--step 1022", True),
-                                              ("--step 1021 --steps 2", True)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "wraps"), [("--step 1021", False), ("--step 1022", True), ("--step 1021 --steps 2", True)]
+)
 def test_a_step_beyond_the_trace_says_that_it_wraps(
     words: str, wraps: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

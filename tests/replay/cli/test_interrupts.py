@@ -33,9 +33,13 @@ def begun(folder: Path, words: tuple[str, ...]) -> subprocess.Popen[str]:
     root = Path(__file__).parents[3]
     return subprocess.Popen(
         [sys.executable, "-c", "from replay.cli import main; main()", *words],
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        cwd=folder, env={**os.environ, "PYTHONPATH": str(root)},
-    )  # fmt: skip
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
 
 
 def interrupted(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -47,9 +51,7 @@ def interrupted(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 def descendants(process: subprocess.Popen[str]) -> int:
     """Processes of the group besides the first."""
-    found = subprocess.run(
-        ["pgrep", "-g", str(process.pid)], capture_output=True, text=True, check=False
-    )
+    found = subprocess.run(["pgrep", "-g", str(process.pid)], capture_output=True, text=True, check=False)
     return len(found.stdout.split()) - 1
 
 
@@ -69,9 +71,7 @@ def test_an_interrupt_while_several_processes_begin_is_silent(tmp_path: Path) ->
 @pytest.mark.extended
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize("part", range(TIMES))
-def test_an_interrupt_at_any_time_is_silent(
-    tmp_path: Path, part: int, words: tuple[str, ...]
-) -> None:
+def test_an_interrupt_at_any_time_is_silent(tmp_path: Path, part: int, words: tuple[str, ...]) -> None:
     share = (part + random.Random(f"{part} {words}").random()) / TIMES
     process = begun(tmp_path, words)
     time.sleep(EARLIEST_S + share * (LATEST_S - EARLIEST_S))

@@ -51,9 +51,13 @@ def test_what_runs_out_is_said_in_a_line(
 def test_few_open_files_are_no_process_and_no_traceback(tmp_path: Path) -> None:
     words = "compare gpt-oss-20b-decode --layer 3 --scheme ideal --scheme nvls --jobs 2 --json"
     done = subprocess.run(
-        [sys.executable, "-c", START, *words.split(), "out.json"], cwd=tmp_path, text=True,
-        capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", START, *words.split(), "out.json"],
+        cwd=tmp_path,
+        text=True,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
     assert done.returncode == 2
     assert done.stderr == "error: no process can be started for --jobs: Too many open files\n"
     assert not list(tmp_path.iterdir())

@@ -65,9 +65,14 @@ def test_without_a_home_all_works_that_needs_none(tmp_path: Path) -> None:
         "run toy-zipf --scheme ~/x.py:Mine": "no such home folder",
     }
     done = subprocess.run(
-        [sys.executable, "-c", NO_HOME], input="\n".join(commands), cwd=tmp_path,
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
+        [sys.executable, "-c", NO_HOME],
+        input="\n".join(commands),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     for words, part in zip(commands.items(), done.stderr.split("?\n")[1:], strict=True):
         assert words[1] in part and len(part.splitlines()) <= 2, (words, part)
 
@@ -85,11 +90,14 @@ def test_what_numba_cannot_read_is_the_users_mistake() -> None:
     given = {"NUMBA_NUM_THREADS": "0", "NUMBA_OPT": "²", "NUMBA_CPU_FEATURES": "sse"}
     running = {
         name: subprocess.Popen(
-            [sys.executable, "-c", KERNELS], env={**os.environ, name: value},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [sys.executable, "-c", KERNELS],
+            env={**os.environ, name: value},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for name, value in given.items()
-    }  # fmt: skip
+    }
     for name, process in running.items():
         out, error = process.communicate(timeout=60)
         assert (process.returncode, error) == (0, "") and len(out.splitlines()) == 1, (out, error)
@@ -144,8 +152,7 @@ def archive(method: int = 0, flags: int = 0, **changes: int) -> bytes:
     for place in (6, listed + 8):
         struct.pack_into("<HH", data, place, flags, method)
     for name, value in changes.items():
-        struct.pack_into("<I", data, listed + {"crc": 16, "size": 24, "at": 42}[name],
-                         value)  # fmt: skip
+        struct.pack_into("<I", data, listed + {"crc": 16, "size": 24, "at": 42}[name], value)
     return bytes(data)
 
 
@@ -159,18 +166,31 @@ def plain(descr: str, shape: str) -> bytes:
 
 BROKEN = {
     "npz": [
-        archive(flags=1), archive(99), archive(12), archive(14), archive(93), archive(8),
-        archive(crc=1), archive(size=2**31), archive(at=2**31), b"PK",
+        archive(flags=1),
+        archive(99),
+        archive(12),
+        archive(14),
+        archive(93),
+        archive(8),
+        archive(crc=1),
+        archive(size=2**31),
+        archive(at=2**31),
+        b"PK",
     ],
     "npy": [
-        plain("'|O'", "(3,)"), plain("'<i8'", "(99999999999, 2)"), plain("'<i8'", "(-1, 2)"),
-        plain("[" * 3000 + "]" * 3000, "(1,)"), plain("(" * 60 + ")" * 60, "(1,)"),
-        plain("'<i8'", f"({'9' * 5000},)"), plain("'<i8\0'", "(1,)"),
+        plain("'|O'", "(3,)"),
+        plain("'<i8'", "(99999999999, 2)"),
+        plain("'<i8'", "(-1, 2)"),
+        plain("[" * 3000 + "]" * 3000, "(1,)"),
+        plain("(" * 60 + ")" * 60, "(1,)"),
+        plain("'<i8'", f"({'9' * 5000},)"),
+        plain("'<i8\0'", "(1,)"),
         plain("'S99999999999'", "(1,)"),
         plain("[('a', '<i8'), ('a', '<i8')]", "(1,)"),
-        plain("'\xff'", "'x'"), array("__import__('os').getpid()"),
+        plain("'\xff'", "'x'"),
+        array("__import__('os').getpid()"),
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", BROKEN)
@@ -204,22 +224,25 @@ path = "totals.makespan_us"
 
 @pytest.mark.parametrize(
     "setting",
-    [r'system = "a\u0000b"', r'placement = "file:a\u0000b"', f"trace.seed = {'9' * 40}",
-     f"trace.skew = {'9' * 400}.0", "trace.layers = 99999999999", f"shape.hidden = {'9' * 30}",
-     "system.link.links_per_gpu = 1e308", f"shape.num_experts = {'9' * 19}"],
-)  # fmt: skip
-def test_settings_that_nothing_can_have(
-    setting: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    [
+        r'system = "a\u0000b"',
+        r'placement = "file:a\u0000b"',
+        f"trace.seed = {'9' * 40}",
+        f"trace.skew = {'9' * 400}.0",
+        "trace.layers = 99999999999",
+        f"shape.hidden = {'9' * 30}",
+        "system.link.links_per_gpu = 1e308",
+        f"shape.num_experts = {'9' * 19}",
+    ],
+)
+def test_settings_that_nothing_can_have(setting: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "s.toml"
     path.write_text(STUDY.format(setting))
     code, text = said(["sweep", str(path), "-o", str(tmp_path / "out")], capsys)
     assert code in (2, 3) and len(text.splitlines()) <= 2 and "defect" not in text, text
 
 
-def test_a_model_of_layers_without_end_is_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_of_layers_without_end_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "space.toml"
     path.write_text(
         'model = "pangu-ultra-moe"\nsequences = 6144\nshape.num_layers = [61, 999999999]\n'
@@ -236,21 +259,36 @@ def test_a_model_of_layers_without_end_is_none(
 
 NEEDED = {
     "compare": ["toy-zipf", "--layer", "0", "--scheme", "ideal", "--scheme", "deepep"],
-    "collective": [], "diff": ["a.json", "b.json"], "report": ["a.json"],
-    "explain": ["scheme=ideal", "scheme=deepep", "toy-zipf"], "sweep": ["s.toml", "-o", "sw"],
+    "collective": [],
+    "diff": ["a.json", "b.json"],
+    "report": ["a.json"],
+    "explain": ["scheme=ideal", "scheme=deepep", "toy-zipf"],
+    "sweep": ["s.toml", "-o", "sw"],
     "uncertainty": ["a.json", "--draws", "1"],
-    "infer": ["--model", "mixtral-8x7b", "--scheme", "ideal"], "choose": ["pangu", "--dry-run"],
-    "train": ["--model", "mixtral-8x7b", "--scheme", "ideal"], "tensor schemes": [],
-    "trace add": ["cat", "toy-zipf"], "trace publish": ["pub", "toy-zipf"],
-    "trace convert": ["toy-zipf", "o.h5"], "trace recover": ["j.partial"],
-    "trace graph": ["toy-zipf", "--out", "g.graphml"], "hardware show": ["dgx-h100"],
-    "trace import": ["d.npz", "--format", "vllm", "--out", "o.h5"], "trace models": [],
-    "trace generate": ["zipf", "--model", "olmoe-1b-7b", "--out", "o.h5"], "trace list": [],
+    "infer": ["--model", "mixtral-8x7b", "--scheme", "ideal"],
+    "choose": ["pangu", "--dry-run"],
+    "train": ["--model", "mixtral-8x7b", "--scheme", "ideal"],
+    "tensor schemes": [],
+    "trace add": ["cat", "toy-zipf"],
+    "trace publish": ["pub", "toy-zipf"],
+    "trace convert": ["toy-zipf", "o.h5"],
+    "trace recover": ["j.partial"],
+    "trace graph": ["toy-zipf", "--out", "g.graphml"],
+    "hardware show": ["dgx-h100"],
+    "trace import": ["d.npz", "--format", "vllm", "--out", "o.h5"],
+    "trace models": [],
+    "trace generate": ["zipf", "--model", "olmoe-1b-7b", "--out", "o.h5"],
+    "trace list": [],
     "trace imitate": ["toy-zipf", "--out", "i.h5", "--parameters", "i.toml"],
-    "hardware list": [], "hardware diff": ["dgx-h100", "dgx-a100"], "schemes": [], "stacks": [],
-    "tensor run": ["--model", "llama-2-7b"], "tensor compare": ["--model", "llama-2-7b"],
-    "tensor models": [], "run": ["toy-zipf", "--scheme", "ideal", "--layer", "0"],
-}  # fmt: skip
+    "hardware list": [],
+    "hardware diff": ["dgx-h100", "dgx-a100"],
+    "schemes": [],
+    "stacks": [],
+    "tensor run": ["--model", "llama-2-7b"],
+    "tensor compare": ["--model", "llama-2-7b"],
+    "tensor models": [],
+    "run": ["toy-zipf", "--scheme", "ideal", "--layer", "0"],
+}
 """Words that bring a command as far as its options; a trace for those that are not here."""
 ARRIVING = [*NEEDED["infer"], "--arrivals", "10", "--count", "2"]
 """Words that bring `infer` to the options of requests that arrive."""

@@ -212,8 +212,11 @@ def test_a_trace_goes_through_a_pipe(tmp_path: Path) -> None:
     with path.open("wb") as file:
         done = subprocess.run(
             [sys.executable, "-m", "replay.cli", "trace", "convert", "toy-zipf", "-"],
-            stdout=file, stderr=subprocess.PIPE, text=True, check=True,
-        )  # fmt: skip
+            stdout=file,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
     assert tracegen.load(path).content_id == tracegen.load("toy-zipf").content_id
     assert "same content" in done.stderr
 
@@ -237,9 +240,7 @@ def test_output_that_cannot_be_written_ends_in_a_line_or_none(
     with Path("/dev/full").open("w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         assert end_of(*arguments) == 2
-        assert capsys.readouterr().err == (
-            "error: cannot write standard output: No space left on device\n"
-        )
+        assert capsys.readouterr().err == ("error: cannot write standard output: No space left on device\n")
         # What the interpreter does at its end must not fail again.
         full.flush()
         assert os.path.realpath(f"/proc/self/fd/{full.fileno()}") == os.devnull
@@ -265,10 +266,17 @@ def test_version_and_short_help(capsys: Any) -> None:
 def test_a_shell_can_complete_commands_and_options() -> None:
     def completed(words: str) -> list[str]:
         done = subprocess.run(
-            [sys.executable, "-m", "replay.cli"], text=True, capture_output=True, check=False,
-            env={**os.environ, "_MOEREPLAY_COMPLETE": "complete_bash", "COMP_WORDS": words,
-                 "COMP_CWORD": str(len(words.split()) - 1)},
-        )  # fmt: skip
+            [sys.executable, "-m", "replay.cli"],
+            text=True,
+            capture_output=True,
+            check=False,
+            env={
+                **os.environ,
+                "_MOEREPLAY_COMPLETE": "complete_bash",
+                "COMP_WORDS": words,
+                "COMP_CWORD": str(len(words.split()) - 1),
+            },
+        )
         return done.stdout.split()
 
     assert completed("moereplay tra") == ["train", "trace"]

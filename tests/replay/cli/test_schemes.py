@@ -55,9 +55,7 @@ def test_the_list_fits_a_terminal_and_names_all(monkeypatch: pytest.MonkeyPatch)
         for capability in scheme.needs | scheme.proposes:
             assert capability in shown
     bound = [name for name, scheme in SCHEMES.items() if not scheme.network]
-    assert f"Only for ranks within one NVLink domain: {', '.join(bound)}." in " ".join(
-        shown.split()
-    )
+    assert f"Only for ranks within one NVLink domain: {', '.join(bound)}." in " ".join(shown.split())
     assert "plain" in shown
 
 
@@ -87,9 +85,7 @@ def test_a_scheme_explains_every_option(name: str) -> None:
         assert one.values in text and one.unit in text
     data = json.loads(invoke("schemes", name, "--json").stdout)
     assert data["name"] == name
-    assert [one["help"] for one in data["about_options"]] == [
-        one.help for one in about(scheme.options)
-    ]
+    assert [one["help"] for one in data["about_options"]] == [one.help for one in about(scheme.options)]
 
 
 @pytest.fixture
@@ -131,9 +127,7 @@ def test_check_ends_with_1_and_says_what_is_wrong(mine: Path) -> None:
     result = invoke("schemes", "check", f"{mine}:Plain")
     assert (result.exit_code, result.stderr) == (1, "")
     assert "wrong  every port carries its rows, to the byte" in result.stdout
-    said = (
-        r"GPU 0 sends [\d,]+ bytes, the rows of its tokens are [\d,]+ bytes: \d+ bytes are missing"
-    )
+    said = r"GPU 0 sends [\d,]+ bytes, the rows of its tokens are [\d,]+ bytes: \d+ bytes are missing"
     assert re.search(said, one_line(result.stdout))
     assert "mine breaks the contract" in result.stdout
 
@@ -156,9 +150,7 @@ def test_a_scheme_that_cannot_be_built_leaves_checks_open(mine: Path) -> None:
         (["run", "x.h5", "--scheme", "none.py:Plain"], "No such file"),
     ],
 )
-def test_mistakes(
-    arguments: list[str], said: str, mine: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes(arguments: list[str], said: str, mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main([word.replace("MINE", str(mine)) for word in arguments])
     assert end.value.code == 2
@@ -168,9 +160,19 @@ def test_mistakes(
 def test_compare_takes_a_scheme_from_a_file(mine: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     result = invoke(
-        "compare", "gpt-oss-20b-decode", "--layer", 12, "--scheme", f"{mine}:Plain", "--scheme",
-        "deepep", "--option", "mine.num_sms=20", "--json", out,
-    )  # fmt: skip
+        "compare",
+        "gpt-oss-20b-decode",
+        "--layer",
+        12,
+        "--scheme",
+        f"{mine}:Plain",
+        "--scheme",
+        "deepep",
+        "--option",
+        "mine.num_sms=20",
+        "--json",
+        out,
+    )
     assert result.exit_code == 0, result.exception
     first, second = json.loads(out.read_text())["results"]
     assert first["scheme"]["name"] == "mine" and first["scheme"]["options"] == {"num_sms": 20}

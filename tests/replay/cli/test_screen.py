@@ -12,9 +12,7 @@ from replay.engine import compilation, engine
 
 
 @pytest.mark.parametrize("is_watched", [True, False])
-def test_compiling_is_announced_once_to_someone_who_watches(
-    is_watched: bool, monkeypatch, capsys
-) -> None:
+def test_compiling_is_announced_once_to_someone_who_watches(is_watched: bool, monkeypatch, capsys) -> None:
     monkeypatch.setattr(compilation, "_listeners", [])
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_watched)
     compiled = []

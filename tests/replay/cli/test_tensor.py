@@ -53,9 +53,7 @@ def compared() -> TensorComparison:
 
 
 @pytest.mark.extended
-def test_no_table_is_wider_than_80_columns(
-    compared: TensorComparison, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_table_is_wider_than_80_columns(compared: TensorComparison, monkeypatch: pytest.MonkeyPatch) -> None:
     for content in (tables(compared, details=False), tables(compared, details=True)):
         text = render(content, 80)
         assert max(map(len, text.splitlines())) <= 80
@@ -75,9 +73,7 @@ def test_the_fastest_scheme_comes_first(compared: TensorComparison) -> None:
     over = compared["sp-nvls"].time_us / first.time_us
     assert rows[0][1:3] == (first.layer_us, over)
     row = next(
-        line
-        for line in render(tables(compared, details=False)).splitlines()
-        if line.startswith(str(rows[0][0]))
+        line for line in render(tables(compared, details=False)).splitlines() if line.startswith(str(rows[0][0]))
     )
     for text in (f"{first.layer_us:,.1f}", f"{over:.2f}", f"{first.up.utilisation:.0%}"):
         assert text in row.split()
@@ -156,15 +152,42 @@ def test_headings_say_what_was_replayed() -> None:
 def test_settings_of_the_command_are_those_of_the_library(tmp_path: Path) -> None:
     path = tmp_path / "compared.json"
     invoke(
-        "compare", *SMALL, "--pass", "backward", "--part", "attention-to-mlp", "--layers", 2,
-        "--launch", "eager", "--set", "link.links_per_gpu=9", "--sequence", 128,
-        "--scheme", "tp-ring", "--scheme", "sp-ring", "--baseline", "tp-ring", "--json", path,
-    )  # fmt: skip
+        "compare",
+        *SMALL,
+        "--pass",
+        "backward",
+        "--part",
+        "attention-to-mlp",
+        "--layers",
+        2,
+        "--launch",
+        "eager",
+        "--set",
+        "link.links_per_gpu=9",
+        "--sequence",
+        128,
+        "--scheme",
+        "tp-ring",
+        "--scheme",
+        "sp-ring",
+        "--baseline",
+        "tp-ring",
+        "--json",
+        path,
+    )
     assert tensor.load_result(path) == tensor.compare(
-        schemes=["tp-ring", "sp-ring"], baseline="tp-ring", model="llama-2-7b", tp=4, tokens=256,
-        direction="backward", part="attention-to-mlp", layers=2, launch="eager",
-        overrides={"link.links_per_gpu": "9"}, sequence=128,
-    )  # fmt: skip
+        schemes=["tp-ring", "sp-ring"],
+        baseline="tp-ring",
+        model="llama-2-7b",
+        tp=4,
+        tokens=256,
+        direction="backward",
+        part="attention-to-mlp",
+        layers=2,
+        launch="eager",
+        overrides={"link.links_per_gpu": "9"},
+        sequence=128,
+    )
 
 
 def test_exports_hold_the_schedule(tmp_path: Path) -> None:

@@ -55,11 +55,22 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "words",
-    ["run TRACE --scheme ideal", "compare TRACE --scheme ideal --layer 0", "place TRACE",
-     "trace info TRACE", "trace info TRACE --json", "trace validate TRACE", "run TRACE/no",
-     "run toy-zipf --scheme HOSTILE", "hardware show HOSTILE", "trace list --catalogue HOSTILE",
-     "HOSTILE", "diff HOSTILE HOSTILE", "trace convert TRACE out.h5"],
-)  # fmt: skip
+    [
+        "run TRACE --scheme ideal",
+        "compare TRACE --scheme ideal --layer 0",
+        "place TRACE",
+        "trace info TRACE",
+        "trace info TRACE --json",
+        "trace validate TRACE",
+        "run TRACE/no",
+        "run toy-zipf --scheme HOSTILE",
+        "hardware show HOSTILE",
+        "trace list --catalogue HOSTILE",
+        "HOSTILE",
+        "diff HOSTILE HOSTILE",
+        "trace convert TRACE out.h5",
+    ],
+)
 def test_no_command_lets_a_stranger_steer(
     words: str, hostile: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:

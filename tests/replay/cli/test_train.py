@@ -95,8 +95,18 @@ def test_schemes_without_a_joint_replay_are_named_where_the_schedule_pairs() -> 
 
 def test_json_is_the_comparison(tmp_path: Path) -> None:
     path = tmp_path / "all.json"
-    invoke("--scheme", "deepep", "--scheme", "ideal", "--baseline", "ideal",
-           "--option", "deepep.num_sms=16", "--json", path)  # fmt: skip
+    invoke(
+        "--scheme",
+        "deepep",
+        "--scheme",
+        "ideal",
+        "--baseline",
+        "ideal",
+        "--option",
+        "deepep.num_sms=16",
+        "--json",
+        path,
+    )
     kept = training.load_result(path)
     assert isinstance(kept, TrainComparison)
     assert kept.baseline == "ideal"
@@ -115,9 +125,7 @@ def test_trace_events_are_of_one_scheme(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("schedule", [(), ("--schedule", "interleaved")])
-def test_trace_events_show_passes_over_micro_batches(
-    schedule: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_trace_events_show_passes_over_micro_batches(schedule: tuple[str, ...], tmp_path: Path) -> None:
     """A span for each of them on each GPU, over each chunk, from its first part to its last."""
     path = tmp_path / "step.json"
     plan = ("--plan", "pp=2,dp=4,ep=4,vpp=2,micro_batches=4") if schedule else ()
@@ -138,9 +146,7 @@ def test_trace_events_show_passes_over_micro_batches(
         )
         spans.sort(key=lambda one: one["args"]["start_ps"])
         ends = [one["args"]["start_ps"] + one["args"]["dur_ps"] for one in spans]
-        assert all(
-            end <= one["args"]["start_ps"] for end, one in zip(ends[:-1], spans[1:], strict=True)
-        )
+        assert all(end <= one["args"]["start_ps"] for end, one in zip(ends[:-1], spans[1:], strict=True))
         for part in (one for one in mine if one["cat"] == "compute" and one["name"] != "update"):
             name = f"{part['name'].removesuffix(', together')} {part['args']['tag']}"
             start, took = part["args"]["start_ps"], part["args"]["dur_ps"]

@@ -13,7 +13,7 @@ from replay.cli.app import app
 from replay.experiments import dense as tensor
 from replay.experiments import train as training
 from replay.experiments.choose.cost import Cost
-from replay.experiments.choose.result import Found, Row, SearchResult
+from replay.experiments.choose.result import CandidateRow, SearchResult, SystemFindings
 from replay.experiments.choose.spec import ChooseSpec
 from replay.experiments.choose.tables import tables as of_search
 from replay.experiments.dense import tables as of_tensor
@@ -58,9 +58,7 @@ def check(printed: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_commands_print_no_wider_than_the_screen(
-    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_print_no_wider_than_the_screen(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     for width in WIDTHS:
         monkeypatch.setenv("COLUMNS", str(width))
         done = CliRunner().invoke(app, words, catch_exceptions=False)
@@ -80,20 +78,21 @@ def shown(synthetic: Any) -> dict[str, RenderableType]:
     found["run"] = layers.tables(compared.results[1], details=True)
     chained = replay.run(trace, scheme="deepep")
     found["run, a chain"] = layers.tables(chained, details=True)
-    found["diff"] = difference.difference_tables(
-        replay.diff(compared, replay.compare(trace, names, layer=1))
-    )
-    found["explain"] = explanation.explanation_tables(
-        explain(compared["ideal"], compared["deepep"])
-    )
+    found["diff"] = difference.difference_tables(replay.diff(compared, replay.compare(trace, names, layer=1)))
+    found["explain"] = explanation.explanation_tables(explain(compared["ideal"], compared["deepep"]))
     dense = tensor.compare(schemes=["sp-nvls", "t3-nvls"], model="llama-2-7b", tp=4, tokens=256)
     found["tensor compare"] = of_tensor.tables(dense, details=False)
     found["tensor compare --details"] = of_tensor.tables(dense, details=True)
     found["tensor run"] = of_tensor.tables(dense.results[0], details=True)
     some = InferSpec(
-        model="olmoe-1b-7b", decode_gpus=2, requests=4, prompt=32, output=2, chunk=64,
+        model="olmoe-1b-7b",
+        decode_gpus=2,
+        requests=4,
+        prompt=32,
+        output=2,
+        chunk=64,
         sample_layers=1,
-    )  # fmt: skip
+    )
     found["infer"] = infer.tables(SERVE.compare(some, ["deepep-ll"]), details=True)
     found["choose"] = of_search(choice())
     return found
@@ -102,7 +101,7 @@ def shown(synthetic: Any) -> dict[str, RenderableType]:
 def choice() -> SearchResult:
     """A search with two candidates."""
     rows = [
-        Row(
+        CandidateRow(
             sizes={"num_layers": 61, "hidden": 7168, "num_experts": 256, "num_heads": 128},
             plan="tp=1,pp=16,dp=128,ep=64",
             schedule="dualpipe",
@@ -120,10 +119,17 @@ def choice() -> SearchResult:
         )
         for place in range(2)
     ]
-    found = Found(
-        system="cloudmatrix384", scheme="pangu", rows=rows, looked_at=2, left_out={"no": 1},
-        refused={}, failed={}, pruned=0, skipped=0,
-    )  # fmt: skip
+    found = SystemFindings(
+        system="cloudmatrix384",
+        scheme="pangu",
+        rows=rows,
+        looked_at=2,
+        left_out={"no": 1},
+        refused={},
+        failed={},
+        pruned=0,
+        skipped=0,
+    )
     return SearchResult(
         run_id="",
         version="",
@@ -136,16 +142,23 @@ def choice() -> SearchResult:
 
 
 NAMES = (
-    "compare", "compare --details", "run", "run, a chain", "diff", "explain", "tensor compare",
-    "tensor compare --details", "tensor run", "infer", "choose",
-)  # fmt: skip
+    "compare",
+    "compare --details",
+    "run",
+    "run, a chain",
+    "diff",
+    "explain",
+    "tensor compare",
+    "tensor compare --details",
+    "tensor run",
+    "infer",
+    "choose",
+)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", NAMES)
-def test_results_are_no_wider_than_the_screen(
-    shown: dict[str, RenderableType], name: str, width: int
-) -> None:
+def test_results_are_no_wider_than_the_screen(shown: dict[str, RenderableType], name: str, width: int) -> None:
     printed = render(shown[name], width)
     check(printed, width)
     assert max(map(len, printed.splitlines())) <= width
@@ -154,15 +167,11 @@ def test_results_are_no_wider_than_the_screen(
 @pytest.mark.parametrize("width", WIDTHS)
 def test_training_is_no_wider_than_the_screen(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     monkeypatch.setattr(setup, "StepReplays", MadeReplays)
-    compared = training.compare(
-        schemes=["deepep", "ideal"], model="olmoe-1b-7b", plan="pp=2,dp=4,ep=4", sequence=512
-    )
+    compared = training.compare(schemes=["deepep", "ideal"], model="olmoe-1b-7b", plan="pp=2,dp=4,ep=4", sequence=512)
     check(render(of_training.tables(compared, details=False), width), width)
     check(render(of_training.tables(compared, details=True), width), width)
 
 
 @pytest.mark.parametrize("name", ["compare", "tensor compare", "infer"])
-def test_at_80_columns_the_first_tables_are_whole(
-    shown: dict[str, RenderableType], name: str
-) -> None:
+def test_at_80_columns_the_first_tables_are_whole(shown: dict[str, RenderableType], name: str) -> None:
     assert "Not shown" not in render(shown[name], 80)

@@ -23,9 +23,7 @@ def chain(
     """Graph of a chain, and when its last rank ends."""
     builder = GraphBuilder(KIND_NAMES)
     machine = Machine(hwmodel.load("dgx-h100", {**ROUND, **changes}), builder, n)
-    ends = chains.run(
-        machine, WEIGHTS, name, nbytes, ROOT, machine.mark(machine.ranks), channels=channels
-    )
+    ends = chains.run(machine, WEIGHTS, name, nbytes, ROOT, machine.mark(machine.ranks), channels=channels)
     graph = builder.build()
     return graph, int(schedule(graph).visible_ps[ends].max())
 

@@ -10,11 +10,12 @@ import pytest
 
 from replay.engine import GraphBuilder, schedule
 from replay.measure.measured import measures
+from replay.model.arrays import Ints
 from replay.model.collectives.algorithm import Collective
 from replay.model.collectives.library import find
 from replay.model.machine import multimem
 from replay.model.machine.kinds import COMBINE, DISPATCH, KIND_NAMES
-from replay.model.machine.machine import Ints, Machine
+from replay.model.machine.machine import Machine
 from replay.schemes.contract.case import system_for
 
 MIB = 1 << 20
@@ -89,9 +90,7 @@ def in_the_switch(*, gathers: bool, sums: bool, apart: bool = True) -> Found:
             spread = multimem.multicast(machine, DISPATCH, owner, SLICE, stored[owner], first=apart)
             stored = machine.gather(spread.arrived, spread.member, begun)
         if sums:
-            total = multimem.reduce(
-                machine, COMBINE, owner, SLICE, loaded[owner], requests_first=apart
-            )
+            total = multimem.reduce(machine, COMBINE, owner, SLICE, loaded[owner], requests_first=apart)
             loaded = machine.gather(total, owner, begun)
     return found_of(machine, machine.meet(np.concatenate((stored, loaded))))
 
@@ -117,8 +116,6 @@ def test_two_rings_together_take_as_long_as_one_after_the_other() -> None:
     begun = machine.mark(machine.ranks)
     ring = find("ring")
     ring.build(machine, DISPATCH, "all_gather", LARGE, begun, payload=True)
-    both = found_of(
-        machine, ring.build(machine, COMBINE, "reduce_scatter", LARGE, begun, payload=True)
-    )
+    both = found_of(machine, ring.build(machine, COMBINE, "reduce_scatter", LARGE, begun, payload=True))
     alone = replayed("ring", "all_gather"), replayed("ring", "reduce_scatter")
     assert both.time_us == pytest.approx(sum(one.time_us for one in alone), rel=0.1)

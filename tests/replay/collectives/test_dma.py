@@ -8,9 +8,10 @@ from round_machine import NS, ROUND
 
 import hwmodel
 from replay.engine import GraphBuilder, Timeline, schedule
+from replay.model.arrays import Ints
 from replay.model.collectives import dma
 from replay.model.machine.kinds import DISPATCH, KIND_NAMES, Kind
-from replay.model.machine.machine import Ints, Machine
+from replay.model.machine.machine import Machine
 
 PIECE = 128 * 1024
 WAY = 100 * NS + 50 * NS + 100 * NS  # a link, the switch, a link
@@ -22,7 +23,7 @@ ENGINE = 17 / 16  # 256 bytes of data have a header flit of 16
 
 def exchanged(
     nbytes: list[list[int]], begins: list[int], **settings: float
-) -> tuple[Timeline, Ints, dma.Exchanged]:
+) -> tuple[Timeline, Ints, dma.ExchangeTasks]:
     system = hwmodel.load("dgx-h100", {**ROUND, **settings})
     machine = Machine(system, GraphBuilder(KIND_NAMES), len(begins))
     begun = machine.graph.add(len(begins), resource=-1, duration_ps=np.array(begins))

@@ -14,13 +14,14 @@ from round_machine import NS, round_machine
 
 import hwmodel
 from replay.engine import TaskGraph, schedule
+from replay.model.arrays import Ints
 from replay.model.collectives import grids, multimem_kernels, one_shot, registered, two_shot
 from replay.model.collectives.algorithm import CollectiveCall
 from replay.model.collectives.grids import BlockGrid, Style
 from replay.model.collectives.library import ALGORITHMS
 from replay.model.collectives.one_shot import ENGINE
 from replay.model.machine.kinds import DISPATCH, Kind
-from replay.model.machine.machine import Ints, Machine
+from replay.model.machine.machine import Machine
 
 KIB, MIB = 1 << 10, 1 << 20
 UP, DOWN, ACCESS, VISIBLE = 150 * NS, 100 * NS, 20 * NS, 30 * NS
@@ -94,7 +95,7 @@ def shares_and_own(n: int) -> int:
         ("multimem", "all_gather", lambda n: S // n, lambda n: S),
         ("multimem", "reduce_scatter", lambda n: S, lambda n: S // n),
     ],
-)  # fmt: skip
+)
 def test_payload_of_every_port(
     name: str, collective: str, up: Callable[[int], int], down: Callable[[int], int], n: int
 ) -> None:
@@ -225,10 +226,7 @@ def test_without_a_compiled_number_of_gpus_peers_are_asked_in_turn() -> None:
 )
 def test_few_blocks_are_a_limit_and_many_are_not(name: str, collective: str, nbytes: int) -> None:
     system = hwmodel.load(H100)
-    times = [
-        time_ps(algorithm(name, collective, nbytes, blocks=blocks), 8, system)
-        for blocks in (1, 2, 4, 8, 64, 128)
-    ]
+    times = [time_ps(algorithm(name, collective, nbytes, blocks=blocks), 8, system) for blocks in (1, 2, 4, 8, 64, 128)]
     assert all(more <= 1.05 * few for few, more in pairwise(times))
     # One block stores a share at the rate of one SM, which a port hardly exceeds eight times.
     assert times[0] > (1.1 if collective == "all_gather" else 1.5) * times[1]
@@ -291,9 +289,7 @@ def test_two_gpus_fill_their_ports_with_what_is_under_way() -> None:
     An engine's one-shot kernel reads 4 MiB of one peer in 13.8 us (SGLang, `custom_allreduce`).
     """
     nbytes, style = 4 * MIB, replace(ENGINE, meets_before=False)
-    took = time_ps(
-        lambda m, at: one_shot.by_loads(sums(m, nbytes), at, style), 2, hwmodel.load(H100)
-    )
+    took = time_ps(lambda m, at: one_shot.by_loads(sums(m, nbytes), at, style), 2, hwmodel.load(H100))
     port = 1e12 * nbytes * (9 + 1) / 8 / (450e9 * 0.9435)  # requests come in the same direction
     assert port < took < 1.2 * port
 
@@ -313,9 +309,7 @@ def test_two_gpus_fill_their_ports_with_what_is_under_way() -> None:
         ("multimem", "reduce_scatter", lambda n: S + S // n),
     ],
 )
-def test_memory_is_touched_beside_others(
-    name: str, collective: str, touched: Callable[[int], int]
-) -> None:
+def test_memory_is_touched_beside_others(name: str, collective: str, touched: Callable[[int], int]) -> None:
     def run(machine: Machine, begun: Ints) -> Ints:
         split = machine.sms.split("a test", {"blocks": 40}, rest="compute")
         return algorithm(name, collective, S, beside=split)(machine, begun)
@@ -336,9 +330,7 @@ def test_requests_pass_data_that_waits_at_the_same_port(first: bool) -> None:
     for _ in range(2):  # one is on its way when the request comes, one waits
         machine.transfers.store(DISPATCH, ints(0), ints(1), 128 * KIB, begun[:1])
     later = machine.delay(Kind.DISPATCH_SYNC, machine.costs.ns(1), begun)
-    loaded = machine.transfers.load(
-        DISPATCH, ints(0), ints(1), 128, later[:1], requests_first=first
-    )
+    loaded = machine.transfers.load(DISPATCH, ints(0), ints(1), 128, later[:1], requests_first=first)
     asked = schedule(machine.graph.build()).visible_ps[loaded.asked[0]]
     # The message that is being served comes before at either port; the one that waits only behind.
     messages = (2 if first else 3) * 128 * KIB * 9 // 8
@@ -349,9 +341,7 @@ def test_copies_find_small_buffers_in_the_cache() -> None:
     """In all of it: an SM copies its own part, which does not lie in both halves."""
 
     def run(nbytes: int) -> int:
-        return time_ps(
-            lambda m, at: registered.copied(m, DISPATCH, nbytes, at), 2, hwmodel.load(H100)
-        )
+        return time_ps(lambda m, at: registered.copied(m, DISPATCH, nbytes, at), 2, hwmodel.load(H100))
 
     rate = 4930 * 1.755e9  # bytes a second, both ways together
     fits, more = 50_000_000 // 3, 50_000_000 // 3 + 1

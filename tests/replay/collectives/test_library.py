@@ -72,9 +72,7 @@ def test_what_it_has_no_kernel_for_is_refused(
 ) -> None:
     machine = machine_of(hwmodel.load(system), ranks)
     with pytest.raises(UserError, match=message):
-        find(name).build(
-            machine, DISPATCH, "all_reduce", MIB, machine.mark(machine.ranks), blocks=blocks
-        )
+        find(name).build(machine, DISPATCH, "all_reduce", MIB, machine.mark(machine.ranks), blocks=blocks)
 
 
 # ---- bytes on the ports ------------------------------------------------------------------------
@@ -94,9 +92,7 @@ CLOSED = {
 
 @every(("name", "collective"), CLOSED)
 @every("blocks", [None, 2])
-def test_payload_of_a_port_is_the_closed_form(
-    name: str, collective: Collective, blocks: int | None
-) -> None:
+def test_payload_of_a_port_is_the_closed_form(name: str, collective: Collective, blocks: int | None) -> None:
     machine = machine_of(round_machine(), N)
     graph = replayed(machine, name, collective, S, blocks=blocks, payload=True).graph
     up, down = CLOSED[name, collective]
@@ -124,9 +120,7 @@ def bus_GB_per_s(name: str, collective: Collective, nbytes: int, blocks: int | N
 
 
 @every(("name", "collective"), [*CLOSED, ("tree", "all_reduce"), ("nccl", "all_reduce")])
-def test_few_blocks_are_slow_and_more_than_enough_change_nothing(
-    name: str, collective: Collective
-) -> None:
+def test_few_blocks_are_slow_and_more_than_enough_change_nothing(name: str, collective: Collective) -> None:
     nbytes = 64 * MIB
     few, usual = (bus_GB_per_s(name, collective, nbytes, blocks) for blocks in (2, None))
     assert few < usual / 2
@@ -176,16 +170,19 @@ def beside(
     """One kernel beside others, and its last tasks."""
     split = machine.sms.split("a test", {}, rest="compute")
     ends = find(name).build(
-        machine, DISPATCH, collective, nbytes, machine.mark(machine.ranks),
-        blocks=blocks, beside=split,
-    )  # fmt: skip
+        machine,
+        DISPATCH,
+        collective,
+        nbytes,
+        machine.mark(machine.ranks),
+        blocks=blocks,
+        beside=split,
+    )
     return schedule(machine.graph.build()), ends
 
 
 @every(("name", "collective"), [*CLOSED, ("tree", "all_reduce")])
-def test_a_kernel_beside_others_is_hardly_slower_while_nobody_is_there(
-    name: str, collective: Collective
-) -> None:
+def test_a_kernel_beside_others_is_hardly_slower_while_nobody_is_there(name: str, collective: Collective) -> None:
     nbytes = 64 * MIB
     system = hwmodel.load("dgx-h100")
     alone = replayed(machine_of(system, N), name, collective, nbytes).makespan_ps
@@ -223,10 +220,7 @@ def test_kernels_on_the_same_sms_follow_one_another(name: str) -> None:
     machine = machine_of(round_machine(), N)
     split = machine.sms.split("a test", {}, rest="compute")
     begun = machine.mark(machine.ranks)
-    ends = [
-        find(name).build(machine, DISPATCH, "all_reduce", S, begun, blocks=8, beside=split)
-        for _ in range(2)
-    ]
+    ends = [find(name).build(machine, DISPATCH, "all_reduce", S, begun, blocks=8, beside=split) for _ in range(2)]
     timeline = schedule(machine.graph.build())
     first, second = (timeline.visible_ps[each].max() for each in ends)
     alone = beside(machine_of(round_machine(), N), name, "all_reduce", S, 8)[0].makespan_ps
@@ -260,6 +254,4 @@ def test_sms_that_are_held_are_missing_elsewhere() -> None:
     split = machine.sms.split("a test", {})
     split.pool("product", 90)
     with pytest.raises(UserError, match="take 106"):
-        find("nvls").build(
-            machine, DISPATCH, "all_reduce", S, machine.mark(machine.ranks), beside=split
-        )
+        find("nvls").build(machine, DISPATCH, "all_reduce", S, machine.mark(machine.ranks), beside=split)

@@ -60,9 +60,7 @@ def test_a_long_ring_goes_in_chunks_of_two_mebibytes_a_channel() -> None:
         ("all_reduce", 8, 64 * MIB, "nvls"),
     ],
 )
-def test_the_protocol_follows_the_size(
-    collective: nccl.Collective, num_ranks: int, nbytes: int, chosen: str
-) -> None:
+def test_the_protocol_follows_the_size(collective: nccl.Collective, num_ranks: int, nbytes: int, chosen: str) -> None:
     machine = machine_of(hwmodel.load("dgx-h100"), num_ranks)
     assert NCCL.way(machine, collective, nbytes).name == chosen
 
@@ -79,9 +77,7 @@ def test_the_estimate_of_a_ring_is_its_time_on_idle_ports(nbytes: int) -> None:
 
 def test_no_switch_no_reduction_in_it() -> None:
     machine = machine_of(hwmodel.load("dgx-a100"), 8)
-    names = [
-        way.name for way in nccl.ways(CollectiveCall(machine, DISPATCH, "all_reduce", 1 * MIB))
-    ]
+    names = [way.name for way in nccl.ways(CollectiveCall(machine, DISPATCH, "all_reduce", 1 * MIB))]
     assert names == ["ring LL", "ring LL128", "ring Simple"]
 
 

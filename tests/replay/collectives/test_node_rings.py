@@ -23,15 +23,24 @@ LL_PASS, COPY = 100, 40  # ps a byte of one block
 
 
 def run(
-    nbytes: int, protocol: str, *, steps: int = 3, payload: bool = False,
+    nbytes: int,
+    protocol: str,
+    *,
+    steps: int = 3,
+    payload: bool = False,
     system: hwmodel.System | None = None,
-) -> tuple[Machine, Timeline, list[int]]:  # fmt: skip
+) -> tuple[Machine, Timeline, list[int]]:
     machine = machine_of(system or two_nodes(), (system or two_nodes()).num_gpus)
     found = {one.name: one for one in machine.system.nccl.protocols}
     ends = node_rings.ring(
-        machine, DISPATCH, machine.mark(machine.ranks), nbytes=nbytes, protocol=found[protocol],
-        steps=steps, payload=payload,
-    )  # fmt: skip
+        machine,
+        DISPATCH,
+        machine.mark(machine.ranks),
+        nbytes=nbytes,
+        protocol=found[protocol],
+        steps=steps,
+        payload=payload,
+    )
     timeline = schedule(machine.graph.build())
     return machine, timeline, timeline.visible_ps[ends].tolist()
 
@@ -59,8 +68,11 @@ def test_a_chunk_leaves_a_node_by_way_of_the_rings_first_gpu(steps: int) -> None
     # In the estimate a card receives while the other sends; these cards pass whole messages.
     assert estimated(part, "LL", steps, two_nodes()) == last[0] - more * 2 * part * NIC
     assert {port for port in carried(timeline.graph) if "nic" in port[0]} == {
-        ("nic-out", 0), ("nic-in", 0), ("nic-out", 2), ("nic-in", 2),
-    }  # fmt: skip
+        ("nic-out", 0),
+        ("nic-in", 0),
+        ("nic-out", 2),
+        ("nic-in", 2),
+    }
 
 
 def test_plain_data_are_fenced_and_told_by_the_proxy() -> None:
@@ -115,8 +127,15 @@ def test_a_gpu_stores_to_one_neighbour_on_all_rings() -> None:
     rings = node_rings._rings(machine, 4)
     stores = zip(rings.rank.tolist(), rings.to.tolist(), strict=True)
     assert set(stores) == {
-        (0, 3), (1, 0), (2, 1), (3, 2), (4, 7), (5, 4), (6, 5), (7, 6),
-    }  # fmt: skip
+        (0, 3),
+        (1, 0),
+        (2, 1),
+        (3, 2),
+        (4, 7),
+        (5, 4),
+        (6, 5),
+        (7, 6),
+    }
     # As NCCL prints them for 8 GPUs a node: 0 3 2 1 | 4 7 6 5, then 0 3 2 5 | 4 7 6 1.
     following = {
         (int(rail), int(rank)): int(rings.rank[after])
@@ -143,10 +162,7 @@ def test_the_estimate_is_near_the_time_on_idle_ports(nbytes: int, size: int) -> 
     machine = machine_of(system, 3 * size)
     for way in nccl.ways(CollectiveCall(machine, DISPATCH, "all_gather", nbytes)):
         one = machine_of(system, 3 * size)
-        again = {
-            each.name: each
-            for each in nccl.ways(CollectiveCall(one, DISPATCH, "all_gather", nbytes))
-        }
+        again = {each.name: each for each in nccl.ways(CollectiveCall(one, DISPATCH, "all_gather", nbytes))}
         ends = again[way.name].build(one.mark(one.ranks))
         took = schedule(one.graph.build()).visible_ps[ends].max()
         assert way.estimate_ps == pytest.approx(took, rel=0.2)

@@ -68,9 +68,11 @@ def test_a_short_sum_goes_up_and_down_one_tree() -> None:
     # Rank 3 to rank 2, to rank 0, which has that of rank 1 before, and back.
     root, left = inside + between, wire + UP  # what a GPU sends to the next one has left it
     assert ends == [
-        copied + root + left, copied + root + inside, copied + root + between + left,
+        copied + root + left,
+        copied + root + inside,
+        copied + root + between + left,
         copied + root + between + inside,
-    ]  # fmt: skip
+    ]
     # In the estimate a card receives while the other sends; these cards pass whole messages.
     assert estimated(nbytes, "LL") == ends[3] - 2 * 2 * nbytes * NIC
     by_card = {rank: sent["nic-out", rank] for rank in range(4) if sent.get(("nic-out", rank))}

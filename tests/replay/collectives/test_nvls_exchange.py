@@ -64,8 +64,6 @@ def test_ranks_that_meet_behind_copies_of_the_switch_wait_for_their_fence(
         (2, 1024 * MIB, "ring Simple"),
     ],
 )
-def test_the_switch_is_taken_for_large_sums_of_four_and_more(
-    num_ranks: int, nbytes: int, chosen: str
-) -> None:
+def test_the_switch_is_taken_for_large_sums_of_four_and_more(num_ranks: int, nbytes: int, chosen: str) -> None:
     machine = machine_of(hwmodel.load("dgx-h100"), num_ranks)
     assert NCCL.way(machine, "all_reduce", nbytes).name == chosen

@@ -10,7 +10,7 @@ from round_machine import NS, US, round_machine
 
 from replay.engine import Timeline, schedule
 from replay.model.collectives.pair_rules import PairRules
-from replay.model.collectives.point_to_point import Exchanged, all_to_all
+from replay.model.collectives.point_to_point import ExchangeTasks, all_to_all
 from replay.model.machine.kinds import DISPATCH, Kind
 
 UP, DOWN, VISIBLE, POLL = 150 * NS, 100 * NS, 30 * NS, 5 * NS
@@ -56,14 +56,19 @@ def test_peers_of_eight_ranks_share_no_channel() -> None:
     assert PairRules(1).first_channel(np.arange(3)).tolist() == [0, 0, 0]
 
 
-def run(sizes: list[list[int]], rules: PairRules | None = None) -> tuple[Timeline, Exchanged]:
+def run(sizes: list[list[int]], rules: PairRules | None = None) -> tuple[Timeline, ExchangeTasks]:
     machine = machine_of(round_machine(), len(sizes))
     rules = rules or PairRules(32)
     channels = machine.sms.channels("nccl", rules.num_channels)
     exchanged = all_to_all(
-        machine, DISPATCH, channels, rules, np.array(sizes), machine.mark(machine.ranks),
+        machine,
+        DISPATCH,
+        channels,
+        rules,
+        np.array(sizes),
+        machine.mark(machine.ranks),
         payload=True,
-    )  # fmt: skip
+    )
     return schedule(machine.graph.build()), exchanged
 
 
@@ -73,18 +78,16 @@ def test_a_short_message_has_a_flag_beside_every_four_bytes() -> None:
     known = LL_START + 8192 * LL_PASS + 2 * wire + UP + DOWN + VISIBLE + POLL
     written = -(-2 * 8192 // 5)  # read out of the buffer and written, at five bytes a picosecond
     assert timeline.visible_ps[exchanged.done].tolist() == [
-        LL_START + 8192 * LL_PASS, known + written,
-    ]  # fmt: skip
+        LL_START + 8192 * LL_PASS,
+        known + written,
+    ]
 
 
 def test_a_long_message_is_fenced_told_and_copied() -> None:
     # Two channels: 53,248 and 46,752 bytes. The smaller one is on its way before.
     timeline, exchanged = run([[0, 100_000], [0, 0]])
     part = 53_248
-    known = (
-        SIMPLE_START + part * PUSH + 2 * write_packets(part) + UP + DOWN + VISIBLE
-        + ACKNOWLEDGED + FLAG
-    )  # fmt: skip
+    known = SIMPLE_START + part * PUSH + 2 * write_packets(part) + UP + DOWN + VISIBLE + ACKNOWLEDGED + FLAG
     assert timeline.visible_ps[exchanged.done][1] == known + part * COPY
     assert (timeline.graph.kind == Kind.DISPATCH_UP).sum() == 2
 

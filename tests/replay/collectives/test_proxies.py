@@ -13,7 +13,7 @@ from round_nodes import HOST_FLAG, NIC, STEP, WAY, two_nodes
 import hwmodel
 from replay.engine import Timeline, schedule
 from replay.model.collectives.pair_rules import PairRules, rules_on
-from replay.model.collectives.point_to_point import Exchanged, all_to_all
+from replay.model.collectives.point_to_point import ExchangeTasks, all_to_all
 from replay.model.machine.communicators import Group, communicators
 from replay.model.machine.domains import Domains
 from replay.model.machine.kinds import DISPATCH, Kind
@@ -29,16 +29,14 @@ CLEAR = STEP + 2 * 64 * NIC + WAY  # a buffer is offered, and the sender's proxy
 
 def exchange(
     sizes: dict[tuple[int, int], int], rules: PairRules, system: hwmodel.System | None = None
-) -> tuple[Machine, Timeline, Exchanged]:
+) -> tuple[Machine, Timeline, ExchangeTasks]:
     system = system or two_nodes()
     machine = machine_of(system, system.num_gpus)
     channels = machine.sms.channels("nccl", rules.num_channels)
     nbytes = np.zeros((system.num_gpus, system.num_gpus), np.int64)
     for pair, size in sizes.items():
         nbytes[pair] = size
-    exchanged = all_to_all(
-        machine, DISPATCH, channels, rules, nbytes, machine.mark(machine.ranks), payload=True
-    )
+    exchanged = all_to_all(machine, DISPATCH, channels, rules, nbytes, machine.mark(machine.ranks), payload=True)
     return machine, schedule(machine.graph.build()), exchanged
 
 
@@ -240,9 +238,15 @@ def test_one_communicator_of_several_nodes_does_in_each_what_a_single_node_does(
         channels = machine.sms.channels("nccl", rules.num_channels)
         nbytes = np.kron(np.eye(nodes, dtype=np.int64), sizes)
         exchanged = all_to_all(
-            machine, DISPATCH, channels, rules, nbytes, machine.mark(machine.ranks),
-            payload=True, group=group,
-        )  # fmt: skip
+            machine,
+            DISPATCH,
+            channels,
+            rules,
+            nbytes,
+            machine.mark(machine.ranks),
+            payload=True,
+            group=group,
+        )
         return schedule(machine.graph.build()).visible_ps[exchanged.done].tolist()
 
     assert ends(several, "inside") == 3 * ends(one, "all")
@@ -268,9 +272,7 @@ def test_ranks_that_fill_no_nodes_have_no_relays() -> None:
     ("nbytes", "unit", "measured", "within"),
     [(1024, "us", 30.0, 0.15), (1 << 28, "GB/s", 46.0, 0.05)],
 )
-def test_a_published_all_to_all_over_infiniband(
-    nbytes: int, unit: str, measured: float, within: float
-) -> None:
+def test_a_published_all_to_all_over_infiniband(nbytes: int, unit: str, measured: float, within: float) -> None:
     """2 x 8 H100 with NVLink switched off: 30 us for short messages, 46 GB/s for long ones.
 
     Source: deepseek-ai/DeepEP issue 3, one credible log (confidence medium). The step of a proxy
@@ -280,10 +282,12 @@ def test_a_published_all_to_all_over_infiniband(
     system = hwmodel.load(
         "dgx-h100",
         {
-            "fabric.num_gpus": 1, "fabric.num_domains": 16, "network.rails": 1,
+            "fabric.num_gpus": 1,
+            "fabric.num_domains": 16,
+            "network.rails": 1,
             "fabric.links_per_plane": [5, 4, 4, 5],
         },
-    )  # fmt: skip
+    )
     sizes = {(src, dst): nbytes // 16 for src in range(16) for dst in range(16)}
     _, timeline, exchanged = exchange(sizes, PairRules(16), system)
     gap_ps = system.overheads.kernel_gap_ps("stream")

@@ -109,10 +109,7 @@ def test_the_estimate_is_near_the_time_on_idle_ports(nbytes: int, num_ranks: int
     ways = tree.ways(CollectiveCall(machine, DISPATCH, "all_reduce", nbytes))
     for way in ways:
         alone = machine_of(hwmodel.load("dgx-h100"), num_ranks)
-        again = {
-            each.name: each
-            for each in tree.ways(CollectiveCall(alone, DISPATCH, "all_reduce", nbytes))
-        }
+        again = {each.name: each for each in tree.ways(CollectiveCall(alone, DISPATCH, "all_reduce", nbytes))}
         ends = again[way.name].build(alone.mark(alone.ranks))
         took = schedule(alone.graph.build()).visible_ps[ends].max()
         assert way.estimate_ps == pytest.approx(took, rel=0.16)

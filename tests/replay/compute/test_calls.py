@@ -29,9 +29,7 @@ class Run(NamedTuple):
 
     def count(self, kind: Kind) -> list[int]:
         graph = self.timeline.graph
-        return [
-            int(((graph.kind == kind) & (graph.rank == rank)).sum()) for rank in self.machine.ranks
-        ]
+        return [int(((graph.kind == kind) & (graph.rank == rank)).sum()) for rank in self.machine.ranks]
 
     def gaps(self) -> list[int]:
         graph = self.timeline.graph
@@ -44,15 +42,24 @@ class Run(NamedTuple):
 
 
 def layer(
-    rows: list[int], num_ranks: int = 1, *, hidden: int = 64, precision: str = "bf16",
+    rows: list[int],
+    num_ranks: int = 1,
+    *,
+    hidden: int = 64,
+    precision: str = "bf16",
     is_backward: bool = False,
-) -> LayerWork:  # fmt: skip
+) -> LayerWork:
     """Rank 0 sends so many tokens to each expert; one column of tiles in either GEMM."""
     ids = np.repeat(np.arange(len(rows), dtype=np.int32), rows)[:, None]
     return small_layers.work(
-        ids, num_ranks, len(rows), tokens_of_rank=[len(ids)] + [0] * (num_ranks - 1),
-        shape=ExpertShape(hidden, 64, gated=False), precision=precision, is_backward=is_backward,
-    )  # fmt: skip
+        ids,
+        num_ranks,
+        len(rows),
+        tokens_of_rank=[len(ids)] + [0] * (num_ranks - 1),
+        shape=ExpertShape(hidden, 64, gated=False),
+        precision=precision,
+        is_backward=is_backward,
+    )
 
 
 def run(
@@ -61,9 +68,7 @@ def run(
     system: hwmodel.System | None = None,
     **options: int,
 ) -> Run:
-    machine = Machine(
-        system or round_machine(), GraphBuilder(KIND_NAMES), work.num_ranks, launch=launch
-    )
+    machine = Machine(system or round_machine(), GraphBuilder(KIND_NAMES), work.num_ranks, launch=launch)
     pool = machine.sms.pool("sm", machine.sms.count)
     ends = per_expert_kernels(machine, work, pool, machine.mark(machine.ranks), **options)
     timeline = schedule(machine.graph.build())
@@ -82,8 +87,9 @@ def activation_ps(rows: int) -> int:
 def test_the_place_of_a_call_is_that_of_an_expert_with_rows() -> None:
     work = layer([3, 0, 5, 0, 0, 7], num_ranks=2)  # experts 0 to 2, and 3 to 5
     assert [(call.expert.tolist(), call.rows.tolist()) for call in calls_of(work)] == [
-        ([0, 5], [3, 7]), ([2, 0], [5, 0]),
-    ]  # fmt: skip
+        ([0, 5], [3, 7]),
+        ([2, 0], [5, 0]),
+    ]
 
 
 @every(("experts", "in_turn"), [(4, 1), (5, 2), (9, 3)])
@@ -128,10 +134,7 @@ def test_a_gpu_launches_calls_of_its_own_experts_alone() -> None:
     assert spent.gaps() == [2 * count + 1 for count in calls]
     assert spent.count(Kind.GEMM1) == spent.count(Kind.GEMM2) == calls
     graph = spent.timeline.graph
-    launched = [
-        int(graph.duration_ps[(graph.kind == Kind.HOST) & (graph.rank == rank)].sum())
-        for rank in (0, 1, 2)
-    ]
+    launched = [int(graph.duration_ps[(graph.kind == Kind.HOST) & (graph.rank == rank)].sum()) for rank in (0, 1, 2)]
     assert launched == [LAUNCH * (2 * count + 1) for count in calls]
     # Who has none does not wait for those of others.
     assert spent.starts(Kind.ACTIVATION, 2) == [LAUNCH]
@@ -178,14 +181,12 @@ def test_operands_by_rows_and_columns_take_the_sms_longer_than_their_bytes(
     cast = np.flatnonzero(graph.kind == Kind.CAST)
     widths = [(256, 10), (256, 30), (64, 10), (64, 30)]
     bytes_ps = [
-        -(-rows * 2 * width // 8) + -(-2 * rows * (width + 4 * -(-width // 128)) // 4)
-        for width, rows in widths
+        -(-rows * 2 * width // 8) + -(-2 * rows * (width + 4 * -(-width // 128)) // 4) for width, rows in widths
     ]
     assert graph.duration_ps[cast].tolist() == bytes_ps
     # 202 ps of an SM for each value, on a hundred SMs.
     assert graph.latency_ps[cast].tolist() == [
-        SMALL + round(rows * width * 2.02) - moved
-        for (width, rows), moved in zip(widths, bytes_ps, strict=True)
+        SMALL + round(rows * width * 2.02) - moved for (width, rows), moved in zip(widths, bytes_ps, strict=True)
     ]
 
 

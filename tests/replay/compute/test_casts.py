@@ -46,14 +46,16 @@ MIXED = [("fp8", "bf16"), ("bf16", "fp8"), ("fp32", "bf16")]
 def work(rows_out: str, gemm: str, *, back: str = "bf16", is_backward: bool = False) -> LayerWork:
     ids = np.array(IDS, np.int32)
     return small_layers.work(
-        ids, 2, 4, shape=ExpertShape(HIDDEN, 64), is_backward=is_backward,
+        ids,
+        2,
+        4,
+        shape=ExpertShape(HIDDEN, 64),
+        is_backward=is_backward,
         precision=Precision("bf16", gemm=gemm, dispatch=rows_out, combine=back),
-    )  # fmt: skip
+    )
 
 
-def graph_of(
-    name: str, layer: LayerWork, changes: Mapping[str, float] = NO_CHANGES, **options: object
-) -> TaskGraph:
+def graph_of(name: str, layer: LayerWork, changes: Mapping[str, float] = NO_CHANGES, **options: object) -> TaskGraph:
     """The scheme's graph where a byte takes a picosecond in memory, and in an SM each way."""
     system = hwmodel.load(
         "dgx-h100",
@@ -116,9 +118,7 @@ def test_moe_hub_without_its_availability_manager_casts_too() -> None:
     assert spent(graph, Kind.CAST, in_memory=False) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "one", "same"), cases({*KERNELS, *FUSED, *NOTHING}, ((one, one) for one in BYTES))
-)
+@pytest.mark.parametrize(("name", "one", "same"), cases({*KERNELS, *FUSED, *NOTHING}, ((one, one) for one in BYTES)))
 def test_one_type_casts_nothing(name: str, one: str, same: str) -> None:
     assert not (graph_of(name, work(one, same)).kind == Kind.CAST).any()
 
@@ -178,9 +178,7 @@ def test_the_last_gemm_writes_what_travels_back(is_backward: bool) -> None:
 @pytest.mark.parametrize("name", ["nccl-alltoall", "plain"])
 def test_fp8_rows_back_are_made_at_the_experts_and_read_by_the_sum(name: str) -> None:
     bf16, fp8 = (
-        np.array(
-            spent(graph_of(name, work("bf16", "bf16", back=back)), Kind.UNPERMUTE, in_memory=True)
-        )
+        np.array(spent(graph_of(name, work("bf16", "bf16", back=back)), Kind.UNPERMUTE, in_memory=True))
         for back in ("bf16", "fp8")
     )
     made = PAIRS * (BYTES["bf16"] + BYTES["fp8"])
@@ -224,9 +222,7 @@ def test_every_scheme_casts_in_one_of_two_ways() -> None:
 @every("is_backward", [False, True])
 @every("gemm", ["fp8", "bf16"])
 @every("name", sorted(CAST_KERNELS))
-def test_a_kernel_casts_every_token_before_the_dispatch(
-    name: str, gemm: str, is_backward: bool
-) -> None:
+def test_a_kernel_casts_every_token_before_the_dispatch(name: str, gemm: str, is_backward: bool) -> None:
     graph = graph_of(name, work("fp8", gemm, is_backward=is_backward))
     expected = (TOKENS * (BYTES["bf16"] + BYTES["fp8"])).tolist()
     assert spent(graph, Kind.TOKEN_CAST, in_memory=True) == expected
@@ -256,11 +252,7 @@ def variants() -> list[tuple[str, dict[str, object]]]:
                 # A list of kernels of a pair of passes has no layers by themselves; in DeepGEMM's
                 # own comparison rows are cast before, which its own test tells.
                 lists = (*getattr(scheme, "lists", ()), "deepgemm") if one.name == "stack" else ()
-                found += [
-                    (name, {one.name: other})
-                    for other in others
-                    if other != held and other not in lists
-                ]
+                found += [(name, {one.name: other}) for other in others if other != held and other not in lists]
     return found
 
 
@@ -313,10 +305,7 @@ def test_no_row_leaves_before_its_token_is_read(name: str, is_backward: bool) ->
     graph = graph_of(name, work("fp8", "fp8", is_backward=is_backward), slow)
     timeline = schedule(graph)
     for rank in (0, 1):
-        cast, sent = (
-            (graph.kind == kind) & (graph.rank == rank)
-            for kind in (Kind.TOKEN_CAST, Kind.DISPATCH_UP)
-        )
+        cast, sent = ((graph.kind == kind) & (graph.rank == rank) for kind in (Kind.TOKEN_CAST, Kind.DISPATCH_UP))
         first, last = (np.min, np.max) if name in SENT_ROWS else (np.max, np.max)
         assert timeline.start_ps[sent].min() >= first(timeline.end_ps[cast])
         assert timeline.start_ps[sent].max() >= last(timeline.end_ps[cast])
@@ -325,9 +314,7 @@ def test_no_row_leaves_before_its_token_is_read(name: str, is_backward: bool) ->
 @every("name", ["dysharp", "flashdmoe", "moe-hub"])
 def test_tokens_are_read_in_64_tasks_at_most(name: str) -> None:
     ids = np.arange(130, dtype=np.int32)[:, None] % 4
-    layer = small_layers.work(
-        ids, 2, 4, tokens_of_rank=[129, 1], precision="fp8", shape=ExpertShape(HIDDEN, 64)
-    )
+    layer = small_layers.work(ids, 2, 4, tokens_of_rank=[129, 1], precision="fp8", shape=ExpertShape(HIDDEN, 64))
     graph = graph_of(name, layer)
     reads = graph.rank[graph.kind == Kind.TOKEN_CAST].tolist()
     assert (reads.count(0), reads.count(1)) == (43, 1)  # 3 tokens each
@@ -339,9 +326,7 @@ def test_tokens_are_read_in_64_tasks_at_most(name: str) -> None:
 
 @every("is_backward", [False, True])
 @every("gemm", ["fp8", "bf16"])
-def test_megatrons_activation_leaves_quantisation_to_the_next_kernel(
-    gemm: str, is_backward: bool
-) -> None:
+def test_megatrons_activation_leaves_quantisation_to_the_next_kernel(gemm: str, is_backward: bool) -> None:
     graph = graph_of("nccl-alltoall", work("bf16", gemm, is_backward=is_backward))
     product, gate_up = 64, 128  # columns; values of two bytes, scales of FP8 for 128 values
     read, written = (product + gate_up, gate_up + product) if is_backward else (gate_up, product)

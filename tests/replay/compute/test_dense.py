@@ -25,14 +25,32 @@ from tracegen.models.schema import ModelShape
 GAP, SMALL = 2 * US, 300 * NS
 MEMORY, GEMM, CORE = Kind.BETWEEN, Kind.DENSE_GEMM, Kind.ATTENTION
 GROUPED = ModelShape(
-    name="grouped", hidden=128, moe_intermediate=64, num_experts=96, topk=3, num_layers=4,
-    gated=True, num_heads=4, num_kv_heads=2, head_dim=32,
-)  # fmt: skip
+    name="grouped",
+    hidden=128,
+    moe_intermediate=64,
+    num_experts=96,
+    topk=3,
+    num_layers=4,
+    gated=True,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=32,
+)
 LATENT = ModelShape(
-    name="latent", hidden=128, moe_intermediate=64, num_experts=96, topk=3, num_layers=4,
-    gated=True, num_heads=4, q_lora_rank=192, kv_lora_rank=64, qk_nope_head_dim=32,
-    qk_rope_head_dim=16, v_head_dim=48,
-)  # fmt: skip
+    name="latent",
+    hidden=128,
+    moe_intermediate=64,
+    num_experts=96,
+    topk=3,
+    num_layers=4,
+    gated=True,
+    num_heads=4,
+    q_lora_rank=192,
+    kv_lora_rank=64,
+    qk_nope_head_dim=32,
+    qk_rope_head_dim=16,
+    v_head_dim=48,
+)
 
 
 @cache
@@ -225,11 +243,12 @@ def test_gradients_of_fp8_weights_have_scales_in_both_operands() -> None:
     narrow = GROUPED.model_copy(update={"head_dim": 16})
     slow, fast = (
         kernels(
-            Between(narrow, "fp8", is_backward=True), context(256, 256, 40_000),
+            Between(narrow, "fp8", is_backward=True),
+            context(256, 256, 40_000),
             on=system(compute__fp8_efficiency=0.8, compute__fp8_rows_efficiency=share),
         )
         for share in (0.4, 0.8)
-    )  # fmt: skip
+    )
     changed = [i for i, (one, other) in enumerate(zip(slow, fast, strict=True)) if one != other]
     products = [i for i, (kind, _) in enumerate(slow) if kind == GEMM]
     assert changed == products[1::2][: len(changed)] and len(changed) >= 2  # the gate is in BF16
@@ -265,9 +284,7 @@ def test_dense_layers_come_before_the_first_moe_layer() -> None:
 
 
 def test_fp8_operands_are_cast_and_the_gate_is_not() -> None:
-    one, eight = (
-        kernels(Between(GROUPED, name), context(100, 100, 40_000)) for name in ("bf16", "fp8")
-    )
+    one, eight = (kernels(Between(GROUPED, name), context(100, 100, 40_000)) for name in ("bf16", "fp8"))
     # BF16 is read; a byte a value and four for 128 of them are written.
     assert eight[1] == memory(100 * 128 * 2 + 100 * (128 + 4))
     assert eight[5] == memory(100 * 128 * 2 + 100 * (128 + 4))

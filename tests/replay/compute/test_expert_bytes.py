@@ -80,9 +80,7 @@ def test_a_gradient_is_a_product_over_the_rows_shared_by_the_sms() -> None:
 
 
 @pytest.mark.parametrize(("projection", "tiles"), [(UP, [96] * 3), (DOWN, [96, 64])])
-def test_tiles_of_a_gradient_draw_both_operands_and_two_share_the_larger(
-    projection, tiles: list[int]
-) -> None:
+def test_tiles_of_a_gradient_draw_both_operands_and_two_share_the_larger(projection, tiles: list[int]) -> None:
     # Of 64 x 64, and 32 x 64 at the end of 96 rows; half of 64 for the operand that is shared.
     machine = Machine(round_machine(), GraphBuilder(KIND_NAMES), 2)
     found: list[int] = []
@@ -116,9 +114,7 @@ def test_gradients_beside_are_those_of_both_projections_and_wait_for_their_rows(
     chosen = np.flatnonzero(graph.kind == Kind.WGRAD)
     assert (timeline.start_ps[chosen] >= 10 * (graph.tag[chosen] + 1)).all()
     assert (graph.priority[graph.kind == Kind.WGRAD] == 5).all()
-    assert not weight_gradients_beside(
-        machine, layer(is_backward=False), pool, done, np.arange(4), priority=5
-    )
+    assert not weight_gradients_beside(machine, layer(is_backward=False), pool, done, np.arange(4), priority=5)
 
 
 @pytest.mark.parametrize("projection", [UP, DOWN])
@@ -145,9 +141,7 @@ def test_an_activation_reads_and_writes(precision: str, operand: int, result: in
     if precision != "fp8":
         scales = dict.fromkeys(scales, 0)
     forward = activation_bytes(layer(precision, is_backward=False))
-    assert (
-        forward.tolist() == (rows * (columns * result + inner * operand + scales[inner])).tolist()
-    )
+    assert forward.tolist() == (rows * (columns * result + inner * operand + scales[inner])).tolist()
     # Back: the result's gradient and the GEMM's output are read; the output's gradient and the
     # result itself, for the weights' gradient, are written.
     backward = activation_bytes(layer(precision))

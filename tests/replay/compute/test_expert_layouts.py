@@ -119,9 +119,7 @@ def test_a_masked_kernel_skips_warp_groups_without_rows() -> None:
 
 @every("precision", ["bf16", "fp8"])
 @every("layout", LAYOUTS)
-def test_whole_tiles_are_read_and_written_where_there_is_padding(
-    layout: str, precision: str
-) -> None:
+def test_whole_tiles_are_read_and_written_where_there_is_padding(layout: str, precision: str) -> None:
     # Tiles as wide as a block of scales, so that no block is read twice.
     system = exact_system(**{"compute.fp8_blocks": [[128, 128]]})
     _, timeline = run(layer(SKEWED, precision=precision), system, layout)
@@ -211,8 +209,7 @@ def test_padding_never_helps_and_costs_nothing_without_partial_tiles(seed: int) 
     ragged = [int(n) for n in rng.integers(0, 900, 12) * (rng.random(12) < 0.7)]
     for rows in (ragged, [up(n, 128) for n in ragged]):
         plain, contiguous = (
-            run(layer(rows, 2, "fp8"), system, name)[1].makespan_ps
-            for name in ("plain", "contiguous")
+            run(layer(rows, 2, "fp8"), system, name)[1].makespan_ps for name in ("plain", "contiguous")
         )
         assert plain <= contiguous
         assert rows is ragged or plain == contiguous
@@ -250,9 +247,7 @@ def test_as_many_tokens_take_longer_on_more_experts() -> None:
         ids = (np.arange(64, dtype=np.int32) % touched * (64 // touched))[:, None]
         work = small_layers.work(ids, 8, 64, shape=shape)
         times.append(
-            replay_layer(
-                work, system, SCHEMES["ideal"].with_options({"form": "kernels"})
-            ).measures.makespan_us
+            replay_layer(work, system, SCHEMES["ideal"].with_options({"form": "kernels"})).measures.makespan_us
         )
     # Each GPU reads the three matrices of eight experts instead of one, at 0.9 of 3.35 TB/s.
     weights_us = 3 * 4096 * 4096 * 2 / (0.9 * 3.35e6)
@@ -274,7 +269,5 @@ def test_an_engine_around_deepep_moves_the_same_and_takes_longer() -> None:
 
 
 def test_deepep_refuses_a_stack_that_it_does_not_know() -> None:
-    with pytest.raises(
-        UserError, match=r"stack.*'megatron'.*bare, deepgemm, deepseek, sglang, vllm"
-    ):
+    with pytest.raises(UserError, match=r"stack.*'megatron'.*bare, deepgemm, deepseek, sglang, vllm"):
         SCHEMES["deepep"].with_options({"stack": "megatron"})

@@ -32,9 +32,7 @@ def test_footprints_are_those_of_the_kernels_in_the_library(
     ("tile", "blocks"),
     [((128, 256), 1), ((128, 192), 1), ((128, 128), 2), ((64, 256), 2), ((64, 128), 3)],
 )
-def test_tiles_of_256_columns_leave_no_room_for_a_second_block(
-    tile: tuple[int, int], blocks: int
-) -> None:
+def test_tiles_of_256_columns_leave_no_room_for_a_second_block(tile: tuple[int, int], blocks: int) -> None:
     assert hwmodel.load("dgx-h100").resident_blocks(mma_sync_block(*tile)) == blocks
 
 

@@ -38,9 +38,7 @@ EXACT: dict[str, Any] = {
 def spent(kind: Kind, *, gated: bool, is_backward: bool = False) -> int:
     """Picoseconds of all tasks of a kind, on one GPU."""
     ids = np.repeat(np.arange(3, dtype=np.int32), ROWS)[:, None]
-    layer = small_layers.work(
-        ids, 1, 3, shape=ExpertShape(HIDDEN, INNER, gated), is_backward=is_backward
-    )
+    layer = small_layers.work(ids, 1, 3, shape=ExpertShape(HIDDEN, INNER, gated), is_backward=is_backward)
     graph, _, _ = build_layer(
         layer, hwmodel.load("dgx-h100", EXACT), SCHEMES["ideal"].with_options({"form": "kernels"})
     )
@@ -50,9 +48,7 @@ def spent(kind: Kind, *, gated: bool, is_backward: bool = False) -> int:
 def moved(kind: Kind, *, gated: bool, is_backward: bool = False) -> int:
     """Bytes that tasks of a kind read from and write to memory, on one GPU."""
     ids = np.repeat(np.arange(3, dtype=np.int32), ROWS)[:, None]
-    layer = small_layers.work(
-        ids, 1, 3, shape=ExpertShape(HIDDEN, INNER, gated), is_backward=is_backward
-    )
+    layer = small_layers.work(ids, 1, 3, shape=ExpertShape(HIDDEN, INNER, gated), is_backward=is_backward)
     graph, _, _ = build_layer(
         layer, hwmodel.load("dgx-h100", EXACT), SCHEMES["ideal"].with_options({"form": "kernels"})
     )

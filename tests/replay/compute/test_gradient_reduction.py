@@ -34,9 +34,14 @@ def hot(spec: str, *, is_backward: bool = True) -> LayerWork:
     ids, owner = np.zeros((4 * 64, 1), np.int32), np.repeat(np.arange(4), 64)
     plan = plan_step(spec, ids, owner, 4, 4)
     return LayerWork(
-        plan.reroute(ids, owner), owner.astype(np.int32), plan.placement, SHAPE, Precision("bf16"),
-        is_backward=is_backward, step_plan=plan,
-    )  # fmt: skip
+        plan.reroute(ids, owner),
+        owner.astype(np.int32),
+        plan.placement,
+        SHAPE,
+        Precision("bf16"),
+        is_backward=is_backward,
+        step_plan=plan,
+    )
 
 
 @cache
@@ -55,12 +60,8 @@ def test_gradients_come_home_and_zeros_go_back(spec: str) -> None:
     _, graph, _ = built(spec)
     weights, gradient = int(EXPERT * PACKETS), int(GRADIENT * PACKETS)
     zeros = gradient if spec == "ultraep" else 0  # MoonEP clears a slot on its own GPU
-    assert each(graph, Kind.WEIGHTS_UP, graph.wire_bytes) == [
-        3 * (weights + zeros), *[gradient] * 3
-    ]  # fmt: skip
-    assert each(graph, Kind.WEIGHTS_DOWN, graph.wire_bytes) == [
-        3 * gradient, *[weights + zeros] * 3
-    ]  # fmt: skip
+    assert each(graph, Kind.WEIGHTS_UP, graph.wire_bytes) == [3 * (weights + zeros), *[gradient] * 3]
+    assert each(graph, Kind.WEIGHTS_DOWN, graph.wire_bytes) == [3 * gradient, *[weights + zeros] * 3]
 
 
 @pytest.mark.parametrize("spec", ["ultraep", "moonep"])
@@ -135,8 +136,6 @@ def test_training_replays_both_passes(synthetic) -> None:
     settings = {"layer": 0, "scheme": "plain", "direction": "training", "barrier": True}
     forward, backward = replay.run(trace, placement="ultraep:96", **settings).layers
     assert forward.routing.rank_imbalance == backward.routing.rank_imbalance
-    sums = [
-        sum(one.measures.mechanisms.wire_bytes["weights"].uplink) for one in (forward, backward)
-    ]
+    sums = [sum(one.measures.mechanisms.wire_bytes["weights"].uplink) for one in (forward, backward)]
     # BF16 weights each time; FP32 gradients and as many zeros in the backward pass.
     assert sums[1] == pytest.approx(sums[0] * (2 + 4 + 4) / 2, rel=1e-3)

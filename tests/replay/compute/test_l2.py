@@ -11,7 +11,7 @@ from round_machine import WHOLE_BLOCKS
 
 import hwmodel
 from hwmodel import System
-from replay.engine import GraphBuilder, Timeline, Touched, schedule
+from replay.engine import GraphBuilder, Timeline, TouchOutcome, schedule
 from replay.measure.measured import mechanisms
 from replay.measure.parts import CacheUse
 from replay.model.compute.gemm import Gemm
@@ -35,12 +35,19 @@ def machine_of(**changes: float) -> System:
     """
     values: dict[str, object] = {
         **WHOLE_BLOCKS,
-        "gpu.num_sms": 8, "gpu.l2_bytes": 1 << 40, "gpu.l2_bytes_per_clock": 1e9,
-        "compute.bf16_blocks": [[TILE, TILE]], "compute.bf16_grouped_blocks": [[TILE, TILE]],
-        "compute.bf16_grouped_whole_tiles": False, "compute.tile_overhead_ns": 0.0,
-        "compute.cluster_tiles": 1, "compute.operand_bytes_per_clock": 1e6,
-        "hbm.peak_GB_per_s": 1000.0, "hbm.stream_efficiency": 1.0, "hbm.write_efficiency": 1.0,
-    }  # fmt: skip
+        "gpu.num_sms": 8,
+        "gpu.l2_bytes": 1 << 40,
+        "gpu.l2_bytes_per_clock": 1e9,
+        "compute.bf16_blocks": [[TILE, TILE]],
+        "compute.bf16_grouped_blocks": [[TILE, TILE]],
+        "compute.bf16_grouped_whole_tiles": False,
+        "compute.tile_overhead_ns": 0.0,
+        "compute.cluster_tiles": 1,
+        "compute.operand_bytes_per_clock": 1e6,
+        "hbm.peak_GB_per_s": 1000.0,
+        "hbm.stream_efficiency": 1.0,
+        "hbm.write_efficiency": 1.0,
+    }
     named = {name.replace("__", "."): value for name, value in changes.items()}
     return hwmodel.load("dgx-h100", {**values, **named})
 
@@ -66,9 +73,16 @@ def run(
     tiles = row_tiles(machine, work, gemm, num_sms)
     ready = machine.mark(tiles.rank)
     gemm_tasks(
-        machine, work, gemm, tiles, machine.sms.pool("sm", num_sms), ready,
-        raster=raster, priority=priority, clusters=clusters,
-    )  # fmt: skip
+        machine,
+        work,
+        gemm,
+        tiles,
+        machine.sms.pool("sm", num_sms),
+        ready,
+        raster=raster,
+        priority=priority,
+        clusters=clusters,
+    )
     timeline = schedule(graph.build())
     return timeline, mechanisms(timeline, machine).cache
 
@@ -113,9 +127,7 @@ def lru_passes(order: list[tuple[int, int, int]], room: int) -> tuple[int, int]:
 
 @every("blocks", [5, 6, 7, 9, 12, 30])
 @every("raster", ["rows", "columns"])
-def test_the_order_of_the_tiles_decides_how_often_weights_are_read(
-    raster: Raster, blocks: int
-) -> None:
+def test_the_order_of_the_tiles_decides_how_often_weights_are_read(raster: Raster, blocks: int) -> None:
     rows = [3 * TILE, 2 * TILE, 4 * TILE]
     experts = [0] * 3 + [1] * 2 + [2] * 4
     order = [(experts[row], row, column) for row, column in product(range(9), range(4))]
@@ -156,9 +168,11 @@ def test_results_are_written_while_the_next_tile_is_multiplied(share: float, sli
     """Tiles in a row on one SM: each writes its own part, which takes a share of its time."""
     written_ps = 2 * TILE * TILE * 1000  # at a GB a second; what is read takes a thousandth of it
     changes = {
-        "cache__slices": slices, "cache__kept_share": 1.0, "hbm__write_efficiency": 0.001,
+        "cache__slices": slices,
+        "cache__kept_share": 1.0,
+        "hbm__write_efficiency": 0.001,
         "compute__tile_overhead_ns": written_ps / share / 1000,
-    }  # fmt: skip
+    }
     system = machine_of(**changes)
     tile = system.compute.tile_ps(TILE, TILE, INNER, "bf16", block_m=TILE)
     timeline, _ = run([4 * TILE], system, num_sms=1)
@@ -177,9 +191,8 @@ def test_groups_of_row_tiles_go_column_by_column() -> None:
         reads[what] = (key - key.min()).tolist()
     # Eight or sixteen row tiles, whichever lets eight SMs read less: 8 x 128 + 1 x 128 columns.
     expected = [
-        (column, row) for group in (range(8), range(8, 16), range(16, 20))
-        for column in range(4) for row in group
-    ]  # fmt: skip
+        (column, row) for group in (range(8), range(8, 16), range(16, 20)) for column in range(4) for row in group
+    ]
     assert list(zip(reads["weights"], reads["activations"], strict=True)) == expected
 
 
@@ -207,7 +220,7 @@ def test_what_one_gemm_wrote_the_next_finds() -> None:
     gemm_tasks(machine, work, second, tiles, pool, up.done, inputs=up.outputs)
     timeline = schedule(graph.build())
     touches, inputs = timeline.graph.touches, np.isin(timeline.graph.touches.key, up.outputs)
-    found = timeline.touched[inputs] & Touched.OUTCOME
-    assert (found == Touched.NEW).sum() == 2, "the two row tiles are written"
-    assert (found == Touched.HIT).sum() == inputs.sum() - 2 == 2 * 4
+    found = timeline.touched[inputs] & TouchOutcome.OUTCOME
+    assert (found == TouchOutcome.NEW).sum() == 2, "the two row tiles are written"
+    assert (found == TouchOutcome.HIT).sum() == inputs.sum() - 2 == 2 * 4
     assert len(np.unique(touches.key[inputs])) == 2

@@ -22,9 +22,13 @@ Drawn = dict[str, list[tuple[int, int]]]
 
 
 def drawn(
-    monkeypatch: pytest.MonkeyPatch, rows: list[int], cluster: int, *,
-    intermediate: int = 128, clusters: bool = True,
-) -> Drawn:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch,
+    rows: list[int],
+    cluster: int,
+    *,
+    intermediate: int = 128,
+    clusters: bool = True,
+) -> Drawn:
     """Rows, or columns, that tiles load and that each draws: summed over the steps of a tile."""
     graph = GraphBuilder(KIND_NAMES)
     machine = Machine(machine_of(compute__cluster_tiles=cluster), graph, 1)
@@ -32,17 +36,23 @@ def drawn(
     work = small_layers.work(ids, 1, len(rows), shape=ExpertShape(INNER, intermediate))
     seen: dict[str, list[Any]] = {"weights": [], "activations": []}
 
-    def note(self: Any, what: str, tasks: Any, rank: Any, block: Any, nbytes: Any, *,
-             drawn_bytes: Any, **_: Any) -> None:  # fmt: skip
+    def note(
+        self: Any, what: str, tasks: Any, rank: Any, block: Any, nbytes: Any, *, drawn_bytes: Any, **_: Any
+    ) -> None:
         seen[what].append((nbytes, drawn_bytes))
 
     monkeypatch.setattr(type(machine.l2), "read", note)
     gemm = Gemm.first(work, fused_activation=False)
     tiles = row_tiles(machine, work, gemm, 8)
     gemm_tasks(
-        machine, work, gemm, tiles, machine.sms.pool("sm", 8), machine.mark(tiles.rank),
+        machine,
+        work,
+        gemm,
+        tiles,
+        machine.sms.pool("sm", 8),
+        machine.mark(tiles.rank),
         clusters=clusters,
-    )  # fmt: skip
+    )
     found: Drawn = {}
     for what, steps in seen.items():
         whole, own = (sum(each) for each in zip(*steps, strict=True))
@@ -62,15 +72,17 @@ def drawn(
         ([2 * TILE], 4, [(128, 128)] * 4, [(128, 32)] * 4),
         ([4 * TILE], 4, [(128, 32)] * 8, [(128, 128)] * 8),
         # Of two experts, the one with a tile alone shares rows.
-        ([2 * TILE, TILE], 2, [(128, 64)] * 4 + [(128, 128)] * 2,
-         [(128, 128)] * 4 + [(128, 64)] * 2),
+        ([2 * TILE, TILE], 2, [(128, 64)] * 4 + [(128, 128)] * 2, [(128, 128)] * 4 + [(128, 64)] * 2),
         ([2 * TILE], 1, [(128, 128)] * 4, [(128, 128)] * 4),
     ],
-)  # fmt: skip
+)
 def test_the_larger_operand_is_loaded_once_a_cluster(
-    monkeypatch: pytest.MonkeyPatch, rows: list[int], cluster: int,
-    weights: list[tuple[int, int]], activations: list[tuple[int, int]],
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch,
+    rows: list[int],
+    cluster: int,
+    weights: list[tuple[int, int]],
+    activations: list[tuple[int, int]],
+) -> None:
     found = drawn(monkeypatch, rows, cluster)
     assert sorted(found["weights"]) == sorted(weights)
     assert sorted(found["activations"]) == sorted(activations)

@@ -29,13 +29,20 @@ ROOM = 1 << 39  # bytes, for all that is read
 def machine_of(num_sms: int, **changes: object) -> System:
     """Memory serves a byte in a picosecond; the cache is as fast as one likes."""
     values: dict[str, object] = {
-        **WHOLE_BLOCKS, "gpu.num_sms": num_sms, "gpu.l2_bytes": 1 << 40,
+        **WHOLE_BLOCKS,
+        "gpu.num_sms": num_sms,
+        "gpu.l2_bytes": 1 << 40,
         "gpu.l2_bytes_per_clock": 1e9,
-        "compute.bf16_blocks": [[TILE, TILE]], "compute.bf16_grouped_blocks": [[TILE, TILE]],
-        "compute.bf16_grouped_whole_tiles": False, "compute.tile_overhead_ns": 0.0,
-        "compute.cluster_tiles": 1, "compute.operand_bytes_per_clock": 1e6,
-        "hbm.peak_GB_per_s": 1000.0, "hbm.stream_efficiency": 1.0, "hbm.write_efficiency": 1.0,
-    }  # fmt: skip
+        "compute.bf16_blocks": [[TILE, TILE]],
+        "compute.bf16_grouped_blocks": [[TILE, TILE]],
+        "compute.bf16_grouped_whole_tiles": False,
+        "compute.tile_overhead_ns": 0.0,
+        "compute.cluster_tiles": 1,
+        "compute.operand_bytes_per_clock": 1e6,
+        "hbm.peak_GB_per_s": 1000.0,
+        "hbm.stream_efficiency": 1.0,
+        "hbm.write_efficiency": 1.0,
+    }
     return hwmodel.load("dgx-h100", {**values, **changes})
 
 
@@ -55,9 +62,14 @@ def graph_of(
     tiles = row_tiles(machine, work, gemm, system.sm.num_sms)
     ready = machine.graph.add(len(tiles), resource=-1, duration_ps=np.arange(len(tiles)) * apart_ps)
     tasks = gemm_tasks(
-        machine, work, gemm, tiles, machine.sms.pool("sm", system.sm.num_sms), ready,
+        machine,
+        work,
+        gemm,
+        tiles,
+        machine.sms.pool("sm", system.sm.num_sms),
+        ready,
         resident_blocks=resident_blocks,
-    )  # fmt: skip
+    )
     return machine.graph.build(), machine, tasks
 
 
@@ -103,15 +115,11 @@ def test_one_slice_of_the_whole_cache_is_the_model_without_slices() -> None:
 
 @every("slices", [2, 3, 5])
 @every("resident_blocks", [1, 2])
-def test_a_tile_has_its_sm_from_its_first_slice_to_its_last(
-    slices: int, resident_blocks: int
-) -> None:
+def test_a_tile_has_its_sm_from_its_first_slice_to_its_last(slices: int, resident_blocks: int) -> None:
     """With room for all, so that tiles wait for nothing but their SM."""
     changes: dict[str, object] = {"compute.tile_overhead_ns": 40.0, **cache(ROOM, slices)}
     system = machine_of(3, **{**changes, "hbm.peak_GB_per_s": 1e9})
-    graph, machine, tasks = graph_of(
-        system, [4 * TILE - 60, 2 * TILE], 3, resident_blocks=resident_blocks
-    )
+    graph, machine, tasks = graph_of(system, [4 * TILE - 60, 2 * TILE], 3, resident_blocks=resident_blocks)
     timeline, _ = run(graph, machine)
     steps = tasks.begins + np.arange(slices)[:, None] * len(tasks.begins)
     assert (steps[-1] == tasks.columns).all()
@@ -124,8 +132,10 @@ def test_a_tile_has_its_sm_from_its_first_slice_to_its_last(
     # In all they take what they take as one, on the SM and until they are seen.
     whole, _, as_one = graph_of(
         machine_of(3, **{**changes, **cache(ROOM, 1), "hbm.peak_GB_per_s": 1e9}),
-        [4 * TILE - 60, 2 * TILE], 3, resident_blocks=resident_blocks,
-    )  # fmt: skip
+        [4 * TILE - 60, 2 * TILE],
+        3,
+        resident_blocks=resident_blocks,
+    )
     assert (graph.duration_ps[steps].sum(axis=0) == whole.duration_ps[as_one.columns]).all()
     assert (graph.latency_ps[tasks.columns] == whole.latency_ps[as_one.columns]).all()
 
@@ -151,9 +161,7 @@ def test_a_tile_that_begins_later_finds_nothing_of_what_has_left(slices: int) ->
         (cache(BLOCK // slices, slices), 2),
         (cache(8 * BLOCK, slices), 1),  # room for all that comes between
     ):
-        graph, machine, _ = graph_of(
-            machine_of(2, **fast, **changes), [2 * TILE], 1, apart_ps=tile_ps // 2 + 1
-        )
+        graph, machine, _ = graph_of(machine_of(2, **fast, **changes), [2 * TILE], 1, apart_ps=tile_ps // 2 + 1)
         _, used = run(graph, machine)
         assert read_bytes(used["weights"]) == columns_read * BLOCK
 
@@ -183,8 +191,10 @@ def test_the_end_of_a_tile_is_behind_all_that_it_reads(slices: int, resident_blo
     def tile_ps(overhead_ns: float) -> int:
         graph, machine, _ = graph_of(
             machine_of(1, **room, **{"compute.tile_overhead_ns": overhead_ns}),
-            [TILE], 1, resident_blocks=resident_blocks,
-        )  # fmt: skip
+            [TILE],
+            1,
+            resident_blocks=resident_blocks,
+        )
         return run(graph, machine)[0].makespan_ps
 
     for overhead in (0, 20_000, 40_000):
@@ -216,9 +226,12 @@ def test_slices_are_served_as_the_twin_serves_them(seed: int) -> None:
         },
     )
     graph, _, _ = graph_of(
-        system, rows, int(rng.integers(1, 5)), resident_blocks=int(rng.integers(1, 3)),
+        system,
+        rows,
+        int(rng.integers(1, 5)),
+        resident_blocks=int(rng.integers(1, 3)),
         apart_ps=int(rng.integers(0, 200_000)),
-    )  # fmt: skip
+    )
     found, twin = schedule(graph), simulate(graph)
     assert dict(enumerate(found.start_ps.tolist())) == twin.start
     assert dict(enumerate(found.end_ps.tolist())) == twin.end

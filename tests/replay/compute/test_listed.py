@@ -18,12 +18,13 @@ from round_machine import NS, ROUND, US
 
 import hwmodel
 from replay.engine import GraphBuilder, Timeline, schedule
+from replay.model.arrays import Ints
 from replay.model.compute.dense import Between
 from replay.model.compute.listed_parts import ListedParts
 from replay.model.compute.slices import Slices
 from replay.model.machine.host import Launch, Operation
 from replay.model.machine.kinds import KIND_NAMES, Kind
-from replay.model.machine.machine import Ints, Machine
+from replay.model.machine.machine import Machine
 from replay.model.work.context import Context
 from replay.model.work.kernel_lists import KernelSizes, ListedOperation, load
 from replay.model.work.stacks import STACKS, CallCosts, Stack
@@ -39,17 +40,34 @@ TOKENS, PAIRS = 128, 40_000
 TRAINING = [name for name, (listed, _) in STACKS.items() if load(listed).trains]
 assert TRAINING == ["megatron-plain", "megatron-tuned", "automodel", "deepseek"]
 GROUPED = ModelShape(
-    name="grouped", hidden=128, moe_intermediate=64, num_experts=96, topk=3, num_layers=4,
-    gated=True, num_heads=4, num_kv_heads=2, head_dim=32, num_shared_experts=2,
-    shared_intermediate=64, dense_layers=(0,), dense_intermediate=256, vocab=640,
-)  # fmt: skip
-LATENT = GROUPED.model_copy(update={
-    "num_kv_heads": None, "head_dim": None, "q_lora_rank": 192, "kv_lora_rank": 64,
-    "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 48,
-})  # fmt: skip
-MACHINE = hwmodel.load(
-    "dgx-h100", ROUND | {"attention.forward_efficiency": 0.5, "attention.backward_efficiency": 0.25}
+    name="grouped",
+    hidden=128,
+    moe_intermediate=64,
+    num_experts=96,
+    topk=3,
+    num_layers=4,
+    gated=True,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=32,
+    num_shared_experts=2,
+    shared_intermediate=64,
+    dense_layers=(0,),
+    dense_intermediate=256,
+    vocab=640,
 )
+LATENT = GROUPED.model_copy(
+    update={
+        "num_kv_heads": None,
+        "head_dim": None,
+        "q_lora_rank": 192,
+        "kv_lora_rank": 64,
+        "qk_nope_head_dim": 32,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 48,
+    }
+)
+MACHINE = hwmodel.load("dgx-h100", ROUND | {"attention.forward_efficiency": 0.5, "attention.backward_efficiency": 0.25})
 
 
 class Run(NamedTuple):
@@ -102,9 +120,13 @@ def parts(name: str, shape: ModelShape = GROUPED, tp: int = 1, **changes: Any) -
     stack = changes.pop("stack", None) or Stack.of(name, MACHINE)
     sizes = sizes_of(shape, ParallelPlan(tp=tp, dp=8 // tp, ep=8), TOKENS)
     return ListedParts(
-        shape, "fp8" if name == "deepseek" else "bf16", slices=Slices(tp, 1, collective_ps),
-        stack=stack, sizes=sizes, **changes,
-    )  # fmt: skip
+        shape,
+        "fp8" if name == "deepseek" else "bf16",
+        slices=Slices(tp, 1, collective_ps),
+        stack=stack,
+        sizes=sizes,
+        **changes,
+    )
 
 
 def layer(of: Between, *, is_dense: bool = False, launch: Launch | None = "eager") -> Run:
@@ -122,8 +144,7 @@ def free(stack: Stack) -> Stack:
         return {
             name: cost.model_copy(
                 update={
-                    way: getattr(cost, way).model_copy(update={"value": 0.0})
-                    for way in ("forward_us", "backward_us")
+                    way: getattr(cost, way).model_copy(update={"value": 0.0}) for way in ("forward_us", "backward_us")
                 }
                 | {"around_forward_us": None, "around_backward_us": None}
             )
@@ -138,9 +159,7 @@ def rows_of(of: ListedParts, *, is_dense: bool = False) -> list[ListedOperation]
     """The rows of a layer without its routed experts, part by part."""
     latent = of.shape.kv_lora_rank and of.stack.name.startswith("megatron")
     attention = "latent attention" if latent else "attention"
-    forward = (
-        {"modules", attention, "dense"} if is_dense else {"modules", attention, "router", "nodes"}
-    )
+    forward = {"modules", attention, "dense"} if is_dense else {"modules", attention, "router", "nodes"}
     if of.shape.num_shared_experts and not is_dense:
         forward.add("shared")
     backward = {*forward, "attention's weights", "gradients"}
@@ -203,8 +222,7 @@ def test_a_layer_launches_what_its_list_has(*, is_backward: bool, is_dense: bool
         small = sum(map(small_of, rows))
         # Those in a row are one task, of 0.3 us and a gap each.
         gaps = sum(
-            small_of(row) * (GRAPH_GAP if of.stack.captures(row.graph) and row.captured else GAP)
-            for row in rows
+            small_of(row) * (GRAPH_GAP if of.stack.captures(row.graph) and row.captured else GAP) for row in rows
         )
         assert sum(found.services(MEMORY)) == moved + small * SMALL + gaps, name
         products = sum(row.kernels for row in rows if row.gemm)
@@ -267,9 +285,7 @@ def test_products_of_a_backward_pass_are_those_without_a_stack() -> None:
 
 @every("name", TRAINING)
 def test_hosts_that_cost_nothing_change_nothing(name: str) -> None:
-    instant = hwmodel.load(
-        "dgx-h100", ROUND | {"overheads.launch_us": 0.0, "overheads.host_sync_us": 0.0}
-    )
+    instant = hwmodel.load("dgx-h100", ROUND | {"overheads.launch_us": 0.0, "overheads.host_sync_us": 0.0})
     shape = LATENT if name == "deepseek" else GROUPED
     for is_backward in (False, True):
         of = parts(name, shape, is_backward=is_backward)
@@ -291,9 +307,7 @@ def test_hosts_that_cost_nothing_change_nothing(name: str) -> None:
 @every("shape", [GROUPED, LATENT])
 def test_bare_parts_take_no_more_where_launches_cost_nothing(shape: ModelShape) -> None:
     """To the picosecond; and launches that cost something hold them up."""
-    instant, slow = (
-        hwmodel.load("dgx-h100", ROUND | {"overheads.launch_us": us}) for us in (0.0, 3.0)
-    )
+    instant, slow = (hwmodel.load("dgx-h100", ROUND | {"overheads.launch_us": us}) for us in (0.0, 3.0))
     for is_backward in (False, True):
         of = Between(shape, "bf16", is_backward=is_backward)
 
@@ -406,10 +420,7 @@ def test_latent_vectors_are_gathered_one_by_one() -> None:
 
 def test_gate_and_head_are_bf16_where_layers_are_fp8() -> None:
     sms, compute = MACHINE.sm.num_sms, MACHINE.compute
-    gate, up = (
-        [compute.gemm_time_ps(TOKENS, n, 128, dtype, sms) for dtype in ("bf16", "fp8")]
-        for n in (96, 192)
-    )
+    gate, up = ([compute.gemm_time_ps(TOKENS, n, 128, dtype, sms) for dtype in ("bf16", "fp8")] for n in (96, 192))
     assert gate[0] != gate[1]
     found = layer(parts("deepseek", LATENT)).services(GEMM)
     assert gate[0] in found
@@ -434,9 +445,7 @@ def test_gradients_add_up_in_the_types_of_the_stack() -> None:
     times = {}
     for option in ("main_bytes=4", "main_bytes=2", "gradient_fusion=false"):
         of = parts(f"megatron-plain:{option}", shape, is_backward=True, weights="alone")
-        found = run(
-            lambda m, after, o=of: o.layer(m, context(), after, is_dense=True)["dense"], system=slow
-        )
+        found = run(lambda m, after, o=of: o.layer(m, context(), after, is_dense=True)["dense"], system=slow)
         times[option] = found.services(GEMM)[-1]
     n, k = 2 * 4096, 4096
     operands = 2 * TOKENS * (n + k)
@@ -553,8 +562,9 @@ def test_a_gate_in_fp32_multiplies_in_it_and_casts_before_core_0_13() -> None:
     ]
     old = "router_fp32=true,gate_casts=true"
     assert gate(old, is_backward=False) == [
-        ("operands of the gate in FP32", 2, ""), ("gate in FP32", 1, "fp32"),
-    ]  # fmt: skip
+        ("operands of the gate in FP32", 2, ""),
+        ("gate in FP32", 1, "fp32"),
+    ]
     found = gate(old, is_backward=True)
     assert [one for one in found if "added" not in one[0]] == [*products, *own]
 
@@ -562,9 +572,13 @@ def test_a_gate_in_fp32_multiplies_in_it_and_casts_before_core_0_13() -> None:
 def ends(name: str, **sizes: int) -> ListedEnds:
     of = parts(name)
     return ListedEnds(
-        GROUPED, "bf16", Slices(), np.array([TOKENS]), stack=of.stack,
+        GROUPED,
+        "bf16",
+        Slices(),
+        np.array([TOKENS]),
+        stack=of.stack,
         sizes=dataclasses.replace(of.sizes, **sizes),
-    )  # fmt: skip
+    )
 
 
 @every("name", ["megatron-plain", "megatron-tuned", "automodel"])
@@ -602,8 +616,6 @@ def test_a_look_at_the_loss_waits_between_its_kernels() -> None:
 
 def test_an_end_that_a_list_lacks_is_bare() -> None:
     of = parts("deepseek", LATENT)
-    listed = ListedEnds(
-        LATENT, "bf16", Slices(), np.array([TOKENS]), stack=of.stack, sizes=KernelSizes()
-    )
+    listed = ListedEnds(LATENT, "bf16", Slices(), np.array([TOKENS]), stack=of.stack, sizes=KernelSizes())
     found = run(lambda m, after: listed.head(m, after, is_backward=False))
     assert found.launched == 4  # norm, scores, and two of the loss

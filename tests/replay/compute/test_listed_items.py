@@ -28,24 +28,25 @@ def ran(*rows: dict[str, Any], graphs: str = "", launch: Any = None) -> int:
     part = {"name": "p", "direction": "backward", "graph": graphs, "rows": full}
     choices = ("none", "all")
     option = {"meaning": "", "default": graphs or "none", "choices": choices, "source": ""}
-    kernels = KernelList(
-        name="n", title="t", sources={"s": "by hand"}, options={"graphs": option}, parts=(part,)
-    )
+    kernels = KernelList(name="n", title="t", sources={"s": "by hand"}, options={"graphs": option}, parts=(part,))
     stack = Stack("n", kernels, kernels.chosen(), load_costs("n"))
     graph = GraphBuilder(KIND_NAMES)
     machine = Machine(SYSTEM, graph, 1, launch=launch)
     machine.host.end_graph()
     found = ListedKernels(
-        machine, "bf16", machine.mark(machine.ranks), is_backward=True, known={}, stack=stack,
+        machine,
+        "bf16",
+        machine.mark(machine.ranks),
+        is_backward=True,
+        known={},
+        stack=stack,
         collective_ps=lambda *_: 0,
-    )  # fmt: skip
+    )
     found.run(stack.listed(KernelSizes(), ["p"], "backward"))
     return schedule(graph.build()).makespan_ps
 
 
-@pytest.mark.parametrize(
-    ("kind", "clocks"), [("strided", STRIDED_CLOCKS), ("atomic", ATOMIC_CLOCKS)]
-)
+@pytest.mark.parametrize(("kind", "clocks"), [("strided", STRIDED_CLOCKS), ("atomic", ATOMIC_CLOCKS)])
 def test_values_one_by_one_take_their_clocks_or_their_bytes(kind: str, clocks: float) -> None:
     values = 1_000_000
     of_values = values * clocks / SYSTEM.spec.gpu.clock_GHz.value * 1000 / SMS

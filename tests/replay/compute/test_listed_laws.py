@@ -19,20 +19,35 @@ from replay.model.work.stacks import Stack
 
 GAP, SMALL = 2 * US, 300 * NS
 FP8 = {
-    "compute.fp8_peak_TFLOP_per_s": 100.0, "compute.fp8_blocks": [[64, 64]],
-    "compute.fp8_efficiency": 1.0, "compute.fp8_rows_efficiency": 0.25,
+    "compute.fp8_peak_TFLOP_per_s": 100.0,
+    "compute.fp8_blocks": [[64, 64]],
+    "compute.fp8_efficiency": 1.0,
+    "compute.fp8_rows_efficiency": 0.25,
     "compute.fp8_tensor_efficiency": 0.5,
-}  # fmt: skip
+}
 MACHINE = hwmodel.load("dgx-h100", ROUND | FP8)
 
 
 def row(**facts: Any) -> ListedOperation:
     plain: dict[str, Any] = {
-        "name": "kernel", "part": "experts", "direction": "forward", "graph": "", "call": "triton",
-        "kind": "memory", "ground": "source", "stream": "compute", "kernels": 1, "moves": 0,
-        "gemm": None, "tensors": 0, "copies": 0, "waits": 0, "events": 0, "peers": 0,
+        "name": "kernel",
+        "part": "experts",
+        "direction": "forward",
+        "graph": "",
+        "call": "triton",
+        "kind": "memory",
+        "ground": "source",
+        "stream": "compute",
+        "kernels": 1,
+        "moves": 0,
+        "gemm": None,
+        "tensors": 0,
+        "copies": 0,
+        "waits": 0,
+        "events": 0,
+        "peers": 0,
         "source": "by hand",
-    }  # fmt: skip
+    }
     return ListedOperation(**(plain | facts))
 
 
@@ -41,9 +56,14 @@ def run(*rows: ListedOperation, stack: str = "megatron-tuned", precision: str = 
     builder = GraphBuilder(KIND_NAMES)
     machine = Machine(MACHINE, builder, 1)
     kernels = ListedKernels(
-        machine, precision, machine.mark(machine.ranks), is_backward=False, known={},
-        stack=Stack.of(stack, MACHINE), collective_ps=lambda *_: 0,
-    )  # fmt: skip
+        machine,
+        precision,
+        machine.mark(machine.ranks),
+        is_backward=False,
+        known={},
+        stack=Stack.of(stack, MACHINE),
+        collective_ps=lambda *_: 0,
+    )
     kernels.run(rows)
     graph = builder.build()
     timeline = schedule(graph)
@@ -69,9 +89,7 @@ def test_a_map_takes_its_law_and_not_its_bytes() -> None:
     ("stack", "forward", "gradient"),
     [("fp8=blockwise", 1, 4), ("fp8=tensorwise", 2, 2), ("fp8=delayed", 2, 2)],
 )
-def test_products_are_as_fast_as_their_scales_let_them(
-    stack: str, forward: int, gradient: int
-) -> None:
+def test_products_are_as_fast_as_their_scales_let_them(stack: str, forward: int, gradient: int) -> None:
     product = row(kind="gemm", call="te", gemm=(64, 64, 640))
     weights = product._replace(adds=4, weights=True, gemm=(64, 64, 6400))
     _, products = run(product, weights, stack=f"megatron-tuned:{stack}")
@@ -80,10 +98,23 @@ def test_products_are_as_fast_as_their_scales_let_them(
 
 
 def test_lists_name_laws_by_their_sizes() -> None:
-    megatron, sizes = load("megatron"), KernelSizes(
-        tokens=100, hidden=2048, experts=64, topk=4, local=8, ranks=8, rows=300, copies=200,
-        heads=4, kv_heads=4, width=64, inner=64,
-    )  # fmt: skip
+    megatron, sizes = (
+        load("megatron"),
+        KernelSizes(
+            tokens=100,
+            hidden=2048,
+            experts=64,
+            topk=4,
+            local=8,
+            ranks=8,
+            rows=300,
+            copies=200,
+            heads=4,
+            kv_heads=4,
+            width=64,
+            inner=64,
+        ),
+    )
     found = {
         (one.name, one.law)
         for one in megatron.operations(sizes, megatron.chosen(), parts=["dispatch", "combine"])
@@ -98,9 +129,7 @@ def test_lists_name_laws_by_their_sizes() -> None:
 
 
 @pytest.mark.parametrize(("fp8", "casts"), [("blockwise", 1), ("tensorwise", 0)])
-def test_casts_by_rows_and_columns_have_a_law_where_blocks_have_scales(
-    fp8: str, casts: int
-) -> None:
+def test_casts_by_rows_and_columns_have_a_law_where_blocks_have_scales(fp8: str, casts: int) -> None:
     megatron, sizes = load("megatron"), KernelSizes(tokens=100, hidden=256, rows=300, local=2)
     rows = megatron.operations(sizes, megatron.chosen(fp8=fp8), parts=["experts"])
     laws = {one.name: one.law for one in rows if one.law}

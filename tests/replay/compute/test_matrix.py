@@ -21,15 +21,21 @@ GAP, SMALL, OVERHEAD = 3 * US, 5 * US, 7 * US
 def round_system(**changes):
     """1 TFLOP/s and 1 GB/s into an SM, 100 GB/s of memory."""
     values = {
-        "gpu.num_sms": SMS, "gpu.clock_GHz": 1.0,
-        "compute.bf16_peak_TFLOP_per_s": float(SMS), "compute.bf16_efficiency": 1.0,
-        "compute.bf16_blocks": [[64, 128]], "compute.mma_rows": 64,
-        "compute.operand_bytes_per_clock": 1.0, "compute.tile_overhead_ns": 7000.0,
-        "hbm.peak_GB_per_s": 100.0, "hbm.stream_efficiency": 1.0,
-        "overheads.kernel_gap_stream_us": 3.0, "overheads.kernel_gap_graph_us": 3.0,
+        "gpu.num_sms": SMS,
+        "gpu.clock_GHz": 1.0,
+        "compute.bf16_peak_TFLOP_per_s": float(SMS),
+        "compute.bf16_efficiency": 1.0,
+        "compute.bf16_blocks": [[64, 128]],
+        "compute.mma_rows": 64,
+        "compute.operand_bytes_per_clock": 1.0,
+        "compute.tile_overhead_ns": 7000.0,
+        "hbm.peak_GB_per_s": 100.0,
+        "hbm.stream_efficiency": 1.0,
+        "overheads.kernel_gap_stream_us": 3.0,
+        "overheads.kernel_gap_graph_us": 3.0,
         "overheads.small_kernel_us": 5.0,
         **changes,
-    }  # fmt: skip
+    }
     return hwmodel.load("dgx-h100", values)
 
 
@@ -110,9 +116,7 @@ def test_a_kernel_is_not_cut_where_adding_takes_longer():
     few = round_system().compute.gemm_tiles(np.array([ROWS]), COLUMNS, 128, "bf16", split_k=True)
     assert few.slices == 1
     slow = round_system(**{"overheads.small_kernel_us": 5000.0})
-    assert (
-        slow.compute.gemm_tiles(np.array([ROWS]), COLUMNS, INNER, "bf16", split_k=True).slices == 1
-    )
+    assert slow.compute.gemm_tiles(np.array([ROWS]), COLUMNS, INNER, "bf16", split_k=True).slices == 1
 
 
 def test_sums_have_room_in_the_workspace():
@@ -123,7 +127,5 @@ def test_sums_have_room_in_the_workspace():
 
 
 def test_kernels_for_groups_are_never_cut():
-    grid = hwmodel.load("dgx-h100").compute.gemm_tiles(
-        np.array([64]), 128, 8192, "bf16", grouped=True
-    )
+    grid = hwmodel.load("dgx-h100").compute.gemm_tiles(np.array([64]), 128, 8192, "bf16", grouped=True)
     assert grid.slices == 1

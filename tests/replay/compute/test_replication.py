@@ -30,16 +30,18 @@ PACKETS = 9 / 8  # every 128 bytes of data have a header flit of 16
 TILE, CHUNK, MESSAGE = 32 * 1024, 256 * 1024, 64 * 1024
 
 
-def hot(
-    ranks: int, spec: str = "ultraep", *, precision: str = "bf16", rows: int = 4096
-) -> LayerWork:
+def hot(ranks: int, spec: str = "ultraep", *, precision: str = "bf16", rows: int = 4096) -> LayerWork:
     """One expert a GPU; all rows of all GPUs are for that of the first."""
     ids, owner = np.zeros((ranks * rows, 1), np.int32), np.repeat(np.arange(ranks), rows)
     plan = plan_step(spec, ids, owner, ranks, ranks)
     return LayerWork(
-        plan.reroute(ids, owner), owner.astype(np.int32), plan.placement, SHAPE,
-        Precision(precision), step_plan=plan,
-    )  # fmt: skip
+        plan.reroute(ids, owner),
+        owner.astype(np.int32),
+        plan.placement,
+        SHAPE,
+        Precision(precision),
+        step_plan=plan,
+    )
 
 
 class Replicated:
@@ -56,9 +58,7 @@ class Replicated:
     def each(self, kind: Kind, values: np.ndarray) -> list[int]:
         """(rank,) sums over the tasks of a kind."""
         chosen = self.graph.kind == kind
-        sums = np.bincount(
-            self.graph.rank[chosen], values[chosen], minlength=self.machine.num_ranks
-        )
+        sums = np.bincount(self.graph.rank[chosen], values[chosen], minlength=self.machine.num_ranks)
         return sums.astype(np.int64).tolist()
 
 
@@ -128,10 +128,20 @@ def test_loads_are_stored_to_every_gpu_with_their_flags() -> None:
 
 
 KERNELS = {
-    "loads cleared": 1, "loads counted": 1, "loads copied": 1, "loads gathered": 1,
-    "loads added up": 1, "plan cleared": 6, "plan": 1, "copy list": 1, "copy counters": 2,
-    "weight copies": 1, "weight relays": 1, "reroute cleared": 1, "reroute": 1,
-}  # fmt: skip
+    "loads cleared": 1,
+    "loads counted": 1,
+    "loads copied": 1,
+    "loads gathered": 1,
+    "loads added up": 1,
+    "plan cleared": 6,
+    "plan": 1,
+    "copy list": 1,
+    "copy counters": 2,
+    "weight copies": 1,
+    "weight relays": 1,
+    "reroute cleared": 1,
+    "reroute": 1,
+}
 
 
 def test_every_kernel_is_launched_and_no_host_waits() -> None:
@@ -140,9 +150,7 @@ def test_every_kernel_is_launched_and_no_host_waits() -> None:
         assert count, "a wait"
         launched[name] += count
     assert launched == KERNELS
-    assert replicated(4, "moonep").machine.host.program == [
-        Operation("plan", 1), Operation("weight prefetch", 1)
-    ]  # fmt: skip
+    assert replicated(4, "moonep").machine.host.program == [Operation("plan", 1), Operation("weight prefetch", 1)]
     assert "weight relays" not in [one.name for one in replicated(2).machine.host.program]
 
 
@@ -178,10 +186,7 @@ def test_moonep_plans_on_the_first_gpu_between_barriers() -> None:
     met = (graph.kind == Kind.PLAN_SYNC) & (graph.latency_ps + graph.duration_ps == barrier)
     assert met.sum() == 3 * 4  # loads, plan, weights
     ids = 4096 * 8  # of a GPU: sorted from, looked at again, places written
-    assert (
-        found.each(Kind.PLAN, graph.duration_ps * (graph.resource >= 0))
-        == [2 * ids // 8 + ids // 4] * 4
-    )
+    assert found.each(Kind.PLAN, graph.duration_ps * (graph.resource >= 0)) == [2 * ids // 8 + ids // 4] * 4
 
 
 def test_a_gpu_goes_on_with_its_weights_and_when_its_own_copies_are_done() -> None:
@@ -201,9 +206,13 @@ def test_without_copies_a_gpu_goes_on_with_its_rows() -> None:
     plan = plan_step("ultraep", ids, owner, 4, 4)
     assert not plan.copies
     work = LayerWork(
-        plan.reroute(ids, owner), owner.astype(np.int32), plan.placement, SHAPE, Precision("bf16"),
+        plan.reroute(ids, owner),
+        owner.astype(np.int32),
+        plan.placement,
+        SHAPE,
+        Precision("bf16"),
         step_plan=plan,
-    )  # fmt: skip
+    )
     found = Replicated(work)
     assert not (found.graph.kind == Kind.WEIGHTS_UP).any()
     # The kernels find nothing: a list, two counters cleared, two launches beside each other.
@@ -239,9 +248,13 @@ def test_slots_are_memory() -> None:
     ids, owner = np.zeros((64, 1), np.int32), np.repeat(np.arange(4), 16)
     plan = plan_step("ultraep:20", ids, owner, 8, 4)  # three reserved beside two on every GPU
     work = LayerWork(
-        plan.reroute(ids, owner), owner.astype(np.int32), plan.placement, SHAPE, Precision("fp8"),
+        plan.reroute(ids, owner),
+        owner.astype(np.int32),
+        plan.placement,
+        SHAPE,
+        Precision("fp8"),
         step_plan=plan,
-    )  # fmt: skip
+    )
     weights, tables = memory(work, round_machine()).values()
     scales = 4 * (8 * 8 + 8 * 4)  # a float for each block of 128 x 128
     assert weights.tolist() == [3 * (EXPERT // 2 + scales)] * 4

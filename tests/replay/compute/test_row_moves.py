@@ -33,9 +33,7 @@ def us(time: Time) -> list[float]:
 
 
 @pytest.mark.parametrize(("experts", "sort_ns"), [(5, 90), (128, 475), (512, 8100), (513, 19764)])
-def test_a_map_of_rows_goes_over_flags_counts_and_sorts(
-    machine: Machine, experts: int, sort_ns: float
-) -> None:
+def test_a_map_of_rows_goes_over_flags_counts_and_sorts(machine: Machine, experts: int, sort_ns: float) -> None:
     tokens = np.array([2049, 0])  # three blocks of 1024 for each expert
     blocks = 3 * experts
     passes_ps = 37.4 * 2049 * experts + 1.95 * sum(range(blocks))
@@ -43,12 +41,8 @@ def test_a_map_of_rows_goes_over_flags_counts_and_sorts(
     assert us(row_map(machine, tokens, experts)) == pytest.approx([expected, 0], rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("splits", "ns"), [(1, 80), (32, 80), (144, 124), (256, 168), (640, 232), (1792, 424)]
-)
-def test_a_map_of_chunks_reads_all_splits_for_each_row(
-    machine: Machine, splits: int, ns: float
-) -> None:
+@pytest.mark.parametrize(("splits", "ns"), [(1, 80), (32, 80), (144, 124), (256, 168), (640, 232), (1792, 424)])
+def test_a_map_of_chunks_reads_all_splits_for_each_row(machine: Machine, splits: int, ns: float) -> None:
     assert us(chunk_map(machine, np.array([SMS * 1000]), splits)) == pytest.approx([ns])
 
 
@@ -63,14 +57,14 @@ def test_few_blocks_walk_once_and_many_in_turn(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("tokens", "experts", "measured_us"),
     [
-        (8192, 512, 84.8 + 98.9 + 511.7), (32768, 512, 327.9 + 582.2 + 2004.4),
-        (65536, 128, 170.4 + 254.4 + 238.5), (65536, 32, 41.1 + 47.8 + 95.7),
+        (8192, 512, 84.8 + 98.9 + 511.7),
+        (32768, 512, 327.9 + 582.2 + 2004.4),
+        (65536, 128, 170.4 + 254.4 + 238.5),
+        (65536, 32, 41.1 + 47.8 + 95.7),
         (65536, 8, 11.4 + 12.0 + 48.5),
     ],
-)  # fmt: skip
-def test_maps_of_rows_are_as_measured(
-    machine: Machine, tokens: int, experts: int, measured_us: float
-) -> None:
+)
+def test_maps_of_rows_are_as_measured(machine: Machine, tokens: int, experts: int, measured_us: float) -> None:
     found = us(row_map(machine, np.array([tokens]), experts))
     assert found == [pytest.approx(measured_us - 3 * 4.4, rel=0.1)]
 
@@ -79,19 +73,13 @@ def test_maps_of_rows_are_as_measured(
     ("rows", "splits", "measured_us"),
     [(180224, 1024, 407.9), (65536, 256, 87.6), (65536, 1024, 151.6), (65536, 32, 43.9)],
 )
-def test_maps_of_chunks_are_as_measured(
-    machine: Machine, rows: int, splits: int, measured_us: float
-) -> None:
+def test_maps_of_chunks_are_as_measured(machine: Machine, rows: int, splits: int, measured_us: float) -> None:
     found = us(chunk_map(machine, np.array([rows]), splits))
     assert found == [pytest.approx(measured_us - 4.4, rel=0.02)]
 
 
-@pytest.mark.parametrize(
-    ("blocks", "steps", "measured_us"), [(1024, 22, 22.0), (1024, 8, 11.2), (512, 22, 22.7)]
-)
-def test_walks_of_few_tokens_are_as_measured(
-    machine: Machine, blocks: int, steps: int, measured_us: float
-) -> None:
+@pytest.mark.parametrize(("blocks", "steps", "measured_us"), [(1024, 22, 22.0), (1024, 8, 11.2), (512, 22, 22.7)])
+def test_walks_of_few_tokens_are_as_measured(machine: Machine, blocks: int, steps: int, measured_us: float) -> None:
     found = us(row_walk(machine, np.array([blocks]), steps))
     assert found == [pytest.approx(measured_us - 4.4, rel=0.08)]
 
@@ -117,9 +105,11 @@ def test_maps_of_many_splits_take_what_a_profile_of_nemotron_says() -> None:
 @pytest.mark.parametrize(("nbytes", "ends_us"), [(0, 10 + 1), (20_000, 20 + 1)])
 def test_a_kernel_takes_its_law_or_its_bytes(nbytes: int, ends_us: float) -> None:
     exact = {
-        "hbm.peak_GB_per_s": 1.0, "hbm.stream_efficiency": 1.0, "overheads.small_kernel_us": 1.0,
+        "hbm.peak_GB_per_s": 1.0,
+        "hbm.stream_efficiency": 1.0,
+        "overheads.small_kernel_us": 1.0,
         "overheads.kernel_gap_stream_us": 0.0,
-    }  # fmt: skip
+    }
     for verb in ("memory_kernel", "small_kernels"):
         machine = Machine(hwmodel.load("dgx-h100", exact), GraphBuilder(KIND_NAMES), 1)
         start, least = machine.mark(machine.ranks), Time(np.array([10_000_000]))

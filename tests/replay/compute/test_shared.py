@@ -18,7 +18,7 @@ from replay.chains.layer import build_layer
 from replay.engine import schedule
 from replay.errors import UserError
 from replay.model.machine.kinds import Kind
-from replay.model.machine.l2 import L2
+from replay.model.machine.l2 import L2Caches
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES, find
 from replay.schemes.contract.layers import draw, work
@@ -31,9 +31,14 @@ FUSED = ("comet", "dysharp", "dysharp-comet", "dysharp-fusion-only", "flashdmoe"
 def layer(precision: str = "bf16", *, is_backward: bool = False, width: int = WIDTH) -> LayerWork:
     ids = draw(sum(TOKENS), EXPERTS, 2, seed=1)
     made = work(
-        ids, 2, EXPERTS, tokens_of_rank=list(TOKENS), precision=precision,
-        shape=ExpertShape(HIDDEN, 96), is_backward=is_backward,
-    )  # fmt: skip
+        ids,
+        2,
+        EXPERTS,
+        tokens_of_rank=list(TOKENS),
+        precision=precision,
+        shape=ExpertShape(HIDDEN, 96),
+        is_backward=is_backward,
+    )
     return made.with_shared(width) if width else made
 
 
@@ -58,14 +63,14 @@ def test_every_rank_has_one_more_expert_for_its_own_tokens() -> None:
 def test_weights_rows_and_results_go_through_memory(scheme: str, monkeypatch) -> None:
     touched = []
 
-    def read(self: L2, what, tasks, rank, block, nbytes, **_) -> None:
+    def read(self: L2Caches, what, tasks, rank, block, nbytes, **_) -> None:
         touched.extend(zip(tasks.tolist(), block.tolist(), nbytes.tolist(), strict=True))
 
-    def write(self: L2, tasks, rank, block, nbytes, **_) -> None:
+    def write(self: L2Caches, tasks, rank, block, nbytes, **_) -> None:
         touched.extend(zip(tasks.tolist(), block.tolist(), nbytes.tolist(), strict=True))
 
-    monkeypatch.setattr(L2, "read", read)
-    monkeypatch.setattr(L2, "write", write)
+    monkeypatch.setattr(L2Caches, "read", read)
+    monkeypatch.setattr(L2Caches, "write", write)
     _, _, tasks, _ = built(scheme, layer())
     rows, columns = TOKENS[0], 2 * WIDTH
     # A fused activation leaves only its result; a kernel apart reads both halves and writes it.
@@ -148,9 +153,7 @@ def test_where_the_dispatch_takes_all_sms_they_run_behind_it() -> None:
 
 @pytest.fixture(scope="module")
 def trace() -> tracegen.RoutingTrace:
-    return tracegen.generate.generate(
-        "zipf", "deepseek-v3", ranks=4, tokens_per_rank=16, layers=2, seed=1, skew=0.5
-    )
+    return tracegen.generate.generate("zipf", "deepseek-v3", ranks=4, tokens_per_rank=16, layers=2, seed=1, skew=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -185,12 +188,9 @@ def test_a_layer_by_itself_has_those_beside_its_dispatch(trace) -> None:
 
 
 def test_a_model_without_shared_experts_has_nothing_to_move() -> None:
-    trace = tracegen.generate.generate(
-        "zipf", "olmoe-1b-7b", ranks=4, tokens_per_rank=16, layers=2, seed=1, skew=0.5
-    )
+    trace = tracegen.generate.generate("zipf", "olmoe-1b-7b", ranks=4, tokens_per_rank=16, layers=2, seed=1, skew=0.5)
     between, beside = (
-        replay.run(trace, scheme="deepep", shared_experts=where).chain
-        for where in ("between", "beside-dispatch")
+        replay.run(trace, scheme="deepep", shared_experts=where).chain for where in ("between", "beside-dispatch")
     )
     assert between == beside
 

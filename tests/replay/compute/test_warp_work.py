@@ -31,11 +31,13 @@ def machine(**values: float) -> Machine:
     system = hwmodel.load(
         "dgx-h100",
         {
-            **ROUND, "compute.special_function_clocks": 0.0625,
-            "compute.multiplication_clocks": 0.0078125, "compute.shared_bytes_per_clock": 128.0,
+            **ROUND,
+            "compute.special_function_clocks": 0.0625,
+            "compute.multiplication_clocks": 0.0078125,
+            "compute.shared_bytes_per_clock": 128.0,
             **values,
         },
-    )  # fmt: skip
+    )
     return Machine(system, GraphBuilder(KIND_NAMES), 1)
 
 
@@ -84,9 +86,7 @@ def test_results_pass_shared_memory_and_loads_follow_one_another() -> None:
 
 @every("resident", [1, 2])
 def test_other_blocks_of_an_sm_multiply_meanwhile(resident: int) -> None:
-    work = small_layers.work(
-        np.zeros((64, 1), np.int32), 1, 1, shape=ExpertShape(64, 64), precision=Precision("bf16")
-    )
+    work = small_layers.work(np.zeros((64, 1), np.int32), 1, 1, shape=ExpertShape(64, 64), precision=Precision("bf16"))
     spent, seen = {}, {}
     for clocks_of_one in (0.0, 0.0625):
         on = machine(**{"compute.special_function_clocks": clocks_of_one})

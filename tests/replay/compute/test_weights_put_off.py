@@ -21,20 +21,20 @@ from replay.schemes.contract.layers import draw, work
 from replay.schemes.ep.staged import StagedScheme
 from tracegen.models.schema import ModelShape
 
-ABLE = [
-    name
-    for name in SCHEMES
-    if isinstance(find(name), StagedScheme) and "backward" in find(name).passes
-]
+ABLE = [name for name in SCHEMES if isinstance(find(name), StagedScheme) and "backward" in find(name).passes]
 TIMELESS = {Kind.MARK, Kind.LAUNCH}
 
 
 @pytest.fixture(scope="module")
 def layer():
     return work(
-        draw(60, 8, 2, skew=0.7), 4, 8, shape=ExpertShape(128, 64), is_backward=True,
+        draw(60, 8, 2, skew=0.7),
+        4,
+        8,
+        shape=ExpertShape(128, 64),
+        is_backward=True,
         tokens_of_rank=[20, 8, 18, 14],
-    )  # fmt: skip
+    )
 
 
 def done(graph) -> Counter:
@@ -62,9 +62,7 @@ def test_what_is_put_off_is_what_the_whole_has_more(scheme: str, layer) -> None:
     assert (alone.kind == Kind.WGRAD).any()
     # Some experts copy arguments for each of their kernels, which are launched where these are.
     assert done(whole) == done(without) + done(alone)
-    assert (whole.kind == Kind.LAUNCH).sum() == sum(
-        (part.kind == Kind.LAUNCH).sum() for part in (without, alone)
-    )
+    assert (whole.kind == Kind.LAUNCH).sum() == sum((part.kind == Kind.LAUNCH).sum() for part in (without, alone))
 
 
 def test_those_who_follow_wait_for_the_last_of_them(layer) -> None:
@@ -72,9 +70,7 @@ def test_those_who_follow_wait_for_the_last_of_them(layer) -> None:
     for name in ("deepep", "megatron"):
         graph, ends = gradients_of(find(name), late, hwmodel.load("dgx-h100"))
         visible = schedule(graph).visible_ps
-        last = [
-            visible[(graph.kind == Kind.WGRAD) & (graph.rank == rank)].max() for rank in range(4)
-        ]
+        last = [visible[(graph.kind == Kind.WGRAD) & (graph.rank == rank)].max() for rank in range(4)]
         assert (visible[ends] >= np.array(last)).all()
 
 
@@ -105,9 +101,18 @@ def test_a_layer_keeps_what_it_puts_off(layer) -> None:
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
 def test_dense_parts_are_cut_into_products(precision: str) -> None:
     shape = ModelShape(
-        name="between", hidden=256, moe_intermediate=64, num_experts=8, topk=2, num_layers=2,
-        gated=True, num_heads=8, head_dim=64, num_shared_experts=1, shared_intermediate=128,
-    )  # fmt: skip
+        name="between",
+        hidden=256,
+        moe_intermediate=64,
+        num_experts=8,
+        topk=2,
+        num_layers=2,
+        gated=True,
+        num_heads=8,
+        head_dim=64,
+        num_shared_experts=1,
+        shared_intermediate=128,
+    )
     tokens = np.array([40, 0, 130, 1])
     context, found = Context(tokens, tokens, tokens * 70), {}
     for weights in ("with", "put off", "alone"):

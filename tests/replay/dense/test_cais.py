@@ -14,12 +14,13 @@ from loops import every
 from round_machine import NS, ROUND, US
 
 import hwmodel
-from replay.engine import GraphBuilder, Touched, schedule
+from replay.engine import GraphBuilder, TouchOutcome, schedule
 from replay.errors import UserError
 from replay.experiments.dense.measure import skew_of
 from replay.measure.measured import measures
+from replay.model.arrays import Ints
 from replay.model.machine.kinds import ACKS, KIND_NAMES, Kind
-from replay.model.machine.machine import Ints, Machine
+from replay.model.machine.machine import Machine
 from replay.model.work.transformer_layer import Enter, Leave, Norm, Product, Step, TensorLayer
 from replay.schemes.tp.base import GATHER, REDUCE
 from replay.schemes.tp.cais.kernels import PART_ROWS, CaisBlocks
@@ -28,7 +29,7 @@ from replay.schemes.tp.cais.norms import NORM_ROWS
 from replay.schemes.tp.cais.options import CaisOptions
 from replay.schemes.tp.cais.rows import cut_rows, overlaps
 from replay.schemes.tp.cais.scheme import Cais
-from replay.schemes.tp.kernels import Kernels
+from replay.schemes.tp.kernels import TensorKernels
 
 NUM, TOKENS, HIDDEN = 4, 2048, 512
 ROW = 2 * HIDDEN
@@ -46,16 +47,18 @@ class Run:
     """Steps under CAIS, with one block on an SM at a time unless options say otherwise."""
 
     def __init__(
-        self, *steps: Step, system: dict[str, Any] | None = None, is_backward: bool = False,
-        num: int = NUM, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        *steps: Step,
+        system: dict[str, Any] | None = None,
+        is_backward: bool = False,
+        num: int = NUM,
+        **options: Any,
+    ) -> None:
         self.scheme = Cais().with_options({"resident_blocks": 1, **options})
         graph = GraphBuilder(KIND_NAMES)
         self.machine = Machine(hwmodel.load("dgx-h100", {**SYSTEM, **(system or {})}), graph, num)
         layer = TensorLayer(num, TOKENS, HIDDEN, steps, is_backward)
-        self.ends: Ints = self.scheme.build(
-            layer, self.machine, self.machine.mark(self.machine.ranks)
-        )
+        self.ends: Ints = self.scheme.build(layer, self.machine, self.machine.mark(self.machine.ranks))
         self.graph = graph.build()
 
     @cached_property
@@ -95,10 +98,7 @@ class Run:
 def test_pieces_lie_in_one_part_and_one_home(num: int, owned: int, tile: int, most: int) -> None:
     part = np.arange(num * owned) // tile
     cut = cut_rows(part, owned, most)
-    rows = [
-        list(range(first, first + rows))
-        for first, rows in zip(cut.first.tolist(), cut.rows.tolist(), strict=True)
-    ]
+    rows = [list(range(first, first + rows)) for first, rows in zip(cut.first.tolist(), cut.rows.tolist(), strict=True)]
     assert [row for members in rows for row in members] == list(range(num * owned))
     for piece, members in enumerate(rows):
         assert {row // owned for row in members} == {cut.home[piece]}
@@ -111,15 +111,13 @@ def test_pieces_lie_in_one_part_and_one_home(num: int, owned: int, tile: int, mo
 
 def test_parts_that_share_rows_are_found_once() -> None:
     one, other = overlaps(np.array([0, 0, 0, 1, 1, 2]), np.array([0, 0, 1, 1, 2, 2]))
-    assert list(zip(one.tolist(), other.tolist(), strict=True)) == [
-        (0, 0), (0, 1), (1, 1), (1, 2), (2, 2)
-    ]  # fmt: skip
+    assert list(zip(one.tolist(), other.tolist(), strict=True)) == [(0, 0), (0, 1), (1, 1), (1, 2), (2, 2)]
 
 
 def blocks_of(order: str, machine: Machine) -> CaisBlocks:
     layer = TensorLayer(NUM, 8, HIDDEN, (), is_backward=False)
     options = CaisOptions()
-    kernels = Kernels(machine, layer, layer.owned)
+    kernels = TensorKernels(machine, layer, layer.owned)
     return CaisBlocks(kernels, Moves(machine, options), options, is_coordinated=False, order=order)
 
 
@@ -134,9 +132,7 @@ def blocks_of(order: str, machine: Machine) -> CaisBlocks:
         ("rotated", 3, [0, 1, 2, 3, 4, 5, 6, 7]),
     ],
 )
-def test_gpus_go_through_rows_in_the_order_that_is_asked_for(
-    order: str, rank: int, tiles: list[int]
-) -> None:
+def test_gpus_go_through_rows_in_the_order_that_is_asked_for(order: str, rank: int, tiles: list[int]) -> None:
     """Eight rows in tiles of one; then groups of four tiles with two columns."""
     machine = Machine(hwmodel.load("dgx-h100", SYSTEM), GraphBuilder(KIND_NAMES), NUM)
     blocks = blocks_of(order, machine)
@@ -163,9 +159,7 @@ def test_rows_leave_once_with_the_merge_unit_and_seven_times_without() -> None:
         pieces = run.of(GATHER.up)[run.graph.payload_bytes[run.of(GATHER.up)] > 0]
         memory = run.of(GATHER.memory)
         assert len(memory) == len(pieces)
-        assert run.busy_ps(GATHER.memory, rank=1) == pytest.approx(
-            times * OWNED * ROW / 5, rel=0.01
-        )
+        assert run.busy_ps(GATHER.memory, rank=1) == pytest.approx(times * OWNED * ROW / 5, rel=0.01)
 
 
 def test_no_row_is_asked_for_before_its_owner_has_it() -> None:
@@ -203,7 +197,7 @@ def test_tiles_begin_when_the_first_slice_of_their_rows_is_there() -> None:
 
 
 def test_own_rows_wait_for_nobody() -> None:
-    """The tile of the own rows starts while those of others are under way."""
+    """The tile of its own rows starts while those of others are under way."""
     run = Run(ENTER, order="same", **BASE)
     started = run.timeline.start_ps[run.of(Kind.GEMM1, rank=0)].min()
     assert started < run.timeline.visible_ps[_with_payload(run, GATHER.down, 0)].min()
@@ -223,9 +217,7 @@ def test_blocks_keep_their_sms_while_they_wait_for_rows() -> None:
 def test_no_slice_is_multiplied_before_its_block_has_its_turn(slices: int, num_sms: int) -> None:
     """Blocks of which a slice has been multiplied and not the last are on SMs of their own."""
     for resident in (1, 2):
-        run = Run(
-            ENTER, system={"gpu.num_sms": num_sms}, slices=slices, resident_blocks=resident, **BASE
-        )
+        run = Run(ENTER, system={"gpu.num_sms": num_sms}, slices=slices, resident_blocks=resident, **BASE)
         for rank in range(NUM):
             steps = run.of(Kind.GEMM1, rank=rank).reshape(slices, -1)
             begun, over = run.timeline.start_ps[steps[0]], run.timeline.end_ps[steps[-1]]
@@ -243,9 +235,7 @@ def at_once(start: Ints, end: Ints) -> int:
 @every("resident", [1, 2, 4])
 def test_blocks_that_wait_leave_their_sm_to_as_many_as_it_has_room_for(resident: int) -> None:
     """On one SM, rows of so many row tiles are asked for before the first tile is over."""
-    run = Run(
-        ENTER, system={"gpu.num_sms": 1}, order="same", slices=1, resident_blocks=resident, **BASE
-    )
+    run = Run(ENTER, system={"gpu.num_sms": 1}, order="same", slices=1, resident_blocks=resident, **BASE)
     # The last rank's tiles of own rows come last: all that it asks for before are of others.
     asked = run.timeline.start_ps[run.of(GATHER.request_up, rank=NUM - 1)]
     first_end = run.timeline.end_ps[run.of(Kind.GEMM1, rank=NUM - 1)].min()
@@ -256,9 +246,7 @@ def test_blocks_that_wait_leave_their_sm_to_as_many_as_it_has_room_for(resident:
 def test_waiting_is_hidden_by_other_blocks_and_multiplying_is_not() -> None:
     """Rows that are slow to come: with room for all blocks an SM multiplies without a gap."""
     slow = {"gpu.num_sms": 2, "link.efficiency": 0.02}
-    times = [
-        Run(ENTER, system=slow, resident_blocks=resident, **BASE).ps for resident in (1, 2, 4, 32)
-    ]
+    times = [Run(ENTER, system=slow, resident_blocks=resident, **BASE).ps for resident in (1, 2, 4, 32)]
     assert times == sorted(times, reverse=True)
     run = Run(ENTER, system=slow, resident_blocks=32, **BASE)
     tiles = run.of(Kind.GEMM1, rank=0)
@@ -268,14 +256,10 @@ def test_waiting_is_hidden_by_other_blocks_and_multiplying_is_not() -> None:
 
 
 @every(("tile", "resident"), [([128, 256], 1), ([128, 128], 2), ([64, 128], 3), ([64, 64], 2)])
-def test_as_many_blocks_are_on_an_sm_as_the_tiles_leave_room_for(
-    tile: list[int], resident: int
-) -> None:
+def test_as_many_blocks_are_on_an_sm_as_the_tiles_leave_room_for(tile: list[int], resident: int) -> None:
     system = {"compute.bf16_blocks": [tile]}
     for steps in ((ENTER,), (LEAVE,), THREE):
-        by_tile, given = (
-            Run(*steps, system=system, resident_blocks=number) for number in (0, resident)
-        )
+        by_tile, given = (Run(*steps, system=system, resident_blocks=number) for number in (0, resident))
         assert by_tile.ps == given.ps
 
 
@@ -370,9 +354,13 @@ def test_accesses_are_together_although_gpus_begin_apart() -> None:
         spread = {}
         for coordination in (False, True):
             run = Run(
-                step, coordination=coordination, overlap=False, launch_skew_us=30.0,
-                system={"switch.virtual_channels": 8}, table_bytes=128 * 10**4,
-            )  # fmt: skip
+                step,
+                coordination=coordination,
+                overlap=False,
+                launch_skew_us=30.0,
+                system={"switch.virtual_channels": 8},
+                table_bytes=128 * 10**4,
+            )
             spread[coordination] = skew_of(run.timeline, run.machine).between_gpus[name].p50_us
         if step is LEAVE:  # gathers have a barrier in front
             assert spread[False] > 15
@@ -513,9 +501,7 @@ def test_smaller_tables_and_larger_skew_make_more_requests_twice() -> None:
         return Run(LEAVE, **BASE, **options).missed()
 
     assert missed(launch_skew_us=20.0, table_bytes=128 * 10**5) == 0
-    assert missed(launch_skew_us=0.0, table_bytes=40960) < missed(
-        launch_skew_us=20.0, table_bytes=40960
-    )
+    assert missed(launch_skew_us=0.0, table_bytes=40960) < missed(launch_skew_us=20.0, table_bytes=40960)
     by_size = [missed(launch_skew_us=5.0, table_bytes=size) for size in (4096, 40960, 409600)]
     assert by_size == sorted(by_size, reverse=True)
     assert by_size[0] > by_size[-1]
@@ -529,7 +515,7 @@ def test_what_is_written_early_keeps_the_rest_waiting_until_the_timer_is_over() 
 def test_entries_of_a_few_bytes_hold_whole_pieces_of_theirs() -> None:
     run = Run(ENTER, **BASE, table_bytes=128, piece_bytes=2048)
     assert run.found.mechanisms.tables["merge unit"].entries == 4 * 128
-    assert (run.timeline.touched & Touched.EVICTED).any()
+    assert (run.timeline.touched & TouchOutcome.EVICTED).any()
 
 
 # ---- options -------------------------------------------------------------------------------------
@@ -547,11 +533,22 @@ def test_gpus_that_wait_for_one_another_have_one_order() -> None:
 @every("merge", [False, True])
 def test_blocks_never_wait_in_a_circle(num_sms: int, order: str, merge: bool) -> None:
     for overlap in (False, True):
-        assert Run(
-            *THREE, merge=merge, order=order, coordination=order != "rotated", overlap=overlap,
-            ahead_blocks=1, group_blocks=3, system={"gpu.num_sms": num_sms}, is_backward=True,
-            table_bytes=1024, launch_skew_us=7.0,
-        ).ps > 0  # fmt: skip
+        assert (
+            Run(
+                *THREE,
+                merge=merge,
+                order=order,
+                coordination=order != "rotated",
+                overlap=overlap,
+                ahead_blocks=1,
+                group_blocks=3,
+                system={"gpu.num_sms": num_sms},
+                is_backward=True,
+                table_bytes=1024,
+                launch_skew_us=7.0,
+            ).ps
+            > 0
+        )
 
 
 def test_nothing_but_acknowledgements_is_left_at_the_end() -> None:

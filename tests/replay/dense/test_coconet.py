@@ -13,9 +13,10 @@ from one_step import OneStep, product_ps
 import hwmodel
 from replay.engine import GraphBuilder, schedule
 from replay.errors import UserError
+from replay.model.arrays import Ints
 from replay.model.collectives import library
 from replay.model.machine.kinds import COMBINE, KIND_NAMES, Kind
-from replay.model.machine.machine import Ints, Machine
+from replay.model.machine.machine import Machine
 from replay.model.work.transformer_layer import Enter, Leave
 from replay.schemes.contract.reading import Dependencies
 from replay.schemes.contract.sms import most_in_use
@@ -61,9 +62,7 @@ def polled_ps(step: OneStep) -> int:
 @pytest.mark.extended
 @every("sequence_parallel", [False, True])
 @every("scheme", ["coconet", "coconet-nvls"])
-def test_overlap_saves_time_but_neither_part_is_faster_than_alone(
-    scheme: str, sequence_parallel: bool
-) -> None:
+def test_overlap_saves_time_but_neither_part_is_faster_than_alone(scheme: str, sequence_parallel: bool) -> None:
     step = leave(scheme, sequence_parallel=sequence_parallel)
     apart = leave(scheme, sequence_parallel=sequence_parallel, overlap=False)
     product = product_ps(step, Kind.GEMM2, 132 - BLOCKS)
@@ -92,9 +91,7 @@ def test_without_overlap_it_is_a_product_and_a_ring_in_turn() -> None:
     step = leave(overlap=False)
     machine = Machine(hwmodel.load("dgx-h100"), GraphBuilder(KIND_NAMES), N)
     begun = machine.mark(machine.ranks)
-    library.find("ring").build(
-        machine, COMBINE, "all_reduce", step.buffer_bytes, begun, blocks=BLOCKS, payload=True
-    )
+    library.find("ring").build(machine, COMBINE, "all_reduce", step.buffer_bytes, begun, blocks=BLOCKS, payload=True)
     ring = schedule(machine.graph.build()).makespan_ps
     product = product_ps(step, Kind.GEMM2, 132 - BLOCKS)
     start = machine.system.nccl.simple.start_ps
@@ -168,9 +165,7 @@ def test_flags_take_their_time() -> None:
     first = []
     for ns in (200.0, 20200.0):
         overrides = (("overheads.poll_ns", ns),)
-        step = OneStep(
-            "coconet", Leave, k=16384, tokens=512, hidden=512, overrides=overrides, chunks=CHUNKS
-        )
+        step = OneStep("coconet", Leave, k=16384, tokens=512, hidden=512, overrides=overrides, chunks=CHUNKS)
         first.append(begins(step, Kind.COMBINE_SEND, 0).min())
     assert first[1] - first[0] == 20_000_000
 
@@ -215,9 +210,7 @@ def test_rows_are_read_when_their_flag_has_been_seen(scheme: str, stores: int) -
 
     In a ring the first two come in each of its steps, in which some wait for nothing else.
     """
-    quick, slow = (
-        enter(scheme, overrides=(("gpu.write_visibility_ns", ns),)) for ns in (500.0, 50500.0)
-    )
+    quick, slow = (enter(scheme, overrides=(("gpu.write_visibility_ns", ns),)) for ns in (500.0, 50500.0))
     later = slow.time_ps - quick.time_ps
     assert later > (stores * 0.5 if scheme == "coconet" else stores) * 49_000_000
 
@@ -229,13 +222,9 @@ def test_the_kernel_beside_takes_sms_from_the_product() -> None:
     few, many = leave(blocks=16), leave(blocks=66)
     assert product_ps(few, Kind.GEMM2, 116) < product_ps(many, Kind.GEMM2, 66)
     ends = [step.timeline.end_ps[step.tasks(Kind.GEMM2)].max() for step in (few, many)]
-    assert ends[1] - ends[0] > 0.5 * (
-        product_ps(many, Kind.GEMM2, 66) - product_ps(few, Kind.GEMM2, 116)
-    )
+    assert ends[1] - ends[0] > 0.5 * (product_ps(many, Kind.GEMM2, 66) - product_ps(few, Kind.GEMM2, 116))
     for step, blocks in ((few, 16), (many, 66)):
-        assert find("coconet", "tp").with_options({"blocks": blocks}).communication_sms(
-            step.machine
-        ) == blocks  # fmt: skip
+        assert find("coconet", "tp").with_options({"blocks": blocks}).communication_sms(step.machine) == blocks
         held = step.machine.sms.ledger[-1].held
         assert sum(held.values()) == 132
         assert held["coconet-product"] == 132 - blocks
@@ -265,7 +254,7 @@ def test_blocks_that_leave_no_sm_are_refused() -> None:
 
 
 def test_the_ring_reads_and_writes_device_memory() -> None:
-    """Own chunk; what came and the own one; the sum besides; then copies: 22 shares of 8 GPUs."""
+    """Own chunk; what came and its own one; the sum besides; then copies: 22 shares of 8 GPUs."""
     step = leave()
     share = step.buffer_bytes // N
     shares = 1 + 2 * (N - 2) + 3 + 2 * (N - 1)
@@ -318,16 +307,17 @@ def test_options_that_are_not_possible_are_refused_in_one_line() -> None:
 
 def test_two_gpus_exchange_without_the_switch() -> None:
     layer = OneStep("coconet", Leave, k=64, num_ranks=2, tokens=64, hidden=64).layer
-    assert find("coconet-nvls", "tp").refuses(layer) == (
-        "NCCL uses the switch for 3 GPUs or more, not for 2"
-    )
+    assert find("coconet-nvls", "tp").refuses(layer) == ("NCCL uses the switch for 3 GPUs or more, not for 2")
 
 
 def test_options_are_in_the_description() -> None:
     described = find("coconet", "tp").with_options({"sequence_parallel": "true"}).describe()
     assert described["sequence_parallel"] is True
     assert described["options"] == {
-        "blocks": 16, "chunks": 0, "overlap": True, "sequence_parallel": True,
-    }  # fmt: skip
+        "blocks": 16,
+        "chunks": 0,
+        "overlap": True,
+        "sequence_parallel": True,
+    }
     names = [find("coconet", "tp"), find("coconet", "tp").with_options({"sequence_parallel": True})]
     assert [one.traffic for one in names] == [("none", "ring-all"), ("ring", "ring")]

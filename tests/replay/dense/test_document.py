@@ -17,11 +17,7 @@ TEXT = (FOLDER / "TENSOR.md").read_text(encoding="utf-8")
 
 
 def test_closed_forms_are_those_of_the_code() -> None:
-    rows = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in TEXT.splitlines()
-        if line.startswith("|")
-    ]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in TEXT.splitlines() if line.startswith("|")]
     found = {row[0]: row[1:] for row in rows if row[0] in GATHERS | REDUCES}
     assert set(found) == (set(GATHERS) | set(REDUCES)) - {"none"}
     for name, cells in found.items():
@@ -70,10 +66,7 @@ def test_times_of_layers_are_what_is_replayed(model: str) -> None:
     half = {"gpu.num_sms": 66, "compute.bf16_peak_TFLOP_per_s": 494.7}
     settings = {"overrides": half} if model == "llama-7b" else {"tokens": 8192}
     table = table_under("Layers, forward and training")
-    passes = [
-        compare(model=model, tp=8, direction=direction, **settings)
-        for direction in ("forward", "training")
-    ]
+    passes = [compare(model=model, tp=8, direction=direction, **settings) for direction in ("forward", "training")]
     for name in SCHEMES:
         times = " / ".join(f"{one[name].time_us:,.0f}" for one in passes)
         assert table[name][model] == times, name

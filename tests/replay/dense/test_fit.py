@@ -10,22 +10,20 @@ from replay.experiments.base.estimate import Size, UnfitError
 from replay.experiments.dense import compare, fit, replay, run
 from replay.experiments.dense.experiment import EXPERIMENT
 from replay.experiments.dense.replay import replayed
-from replay.experiments.dense.setup import Setup
+from replay.experiments.dense.setup import DenseSetup
 from replay.experiments.dense.spec import TensorSpec
 
 ROOM = 2.0**40
 """Bytes of memory, more than any of these replays takes."""
 
 
-def _setup(**settings: object) -> Setup:
-    return Setup.of(TensorSpec(model="gpt-3-6.7b", tp=8, **settings))
+def _setup(**settings: object) -> DenseSetup:
+    return DenseSetup.of(TensorSpec(model="gpt-3-6.7b", tp=8, **settings))
 
 
 @pytest.mark.parametrize("tokens", [10**7, 2 * 10**9])
 def test_more_tokens_than_fit_are_refused_in_one_line(tokens: int) -> None:
-    with pytest.raises(
-        UnfitError, match=r"'sp-ring': .* tokens, .* tasks: about .* there are"
-    ) as told:
+    with pytest.raises(UnfitError, match=r"'sp-ring': .* tokens, .* tasks: about .* there are") as told:
         run(model="gpt-3-6.7b", tp=8, scheme="sp-ring", tokens=tokens, layers=100)
     assert "\n" not in str(told.value)
 
@@ -41,9 +39,7 @@ def test_tasks_grow_as_the_sample_says(scheme: str) -> None:
     setup = _setup(scheme=scheme, tokens=20000, layers=2, **{"pass": "training"})
     found = fit.estimate_of(setup)
     graph = replayed(setup, setup.scheme)[2].graph
-    assert found.memory_bytes == pytest.approx(
-        Size.of(graph, fit.rows_of(setup)).num_bytes, rel=0.25
-    )
+    assert found.memory_bytes == pytest.approx(Size.of(graph, fit.rows_of(setup)).num_bytes, rel=0.25)
 
 
 def test_small_replays_are_not_sampled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,9 @@ from loops import every
 from one_step import OneStep, product_ps
 
 from replay.errors import UserError
+from replay.model.arrays import Ints
 from replay.model.machine.kinds import Kind
-from replay.model.machine.machine import Ints, MemoryTraffic
+from replay.model.machine.machine import MemoryTraffic
 from replay.model.work.transformer_layer import Enter, Leave
 from replay.schemes.contract.reading import Dependencies
 from replay.schemes.registry import find
@@ -45,11 +46,16 @@ def test_tiles_travel_while_others_are_multiplied(scheme: str, sequence_parallel
     """Faster than one kernel after the other; never than the product, or than the ports."""
     step, apart = (
         OneStep(
-            scheme, Leave, k=2048, tokens=4096, hidden=4096, apart=apart,
+            scheme,
+            Leave,
+            k=2048,
+            tokens=4096,
+            hidden=4096,
+            apart=apart,
             sequence_parallel=sequence_parallel,
         )
         for apart in (False, True)
-    )  # fmt: skip
+    )
     product = product_ps(step, Kind.GEMM2, SMS)
     shares = (N - 1) / N if scheme == "fuselib" else 1
     if not sequence_parallel:
@@ -64,11 +70,17 @@ def test_tiles_travel_while_others_are_multiplied(scheme: str, sequence_parallel
 def test_rows_are_multiplied_as_they_come(scheme: str) -> None:
     step, apart = (
         OneStep(
-            scheme, Enter, k=0, n=4096, tokens=4096, hidden=4096, apart=apart,
+            scheme,
+            Enter,
+            k=0,
+            n=4096,
+            tokens=4096,
+            hidden=4096,
+            apart=apart,
             sequence_parallel=True,
         )
         for apart in (False, True)
-    )  # fmt: skip
+    )
     product = product_ps(step, Kind.GEMM1, SMS)
     wire = step.wire_ps(step.buffer_bytes * (N - 1) // N)
     assert max(product, wire) < step.time_ps < apart.time_ps - min(product, wire) // 2
@@ -168,11 +180,17 @@ def test_flags_follow_the_acknowledgement_of_what_they_tell_of(
     for step, ways in ((Enter, ways_of_rows), (Leave, ways_of_sums)):
         quick, slow = (
             OneStep(
-                scheme, step, k=128, n=128, tokens=128, hidden=128,
-                sequence_parallel=step is Enter, overrides=(("link.propagation_ns", ns),),
+                scheme,
+                step,
+                k=128,
+                n=128,
+                tokens=128,
+                hidden=128,
+                sequence_parallel=step is Enter,
+                overrides=(("link.propagation_ns", ns),),
             ).time_ps
             for ns in (100.0, 10100.0)
-        )  # fmt: skip
+        )
         assert slow - quick == pytest.approx(ways * 20_000_000, rel=0.01)
 
 

@@ -19,7 +19,7 @@ from replay.model.work.transformer_layer import (
     TensorLayer,
 )
 from replay.schemes.contract.case import system_for
-from replay.schemes.tp.kernels import Kernels
+from replay.schemes.tp.kernels import TensorKernels
 from replay.schemes.tp.plain import NoCommunication
 
 RANKS, TOKENS, HIDDEN = 4, 4096, 2048
@@ -32,9 +32,7 @@ def layer_of(*steps: Step, is_backward: bool = False) -> TensorLayer:
 def replayed(layer: TensorLayer, *, sequence_parallel: bool = True) -> Timeline:
     """The kernels of a layer without communication."""
     machine = Machine(system_for(RANKS), GraphBuilder(KIND_NAMES), RANKS)
-    NoCommunication(sequence_parallel=sequence_parallel).build(
-        layer, machine, machine.mark(machine.ranks)
-    )
+    NoCommunication(sequence_parallel=sequence_parallel).build(layer, machine, machine.mark(machine.ranks))
     return schedule(machine.graph.build())
 
 
@@ -48,9 +46,7 @@ def service_ps(timeline: Timeline, kind: Kind) -> list[int]:
     ("is_decode", "is_backward", "which"),
     [(False, False, "forward_ps"), (True, False, "decode_ps"), (False, True, "backward_ps")],
 )
-def test_attention_takes_what_its_kernel_does(
-    is_decode: bool, is_backward: bool, which: str
-) -> None:
+def test_attention_takes_what_its_kernel_does(is_decode: bool, is_backward: bool, which: str) -> None:
     scores = Scores(10**9, 10**4, 10**6)
     work = Attention(scores, 128, 10**8, is_decode)
     timeline = replayed(layer_of(Core((work,)), is_backward=is_backward))
@@ -80,5 +76,5 @@ def test_elementwise_kernels_stream_their_bytes_one_after_another() -> None:
 
 def test_kernels_have_all_sms() -> None:
     machine = Machine(system_for(RANKS), GraphBuilder(KIND_NAMES), RANKS)
-    assert Kernels(machine, layer_of(), 0).pool.shape == (RANKS,)
+    assert TensorKernels(machine, layer_of(), 0).pool.shape == (RANKS,)
     assert machine.sms.compute == machine.sms.count

@@ -14,8 +14,9 @@ import hwmodel
 from replay.engine import GraphBuilder, Timeline, schedule
 from replay.errors import UserError
 from replay.experiments.dense.measure import skew_of
+from replay.model.arrays import Ints, Picoseconds
 from replay.model.machine.kinds import KIND_NAMES, Kind
-from replay.model.machine.machine import Ints, Machine
+from replay.model.machine.machine import Machine
 from replay.model.work.transformer_layer import Enter, Leave, Product, Step, TensorLayer
 from replay.schemes.contract.sms import most_in_use
 from replay.schemes.registry import find
@@ -38,10 +39,17 @@ class Run:
     """
 
     def __init__(
-        self, *steps: Step, num_ranks: int = 8, tokens: int = TOKENS, hidden: int = HIDDEN,
-        begins_us: tuple[int, ...] = (), overrides: dict[str, Any] | None = None,
-        name: str = "ladm", is_backward: bool = False, **options: object,
-    ) -> None:  # fmt: skip
+        self,
+        *steps: Step,
+        num_ranks: int = 8,
+        tokens: int = TOKENS,
+        hidden: int = HIDDEN,
+        begins_us: tuple[int, ...] = (),
+        overrides: dict[str, Any] | None = None,
+        name: str = "ladm",
+        is_backward: bool = False,
+        **options: object,
+    ) -> None:
         scheme = NoCommunication(sequence_parallel=True) if name == "plain" else find(name, "tp")
         self.system = hwmodel.load("dgx-h100", {**WHOLE_BLOCKS, **(overrides or {})})
         self.layer = TensorLayer(num_ranks, tokens, hidden, steps, is_backward)
@@ -49,11 +57,11 @@ class Run:
         begins = np.array(begins_us or (0,) * num_ranks) * US
         start = self.machine.graph.add(
             num_ranks, resource=-1, duration_ps=begins, kind=Kind.BETWEEN, rank=self.machine.ranks
-        )  # fmt: skip
-        self.tiled: list[matrices.Tiled] = []
+        )
+        self.tiled: list[matrices.TiledProduct] = []
         tiles_of = matrices.tiles_of
 
-        def noted(*given: Any, **named: Any) -> matrices.Tiled:
+        def noted(*given: Any, **named: Any) -> matrices.TiledProduct:
             self.tiled.append(tiles_of(*given, **named))
             return self.tiled[-1]
 
@@ -73,7 +81,7 @@ class Run:
         """Time that a GPU's tasks of a kind take of their resources."""
         return int(self.graph.duration_ps[self.of(kind, rank)].sum())
 
-    def starts_ps(self, kind: Kind, rank: int) -> Ints:
+    def starts_ps(self, kind: Kind, rank: int) -> Picoseconds:
         """Starts of a GPU's tasks of a kind, in order."""
         return np.sort(self.timeline.start_ps[self.of(kind, rank)])
 
@@ -94,9 +102,7 @@ def test_loading_and_adding_takes_what_its_steps_take(late_us: int) -> None:
     nbytes = rows * hidden * 2
     step = Leave(Product(2 * rows, hidden, 256))
     run = Run(step, num_ranks=2, tokens=2 * rows, hidden=hidden, begins_us=(0, late_us))
-    plain = Run(
-        step, num_ranks=2, tokens=2 * rows, hidden=hidden, begins_us=(0, late_us), name="plain"
-    )
+    plain = Run(step, num_ranks=2, tokens=2 * rows, hidden=hidden, begins_us=(0, late_us), name="plain")
     system, link, fabric = run.system, run.system.link, run.system.fabric
     one_way = fabric.uplink_latency_ps + fabric.downlink_latency_ps
     request = link.port_duration_ps(link.request_wire_bytes(hidden * 2, rows))
@@ -105,11 +111,14 @@ def test_loading_and_adding_takes_what_its_steps_take(late_us: int) -> None:
         plain.time_ps
         + system.overheads.barrier_ps(2)
         + system.overheads.kernel_gap_ps()
-        + 2 * request + one_way + fabric.read_access_ps
-        + 2 * answer + one_way
+        + 2 * request
+        + one_way
+        + fabric.read_access_ps
+        + 2 * answer
+        + one_way
         + system.sm.reduce_ps(2 * nbytes, nbytes)
         + system.hbm.stream_ps(2 * nbytes)
-    )  # fmt: skip
+    )
     assert run.timeline.visible_ps[run.ends].tolist() == [expected] * 2
 
 
@@ -196,9 +205,7 @@ def test_a_block_keeps_its_sm_until_all_of_its_rows_have_come(slice_values: int)
 
 @every("name", ["leave", "enter"])
 @every(("options", "resident"), [({}, 1), ({"resident_blocks": 2}, 2)])
-def test_as_many_blocks_come_at_once_as_sms_have_room_for(
-    name: str, options: dict[str, int], resident: int
-) -> None:
+def test_as_many_blocks_come_at_once_as_sms_have_room_for(name: str, options: dict[str, int], resident: int) -> None:
     """Of the product, and of the kernel that adds; while some wait others multiply."""
     run = Run({"leave": LEAVE, "enter": ENTER}[name], overrides={"gpu.num_sms": 8}, **options)
     claims = run.timeline.start_ps[run.of(Kind.LAUNCH, 3)]
@@ -225,9 +232,7 @@ def test_without_a_cache_of_remote_rows_every_block_loads_its_own() -> None:
     columns = len(tiled.tasks.columns) // len(tiled.tiles)
     assert columns > 1
     for rank in range(8):
-        found = [
-            int(run.graph.payload_bytes[run.of(GATHER.down, rank)].sum()) for run in (cached, alone)
-        ]
+        found = [int(run.graph.payload_bytes[run.of(GATHER.down, rank)].sum()) for run in (cached, alone)]
         assert found == [7 * 1024 * HIDDEN * 2, columns * 7 * 1024 * HIDDEN * 2]
         assert alone.busy_ps(GATHER.memory, rank) == columns * cached.busy_ps(GATHER.memory, rank)
     assert alone.time_ps > 2 * cached.time_ps

@@ -35,16 +35,28 @@ def sizes(tokens: int, sequence: int, *, is_decode: bool = False, tile: int = TI
 def gpt(hidden: int = 1024, num_heads: int = 16) -> LayerShape:
     """A layer as of GPT-3: every head has its keys, inner width of four times the hidden one."""
     return LayerShape(
-        name="gpt", hidden=hidden, intermediate=4 * hidden, gated=False, num_heads=num_heads,
-        num_kv_heads=num_heads, head_dim=hidden // num_heads, num_layers=1,
-    )  # fmt: skip
+        name="gpt",
+        hidden=hidden,
+        intermediate=4 * hidden,
+        gated=False,
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=hidden // num_heads,
+        num_layers=1,
+    )
 
 
 def llama(num_kv_heads: int = 4) -> LayerShape:
     return LayerShape(
-        name="llama", hidden=512, intermediate=1536, gated=True, num_heads=16,
-        num_kv_heads=num_kv_heads, head_dim=32, num_layers=1,
-    )  # fmt: skip
+        name="llama",
+        hidden=512,
+        intermediate=1536,
+        gated=True,
+        num_heads=16,
+        num_kv_heads=num_kv_heads,
+        head_dim=32,
+        num_layers=1,
+    )
 
 
 def works_of(step: Step) -> list[Work]:
@@ -61,9 +73,7 @@ def products(layer: TensorLayer) -> list[Product]:
 
 
 def attention(layer: TensorLayer) -> Attention:
-    (found,) = (
-        work for step in layer.steps for work in works_of(step) if isinstance(work, Attention)
-    )
+    (found,) = (work for step in layer.steps for work in works_of(step) if isinstance(work, Attention))
     return found
 
 
@@ -97,9 +107,7 @@ def test_causal_tiles_are_computed_whole() -> None:
     rows=st.sampled_from([1, 16, 64, 128]),
     keys=st.sampled_from([1, 32, 128, 176]),
 )
-def test_pairs_are_those_of_tiles_that_some_query_may_see(
-    length: int, rows: int, keys: int
-) -> None:
+def test_pairs_are_those_of_tiles_that_some_query_may_see(length: int, rows: int, keys: int) -> None:
     computed = 0
     for first in range(0, length, rows):
         last_query = min(first + rows, length) - 1
@@ -123,19 +131,15 @@ def test_a_backward_pass_has_as_many_operations_for_rows_as_the_forward_pass(
     """And as many again for weights: two for one (arXiv 2104.04473)."""
     for shape in (gpt(), llama(), load("mixtral-8x7b"), load("llama-2-70b")):
         forward, backward = (
-            layer_of(shape, num_ranks, sizes(1024, 512), is_backward=is_backward)
-            for is_backward in (False, True)
+            layer_of(shape, num_ranks, sizes(1024, 512), is_backward=is_backward) for is_backward in (False, True)
         )
-        assert sum(one.flop for one in products(forward)) == sum(
-            one.flop for one in products(backward)
-        )
+        assert sum(one.flop for one in products(forward)) == sum(one.flop for one in products(backward))
 
 
 def test_attention_is_computed_again_on_the_way_back() -> None:
     """The same pairs, and beside them sums of rows, and gradients of queries cleared and cast."""
     forward, backward = (
-        attention(layer_of(gpt(), 4, sizes(2048, 512), is_backward=is_backward))
-        for is_backward in (False, True)
+        attention(layer_of(gpt(), 4, sizes(2048, 512), is_backward=is_backward)) for is_backward in (False, True)
     )
     assert backward.scores == forward.scores
     assert backward.nbytes == 2 * forward.nbytes
@@ -237,9 +241,12 @@ def test_sub_layers_reach_from_the_last_product_of_one_half_to_the_first_of_the_
     }
     for (part, is_backward), sides in expected.items():
         layer = layer_of(
-            llama(), 2, sizes(256, 128), is_backward=is_backward,
+            llama(),
+            2,
+            sizes(256, 128),
+            is_backward=is_backward,
             part=part,  # type: ignore[arg-type]  # a word of the table above
-        )  # fmt: skip
+        )
         assert names(layer) == ["Leave", "Norm", "Enter"]
         assert [(one.n, one.k) for one in products(layer)] == sides, (part, is_backward)
 
@@ -273,10 +280,19 @@ def test_zero_experts_are_scored_and_have_no_product() -> None:
 
 def test_shared_experts_multiply_all_rows_beside() -> None:
     shape = LayerShape(
-        name="shared", hidden=256, intermediate=128, gated=True, num_heads=8, num_kv_heads=8,
-        head_dim=32, num_layers=1, num_experts=4, topk=2, num_shared_experts=2,
+        name="shared",
+        hidden=256,
+        intermediate=128,
+        gated=True,
+        num_heads=8,
+        num_kv_heads=8,
+        head_dim=32,
+        num_layers=1,
+        num_experts=4,
+        topk=2,
+        num_shared_experts=2,
         shared_intermediate=64,
-    )  # fmt: skip
+    )
     for is_backward in (False, True):
         layer = layer_of(shape, 4, sizes(64, 32), is_backward=is_backward)
         sides = [(one.rows, one.n, one.k) for one in products(layer)]

@@ -41,19 +41,23 @@ def test_rows_are_spread_evenly_over_groups(rows: int, groups: int, num_ranks: i
 
 @settings(max_examples=20)
 @given(
-    rows=st.integers(1, 3000), n=st.integers(1, 40), groups=st.sampled_from([1, 4]),
+    rows=st.integers(1, 3000),
+    n=st.integers(1, 40),
+    groups=st.sampled_from([1, 4]),
     num_sms=st.sampled_from([132, 116, 66]),
-)  # fmt: skip
-def test_tiles_multiply_every_row_and_column_once(
-    rows: int, n: int, groups: int, num_sms: int
-) -> None:
+)
+def test_tiles_multiply_every_row_and_column_once(rows: int, n: int, groups: int, num_sms: int) -> None:
     product, machine = Product(rows, n * 64, 128, groups), machine_of(flop=True)
     begun = machine.mark(machine.ranks)
     tiles, first_row = matrices.cut(machine, product, Kind.GEMM1, num_sms)
     found = matrices.tiles_of(
-        machine, product, Kind.GEMM1, machine.sms.for_kernels(), begun[tiles.rank],
+        machine,
+        product,
+        Kind.GEMM1,
+        machine.sms.for_kernels(),
+        begun[tiles.rank],
         cuts=(tiles, first_row),
-    )  # fmt: skip
+    )
     for rank in range(RANKS):
         mine = np.flatnonzero(tiles.rank == rank)
         ends = first_row[mine] + tiles.rows[mine]
@@ -76,9 +80,7 @@ def test_a_kernel_takes_as_long_as_its_tiles_behind_the_same_launch(groups: int)
         if is_cut:
             begun = machine.kernel(start)
             cuts = matrices.cut(machine, product, Kind.GEMM1, machine.sms.compute)
-            tiles = matrices.tiles_of(
-                machine, product, Kind.GEMM1, pool, begun[cuts[0].rank], cuts=cuts
-            )
+            tiles = matrices.tiles_of(machine, product, Kind.GEMM1, pool, begun[cuts[0].rank], cuts=cuts)
             end = machine.gather(tiles.tasks.done, cuts[0].rank, begun)
         else:
             end = matrices.kernel(machine, product, Kind.GEMM1, pool, start)
@@ -113,8 +115,11 @@ def test_a_product_with_few_tiles_is_cut_along_its_inner_dimension() -> None:
     for k in (1024, 8192):
         machine = machine_of()
         end = matrices.kernel(
-            machine, Product(128, 256, k), Kind.GEMM1, machine.sms.for_kernels(),
+            machine,
+            Product(128, 256, k),
+            Kind.GEMM1,
+            machine.sms.for_kernels(),
             machine.mark(machine.ranks),
-        )  # fmt: skip
+        )
         times[k] = int(schedule(machine.graph.build()).visible_ps[end].max())
     assert times[8192] < 4 * times[1024]

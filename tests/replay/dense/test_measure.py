@@ -46,9 +46,12 @@ def test_skew_is_read_from_the_starts_of_tasks() -> None:
     graph = GraphBuilder(KIND_NAMES)
     machine = Machine(system_for(4), graph, 4)
     begin = graph.add(
-        4, resource=-1, duration_ps=np.array([0, 1, 4, 9]) * 1_000_000, kind=Kind.BETWEEN,
+        4,
+        resource=-1,
+        duration_ps=np.array([0, 1, 4, 9]) * 1_000_000,
+        kind=Kind.BETWEEN,
         rank=machine.ranks,
-    )  # fmt: skip
+    )
     access = machine.mark(machine.ranks, begin)
     machine.notes.access("loads", np.array([5, 5, 7, 8]), access)
     machine.notes.access("sums", np.array([1]), access[:1])

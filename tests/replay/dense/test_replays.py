@@ -11,7 +11,7 @@ from loops import every
 
 from replay.errors import UserError
 from replay.experiments.dense import TensorComparison, TensorResult, compare, load_result, run
-from replay.experiments.dense.setup import Setup
+from replay.experiments.dense.setup import DenseSetup
 from replay.experiments.dense.spec import TensorSpec
 from replay.measure.measured import measures
 from replay.schemes.registry import TENSOR_SCHEMES as SCHEMES
@@ -34,17 +34,27 @@ def compared() -> TensorComparison:
 
 
 def identity_of(**settings: Any) -> str:
-    return Setup.of(TensorSpec(**{**SMALL, **settings})).run_id
+    return DenseSetup.of(TensorSpec(**{**SMALL, **settings})).run_id
 
 
 def test_everything_that_matters_is_in_the_identity() -> None:
     changes: list[dict[str, Any]] = [
-        {}, {"model": "llama-2-13b"}, {"tp": 2}, {"tokens": 512, "sequence": 256},
-        {"sequence": 128}, {"scheme": "tp-ring"}, {"system": "hgx-h200"},
+        {},
+        {"model": "llama-2-13b"},
+        {"tp": 2},
+        {"tokens": 512, "sequence": 256},
+        {"sequence": 128},
+        {"scheme": "tp-ring"},
+        {"system": "hgx-h200"},
         {"overrides": {"link.links_per_gpu": 9}},
-        {"phase": "decode"}, {"direction": "backward"}, {"direction": "training"},
-        {"part": "mlp-to-attention"}, {"layers": 2}, {"launch": "eager"}, {"launch": "graph"},
-    ]  # fmt: skip
+        {"phase": "decode"},
+        {"direction": "backward"},
+        {"direction": "training"},
+        {"part": "mlp-to-attention"},
+        {"layers": 2},
+        {"launch": "eager"},
+        {"launch": "graph"},
+    ]
     assert len({identity_of(**change) for change in changes}) == len(changes)
 
 
@@ -72,11 +82,11 @@ def test_what_says_the_same_is_the_same_run() -> None:
 
 def test_defaults_come_from_the_model() -> None:
     shape = {"model": "megatron-gpt2-8.3b", "scheme": "tp-ring"}
-    found = Setup.of(TensorSpec(**shape)).sizes
+    found = DenseSetup.of(TensorSpec(**shape)).sizes
     assert (found.tokens, found.sequence) == (8 * 1024, 1024)
-    found = Setup.of(TensorSpec(**shape, phase="decode")).sizes
+    found = DenseSetup.of(TensorSpec(**shape, phase="decode")).sizes
     assert (found.tokens, found.sequence, found.is_decode) == (64, 1024, True)
-    unknown = Setup.of(TensorSpec(model="llama-2-7b", tokens=9000, scheme="tp-ring")).sizes
+    unknown = DenseSetup.of(TensorSpec(model="llama-2-7b", tokens=9000, scheme="tp-ring")).sizes
     assert (unknown.tokens, unknown.sequence) == (9000, 4096)
 
 
@@ -153,9 +163,7 @@ def test_layers_in_a_row_take_as_long_as_each_and_no_scheme_is_done_early(
 
 
 def test_training_is_both_passes() -> None:
-    times = {
-        one: run(**SMALL, direction=one).time_us for one in ("forward", "backward", "training")
-    }
+    times = {one: run(**SMALL, direction=one).time_us for one in ("forward", "backward", "training")}
     assert times["training"] == pytest.approx(times["forward"] + times["backward"], rel=0.02)
     assert 1.5 < times["backward"] / times["forward"] < 3
 
@@ -186,9 +194,7 @@ def test_an_observer_sees_the_schedule_that_is_measured(small: TensorResult) -> 
 # ---- files ---------------------------------------------------------------------------------------
 
 
-def test_results_come_back_from_files(
-    small: TensorResult, compared: TensorComparison, tmp_path: Path
-) -> None:
+def test_results_come_back_from_files(small: TensorResult, compared: TensorComparison, tmp_path: Path) -> None:
     path = tmp_path / "one.json"
     for one in (small, compared):
         one.save(path)

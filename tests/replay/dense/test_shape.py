@@ -68,9 +68,7 @@ def test_sizes_give_the_published_number_of_parameters(name: str) -> None:
 def test_every_shipped_model_is_counted() -> None:
     # CAIS's 4B has four fifths of its name's parameters: Megatron-LM's is 2304 wide, it 2048.
     assert set(shape.names()) - {"cais-mega-gpt-4b"} <= set(BILLIONS)
-    assert parameters(shape.load("mega-gpt-4b")) / 1e9 == pytest.approx(
-        4.2 * (2048 / 2304) ** 2, rel=0.02
-    )
+    assert parameters(shape.load("mega-gpt-4b")) / 1e9 == pytest.approx(4.2 * (2048 / 2304) ** 2, rel=0.02)
 
 
 @every("name", shape.names())
@@ -95,9 +93,18 @@ def test_a_layer_with_experts_is_that_of_tracegens_model() -> None:
     one, model = shape.load("qwen2-moe"), models.load("qwen2-moe")
     assert one.name == model.name and one.intermediate == model.moe_intermediate
     for field in (
-        "hidden", "gated", "num_experts", "topk", "num_shared_experts", "shared_intermediate",
-        "num_heads", "num_kv_heads", "head_dim", "num_layers", "sequence_length",
-    ):  # fmt: skip
+        "hidden",
+        "gated",
+        "num_experts",
+        "topk",
+        "num_shared_experts",
+        "shared_intermediate",
+        "num_heads",
+        "num_kv_heads",
+        "head_dim",
+        "num_layers",
+        "sequence_length",
+    ):
         assert getattr(one, field) == getattr(model, field)
     assert one.sources["intermediate"] == model.sources["moe_intermediate"]
     assert one.sources["hidden"] == model.sources["hidden"]
@@ -105,11 +112,24 @@ def test_a_layer_with_experts_is_that_of_tracegens_model() -> None:
 
 def test_a_configuration_whose_heads_do_not_suit_is_refused_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({
-        "model_type": "olmoe", "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 3, "num_experts": 8, "vocab_size": 128,
-        "num_experts_per_tok": 2, "norm_topk_prob": False, "hidden_act": "silu",
-    }), "utf-8")  # fmt: skip
+    path.write_text(
+        json.dumps(
+            {
+                "model_type": "olmoe",
+                "hidden_size": 64,
+                "intermediate_size": 32,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 3,
+                "num_experts": 8,
+                "vocab_size": 128,
+                "num_experts_per_tok": 2,
+                "norm_topk_prob": False,
+                "hidden_act": "silu",
+            }
+        ),
+        "utf-8",
+    )
     with pytest.raises(UserError, match="num_heads 4 is no multiple of num_kv_heads 3") as refusal:
         shape.load(str(path))
     assert len(str(refusal.value).splitlines()) == 1

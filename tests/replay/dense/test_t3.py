@@ -17,8 +17,9 @@ import hwmodel
 from replay.engine import GraphBuilder, Timeline, schedule
 from replay.errors import UserError
 from replay.measure.measured import measures
+from replay.model.arrays import Ints
 from replay.model.machine.kinds import KIND_NAMES, Kind
-from replay.model.machine.machine import Ints, Machine
+from replay.model.machine.machine import Machine
 from replay.model.work.ragged import places
 from replay.model.work.transformer_layer import Enter, Leave, Product, Step, TensorLayer
 from replay.schemes.registry import find
@@ -45,9 +46,12 @@ def one_piece(owner: int) -> RowPieces:
 def made_at(machine: Machine, times_ps: Iterable[int]) -> Ints:
     """(rank, piece): tasks that make the piece at these times."""
     made = machine.graph.add(
-        machine.num_ranks, resource=-1, duration_ps=np.array(list(times_ps)), kind=Kind.GEMM2,
+        machine.num_ranks,
+        resource=-1,
+        duration_ps=np.array(list(times_ps)),
+        kind=Kind.GEMM2,
         rank=machine.ranks,
-    )  # fmt: skip
+    )
     return made[:, None]
 
 
@@ -60,11 +64,7 @@ class ByHand:
         self.trigger = options.trigger_ns * NS
         self.issued = int(system.sm.push_ps(NBYTES))  # by the SM that has made the piece
         self.start = system.overheads.copy_engine_start_ps * options.engine_start
-        self.way = (
-            self.fabric.uplink_latency_ps
-            + self.fabric.downlink_latency_ps
-            + self.fabric.write_visibility_ps
-        )
+        self.way = self.fabric.uplink_latency_ps + self.fabric.downlink_latency_ps + self.fabric.write_visibility_ps
 
     def stored(self, engine: Any) -> int:
         """From the beginning of a store until it is written into the other memory."""
@@ -83,10 +83,15 @@ class ByHand:
         answer = multimem(self.link.response_wire_bytes(ROW_BYTES, ROWS))
         one_way = self.fabric.uplink_latency_ps + self.fabric.downlink_latency_ps
         return (
-            2 * request + one_way + self.fabric.read_access_ps
-            + 2 * answer + one_way + self.system.switch.merge_latency_ps + self.memory
+            2 * request
+            + one_way
+            + self.fabric.read_access_ps
+            + 2 * answer
+            + one_way
+            + self.system.switch.merge_latency_ps
+            + self.memory
             + parts * self.system.switch.adding_ps(-(-NBYTES * (parts - 1) // parts))
-        )  # fmt: skip
+        )
 
     @property
     def told(self) -> int:
@@ -118,9 +123,12 @@ def test_a_piece_leaves_when_own_part_and_received_part_are_there(
     system, n, owner = hwmodel.load("dgx-h100"), len(made_us), 2
     machine, made_ps = machine_of(system, n), [one * 1_000_000 for one in made_us]
     added, ranks = ring.reduce(
-        Engines(machine, options), one_piece(owner), made_at(machine, made_ps),
-        pool=machine.sms.for_kernels(), near_memory=options.near_memory,
-    )  # fmt: skip
+        Engines(machine, options),
+        one_piece(owner),
+        made_at(machine, made_ps),
+        pool=machine.sms.for_kernels(),
+        near_memory=options.near_memory,
+    )
     hand, expected = ByHand(system, options), []
     now = made_ps[(owner + 1) % n]
     for hop in range(n - 1):
@@ -137,9 +145,12 @@ def test_sums_that_are_stored_already_are_copied_by_engines() -> None:
     options, system = RingOptions(), hwmodel.load("dgx-h100")
     machine = machine_of(system, 3)
     added, _ = ring.reduce(
-        Engines(machine, options), one_piece(0), made_at(machine, (0, 0, 0)), pool=None,
+        Engines(machine, options),
+        one_piece(0),
+        made_at(machine, (0, 0, 0)),
+        pool=None,
         near_memory=True,
-    )  # fmt: skip
+    )
     visible = schedule(machine.graph.build()).visible_ps[added[:, 0]]
     copied = ByHand(system, options).copied
     assert visible.tolist() == [copied, 2 * copied]
@@ -158,14 +169,10 @@ def test_rows_are_handed_round_by_engines(options: T3Options) -> None:
 
 @every("options", [T3Options(), T3Options(trigger_ns=900)], ids=str)
 @every("made_us", [(0, 0, 0), (50, 0, 0), (0, 50, 0), (0, 0, 50)], ids=str)
-def test_the_switch_adds_when_all_parts_are_made(
-    made_us: tuple[int, ...], options: T3Options
-) -> None:
+def test_the_switch_adds_when_all_parts_are_made(made_us: tuple[int, ...], options: T3Options) -> None:
     system, owner = hwmodel.load("dgx-h100"), 1
     machine, made_ps = machine_of(system, 3), [one * 1_000_000 for one in made_us]
-    summed = switch.reduce(
-        Engines(machine, options), one_piece(owner), made_at(machine, made_ps)
-    )  # fmt: skip
+    summed = switch.reduce(Engines(machine, options), one_piece(owner), made_at(machine, made_ps))
     hand, timeline = ByHand(system, options), schedule(machine.graph.build())
     flag = system.link.port_duration_ps(system.link.write_wire_bytes(8, 1))
     told = [one + hand.told for rank, one in enumerate(made_ps) if rank != owner]
@@ -202,16 +209,21 @@ class Run:
     """
 
     def __init__(
-        self, name: str, *steps: Step, num_ranks: int = 8, is_backward: bool = False,
-        system: str = "dgx-h100", **options: object,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        *steps: Step,
+        num_ranks: int = 8,
+        is_backward: bool = False,
+        system: str = "dgx-h100",
+        **options: object,
+    ) -> None:
         scheme = NoCommunication(sequence_parallel=True) if name == "plain" else find(name, "tp")
         self.layer = TensorLayer(num_ranks, TOKENS, HIDDEN, steps, is_backward)
         self.machine = Machine(hwmodel.load(system), GraphBuilder(KIND_NAMES), num_ranks)
-        self.tiled: list[matrices.Tiled] = []
+        self.tiled: list[matrices.TiledProduct] = []
         tiles_of = matrices.tiles_of
 
-        def noted(*given: Any, **named: Any) -> matrices.Tiled:
+        def noted(*given: Any, **named: Any) -> matrices.TiledProduct:
             self.tiled.append(tiles_of(*given, **named))
             return self.tiled[-1]
 
@@ -251,9 +263,7 @@ class Run:
 
     def results_bytes(self) -> int:
         """Bytes that tiles of products write into their own GPUs' memories."""
-        found = measures(
-            self.graph, self.ends, self.machine, self.timeline, phases_separated=False
-        ).mechanisms.cache
+        found = measures(self.graph, self.ends, self.machine, self.timeline, phases_separated=False).mechanisms.cache
         assert found is not None
         return found["results"].bytes
 
@@ -348,7 +358,7 @@ def test_without_compute_in_memory_the_second_store_reads_the_first() -> None:
 
 def test_memory_of_the_switch_and_of_gathers() -> None:
     stream = ran("t3", "leave").machine.system.hbm.stream_ps
-    # All parts are read, and the sums of the own rows written.
+    # All parts are read, and the sums of its own rows written.
     run = ran("t3-nvls", "leave")
     assert run.memory_ps(REDUCE.memory, 3) == (8 + 1) * SHARE // TILE * stream(TILE)
     # Around a ring, rows are read before every hop and written behind it; own ones are there.
@@ -388,17 +398,13 @@ def test_rows_are_multiplied_in_the_order_in_which_they_come() -> None:
         chunks = run.rows_in_order(rank) // 1024
         of = np.flatnonzero(np.diff(chunks, prepend=-1))
         assert chunks[of].tolist() == [(rank - turn) % 8 for turn in range(8)]
-        # The own ones before anything has come.
-        assert run.first_ps(Kind.GEMM1, rank) < run.timeline.end_ps[
-            run.of(GATHER.down, rank)
-        ].min()  # fmt: skip
+        # Its own ones before anything has come.
+        assert run.first_ps(Kind.GEMM1, rank) < run.timeline.end_ps[run.of(GATHER.down, rank)].min()
 
 
 @every("name", ["t3", "t3-nvls"])
 @every(("options", "resident"), [({}, 1), ({"resident_blocks": 2}, 2), ({"resident_blocks": 3}, 3)])
-def test_as_many_tiles_wait_on_sms_as_there_is_room_for(
-    name: str, options: dict[str, int], resident: int
-) -> None:
+def test_as_many_tiles_wait_on_sms_as_there_is_room_for(name: str, options: dict[str, int], resident: int) -> None:
     """From the begin of the kernel on: 512 of 128 x 256, of which an SM has one."""
     run = ran(name, "enter", **options)
     begun, *claims = run.timeline.start_ps[run.of(Kind.LAUNCH, 3)].tolist()
@@ -449,14 +455,12 @@ def test_pieces_of_sums_cover_every_value_once(num_ranks: int, tokens: int, hidd
     product = Product(tokens, hidden, 256)
     cuts = matrices.cut(machine, product, Kind.GEMM2, machine.sms.compute)
     begun = machine.mark(cuts[0].rank)
-    tiled = matrices.tiles_of(
-        machine, product, Kind.GEMM2, machine.sms.for_kernels(), begun, cuts=cuts
-    )
+    tiled = matrices.tiles_of(machine, product, Kind.GEMM2, machine.sms.for_kernels(), begun, cuts=cuts)
     pieces, made = sums_of(tiled, layer)
     values = np.zeros(tokens, np.int64)
-    np.add.at(values, np.repeat(pieces.first_row, pieces.rows) + places(pieces.rows), np.repeat(
-        pieces.row_bytes, pieces.rows
-    ))  # fmt: skip
+    np.add.at(
+        values, np.repeat(pieces.first_row, pieces.rows) + places(pieces.rows), np.repeat(pieces.row_bytes, pieces.rows)
+    )
     assert values.tolist() == [hidden * 2] * tokens
     assert (pieces.first_row // layer.owned == pieces.chunk).all()
     assert ((pieces.first_row + pieces.rows - 1) // layer.owned == pieces.chunk).all()

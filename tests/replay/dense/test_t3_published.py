@@ -23,7 +23,7 @@ from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine
 from replay.model.work.transformer_layer import Leave, Product, TensorLayer
 from replay.schemes.registry import find
-from replay.schemes.tp.kernels import Kernels
+from replay.schemes.tp.kernels import TensorKernels
 
 THEIRS = {
     "gpu.num_sms": 80,
@@ -50,7 +50,7 @@ def time_us(scheme: str, num_ranks: int, tokens: int, hidden: int, inner: int) -
     if inner:
         ends = find(scheme, "tp").build(layer, machine, start)
     else:
-        ends = find(scheme, "tp").gather(Kernels(machine, layer, layer.owned), start)
+        ends = find(scheme, "tp").gather(TensorKernels(machine, layer, layer.owned), start)
     return float(schedule(machine.graph.build()).visible_ps[ends].max()) / 1e6
 
 

@@ -15,7 +15,7 @@ from replay.cli.app import app
 from replay.errors import UserError
 from replay.report.text import render
 from replay.studies.differences.page import difference_tables, quantity_columns
-from replay.studies.differences.parts import Difference, Quantity
+from replay.studies.differences.parts import Difference, QuantityDifference
 
 OLD = Path(__file__).parents[2] / "data" / "results"
 SCHEMES = ["deepep", "nccl-alltoall", "deepep-ll"]
@@ -94,9 +94,7 @@ def test_a_scheme_that_is_left_out_is_said_with_its_reason(compared):
     one = compared["nothing"]
     other = one.model_copy(update={"left_out": {"nccl-ep": "it has no kernel"}})
     found = replay.diff(one, other)
-    assert [(each.what, each.after) for each in found.inputs] == [
-        ("left out: nccl-ep", "it has no kernel")
-    ]
+    assert [(each.what, each.after) for each in found.inputs] == [("left out: nccl-ep", "it has no kernel")]
 
 
 def test_other_code_is_named_where_nothing_else_entered_otherwise(compared):
@@ -114,8 +112,10 @@ def test_other_code_is_named_where_nothing_else_entered_otherwise(compared):
     found = replay.diff(one, one.model_copy(update={"results": results}))
     assert [each.what for each in found.inputs] == ["version of moereplay"]
     assert "other code" in found.notes[0]
-    same_id = [new.model_copy(update={"run_id": old.run_id, "version": old.version})
-               for new, old in zip(results, one.results, strict=True)]  # fmt: skip
+    same_id = [
+        new.model_copy(update={"run_id": old.run_id, "version": old.version})
+        for new, old in zip(results, one.results, strict=True)
+    ]
     found = replay.diff(one, one.model_copy(update={"results": same_id}))
     assert not found.inputs and "changed by hand" in found.notes[0]
 
@@ -191,11 +191,7 @@ def test_who_passes_whom(compared):
     def timed(times):
         results = [
             result.model_copy(
-                update={
-                    "totals": result.totals.model_copy(
-                        update={"makespan_us": times[result.scheme.name]}
-                    )
-                }
+                update={"totals": result.totals.model_copy(update={"makespan_us": times[result.scheme.name]})}
             )
             for result in one.results
         ]
@@ -301,8 +297,8 @@ def test_the_text_has_what_changed_and_no_more(compared):
 
 
 def test_shares_that_change_are_shown_to_their_digits():
-    share = Quantity(name="utilisation", unit="", before=0.25, after=0.267)
-    sent = Quantity(name="sent", unit="bytes", before=2.5e6, after=3e6)
+    share = QuantityDifference(name="utilisation", unit="", before=0.25, after=0.267)
+    sent = QuantityDifference(name="sent", unit="bytes", before=2.5e6, after=3e6)
     (name, before, after), (size, *_) = [
         [column(one) for _, column in quantity_columns("before", "after")] for one in (share, sent)
     ]

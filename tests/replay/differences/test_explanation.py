@@ -102,16 +102,11 @@ def test_a_slower_host_is_found_where_the_host_waits(trace):
     assert part.what == "overhead" and part.difference_us == found.difference_us == 40 - 15
     assert part.where != LAUNCHES
     assert [each.what for each in found.inputs] == ["system.overheads.host_sync_us"]
-    assert "Not the scheme alone: system.overheads.host_sync_us" in render(
-        explanation_tables(found)
-    )
+    assert "Not the scheme alone: system.overheads.host_sync_us" in render(explanation_tables(found))
 
 
 def test_one_scheme_with_two_options_is_told_apart(trace):
-    one, other = (
-        replay.run(trace, scheme="deepep", layer=0, options={"num_sms": number})
-        for number in (20, 8)
-    )
+    one, other = (replay.run(trace, scheme="deepep", layer=0, options={"num_sms": number}) for number in (20, 8))
     found = replay.explain(one, other)
     assert (found.one, found.other) == ("deepep (num_sms=20)", "deepep (num_sms=8)")
     assert not found.inputs
@@ -195,9 +190,7 @@ def test_rows_are_named_as_the_comparison_prints_them(trace, tmp_path):
         assert pick(placed, name) is pick(placed, printed) is placed[name] is result
     found = replay.explain(*(pick(placed, name) for name in names[:2]))
     assert (found.one, found.other) == tuple(names[:2])
-    assert (found.one_us, found.other_us) == tuple(
-        pytest.approx(one.totals.makespan_us) for one in placed.results[:2]
-    )
+    assert (found.one_us, found.other_us) == tuple(pytest.approx(one.totals.makespan_us) for one in placed.results[:2])
     said = "'deepep' is the name of 2 rows: write 'deepep, contiguous' or 'deepep, round-robin'"
     with pytest.raises(UserError, match=said):
         pick(placed, "deepep")
@@ -208,12 +201,9 @@ def test_rows_are_named_as_the_comparison_prints_them(trace, tmp_path):
     # Speed-ups are over the row that was named, and say so.
     assert placed.base is placed.results[1]
     assert "over deepep, round-robin" in replay.summary(placed)
-    assert "over deepep, contiguous" in replay.summary(
-        placed.model_copy(update={"baseline": "deepep"})
-    )
+    assert "over deepep, contiguous" in replay.summary(placed.model_copy(update={"baseline": "deepep"}))
     with pytest.raises(UserError, match="unknown baseline 'deepep, eplb'"):
-        replay.compare(trace, ["deepep"], layer=0, placements=["contiguous", "round-robin"],
-                       baseline="deepep, eplb")  # fmt: skip
+        replay.compare(trace, ["deepep"], layer=0, placements=["contiguous", "round-robin"], baseline="deepep, eplb")
     placed.save(tmp_path / "placed.json")
     document = json.loads((tmp_path / "placed.json").read_text())
     document["baseline"] = "nvls"
@@ -222,10 +212,7 @@ def test_rows_are_named_as_the_comparison_prints_them(trace, tmp_path):
         replay.load_result(tmp_path / "placed.json")
     assert len(str(refusal.value).splitlines()) == 1
     # Two of one scheme and placement.
-    several = [
-        replay.run(trace, scheme="deepep", layer=0, options={"num_sms": number})
-        for number in (20, 8)
-    ]
+    several = [replay.run(trace, scheme="deepep", layer=0, options={"num_sms": number}) for number in (20, 8)]
     both = Comparison(baseline="deepep", results=several)
     assert row_names(both.results) == ["deepep (num_sms=20)", "deepep (num_sms=8)"]
     assert pick(both, "deepep (num_sms=8)") is several[1]

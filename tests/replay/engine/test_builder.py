@@ -20,9 +20,7 @@ def _builder() -> GraphBuilder:
 def test_blocks_become_columns_in_order() -> None:
     builder = _builder()
     first = builder.add(2, resource=0, duration_ps=5, tag=9)
-    second = builder.add(
-        resource=[0, NULL_RESOURCE, 0], duration_ps=[1, 2, 3], kind=1, after=first[0]
-    )
+    second = builder.add(resource=[0, NULL_RESOURCE, 0], duration_ps=[1, 2, 3], kind=1, after=first[0])
     last = builder.add_one(resource=0, rank=3)
     graph = builder.build()
     assert first.tolist() == [0, 1]
@@ -53,9 +51,7 @@ def test_tasks_of_kinds_that_are_left_out_pass_on_what_they_wait_for() -> None:
     both = builder.add(resource=port, duration_ps=[7, 8], latency_ps=2, kind=[2, 1], after=sent)
     given = {"duration_ps": 9, "priority": 1, "payload_bytes": 3, "wire_bytes": 4, "tag": 6}
     last = builder.add(resource=port, rank=1, kind=2, after=both[:1], **given)
-    assert builder.leaves_out(np.concatenate((sent, both, last))).tolist() == [
-        False, False, True, False, True
-    ]  # fmt: skip
+    assert builder.leaves_out(np.concatenate((sent, both, last))).tolist() == [False, False, True, False, True]
     graph = builder.build()
     assert graph.kind.tolist() == [1, 1, 0, 1, 0]
     assert graph.resource.tolist() == [port, port, NULL_RESOURCE, port, NULL_RESOURCE]

@@ -103,25 +103,40 @@ def some_graph(far: int = 0) -> TaskGraph:
     table = builder.table("memory", 3)
     count = 40
     rows = builder.add(
-        resource=ports[rng.integers(0, 3, count)], duration_ps=rng.integers(1, 90, count) + far,
-        latency_ps=rng.integers(0, 50, count) + far, priority=rng.integers(-2, 2, count),
-        kind=rng.integers(0, 2, count), payload_bytes=rng.integers(0, 99, count) + far,
-        wire_bytes=rng.integers(0, 99, count) + far, rank=rng.integers(0, 3, count),
+        resource=ports[rng.integers(0, 3, count)],
+        duration_ps=rng.integers(1, 90, count) + far,
+        latency_ps=rng.integers(0, 50, count) + far,
+        priority=rng.integers(-2, 2, count),
+        kind=rng.integers(0, 2, count),
+        payload_bytes=rng.integers(0, 99, count) + far,
+        wire_bytes=rng.integers(0, 99, count) + far,
+        rank=rng.integers(0, 3, count),
         tag=rng.integers(0, 9, count),
-    )  # fmt: skip
+    )
     builder.edges(rows[:20], rows[20:])
     builder.take(rows[::2], pool, rng.integers(1, 4, 20))
     builder.touch(
-        rows[::3], table, rng.integers(0, 6, 14), units=rng.integers(1, 3, 14),
-        miss_latency_ps=rng.integers(0, 9, 14) + far, miss_duration_ps=rng.integers(0, 9, 14),
-    )  # fmt: skip
+        rows[::3],
+        table,
+        rng.integers(0, 6, 14),
+        units=rng.integers(1, 3, 14),
+        miss_latency_ps=rng.integers(0, 9, 14) + far,
+        miss_duration_ps=rng.integers(0, 9, 14),
+    )
     return builder.build()
 
 
 FIELDS = (
-    "resource", "kind", "duration_ps", "latency_ps", "priority", "payload_bytes", "wire_bytes",
-    "rank", "tag",
-)  # fmt: skip
+    "resource",
+    "kind",
+    "duration_ps",
+    "latency_ps",
+    "priority",
+    "payload_bytes",
+    "wire_bytes",
+    "rank",
+    "tag",
+)
 
 
 def widened(graph: TaskGraph, dtype: type) -> TaskGraph:
@@ -133,9 +148,7 @@ def widened(graph: TaskGraph, dtype: type) -> TaskGraph:
             for name in ("table", "key", "units", "miss_latency_ps", "miss_duration_ps")
         },
     )
-    takes = dataclasses.replace(
-        graph.takes, pool=graph.takes.pool.astype(dtype), units=graph.takes.units.astype(dtype)
-    )
+    takes = dataclasses.replace(graph.takes, pool=graph.takes.pool.astype(dtype), units=graph.takes.units.astype(dtype))
     columns = {name: getattr(graph, name).astype(dtype) for name in FIELDS}
     return dataclasses.replace(graph, takes=takes, touches=touches, **columns)
 

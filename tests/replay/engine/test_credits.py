@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from loops import every
 
-from replay.engine import NULL_RESOURCE, EngineError, GraphBuilder, GraphError, Touched, schedule
+from replay.engine import NULL_RESOURCE, EngineError, GraphBuilder, GraphError, TouchOutcome, schedule
 from replay.engine.plan import make_plan
 
 
@@ -65,9 +65,9 @@ def test_every_task_has_credits_and_costs_of_its_own(
     assert timeline.end_ps.tolist() == np.cumsum(service).tolist()
     late = timeline.visible_ps - timeline.end_ps
     assert late.tolist() == [0] * count + (1000 - number).tolist()
-    assert timeline.touched[0] == Touched.NEW
-    assert (timeline.touched[1:count] == Touched.NEW + Touched.EVICTED).all()
-    assert (timeline.touched[count:] == Touched.MISSED + Touched.EVICTED).all()
+    assert timeline.touched[0] == TouchOutcome.NEW
+    assert (timeline.touched[1:count] == TouchOutcome.NEW + TouchOutcome.EVICTED).all()
+    assert (timeline.touched[count:] == TouchOutcome.MISSED + TouchOutcome.EVICTED).all()
 
 
 def test_takes_from_one_pool_are_one_however_they_are_told() -> None:
@@ -117,9 +117,7 @@ def test_several_takes_with_givers_of_their_own() -> None:
     ports = [builder.resource(f"port {i}", "port") for i in range(3)]
     pool = builder.credit_pool("room", 2)
     tasks = builder.add(3, resource=ports, duration_ps=10)
-    exits = builder.add(
-        4, resource=NULL_RESOURCE, duration_ps=[20, 5, 10, 5], after=tasks[[0, 0, 1, 2]]
-    )
+    exits = builder.add(4, resource=NULL_RESOURCE, duration_ps=[20, 5, 10, 5], after=tasks[[0, 0, 1, 2]])
     builder.take_until_last(tasks, pool, 1, np.array([0, 0, 1, 2]), exits)
     assert schedule(builder.build()).start_ps[tasks].tolist() == [0, 0, 20]
 
@@ -162,9 +160,7 @@ def test_takes_of_one_task_from_one_pool_are_added_up(often: int, units: int) ->
         if capacity == often * units:
             assert len(builder.build().takes) == 8 + often
             continue
-        message = (
-            f"task 3 takes {often * units} units of credit pool 'room', which holds {capacity}$"
-        )
+        message = f"task 3 takes {often * units} units of credit pool 'room', which holds {capacity}$"
         with pytest.raises(GraphError, match=message):
             builder.build()
 

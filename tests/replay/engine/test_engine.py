@@ -23,7 +23,7 @@ from replay.engine import (
     EngineError,
     GraphBuilder,
     TaskGraph,
-    Touched,
+    TouchOutcome,
     plan,
     schedule,
 )
@@ -150,7 +150,7 @@ def assert_same_as_oracle(graph: TaskGraph) -> bool:
     assert timeline.visible_ps.tolist() == [expected.visible[task] for task in tasks]
     assert makespan_ps(graph) == max(expected.visible.values(), default=0)
     found = [
-        (Touched(value & Touched.OUTCOME).name.lower(), bool(value & Touched.EVICTED))
+        (TouchOutcome(value & TouchOutcome.OUTCOME).name.lower(), bool(value & TouchOutcome.EVICTED))
         for value in timeline.touched.tolist()
     ]
     assert found == [expected.touched[row] for row in range(len(graph.touches))]
@@ -162,8 +162,7 @@ def assert_same_as_oracle(graph: TaskGraph) -> bool:
 @every("name", RECIPES)
 def test_equals_twin_on_seeded_graphs(name: str) -> None:
     finished = sum(
-        assert_same_as_oracle(random_graphs.random_graph(Recipe(seed=seed, **RECIPES[name])))
-        for seed in range(30)
+        assert_same_as_oracle(random_graphs.random_graph(Recipe(seed=seed, **RECIPES[name]))) for seed in range(30)
     )
     assert finished > 7
 
@@ -455,9 +454,7 @@ def test_a_plan_is_given_up_before_the_result_takes_its_place(
 
 @every("field", ["duration_ps", "latency_ps"])
 @every("times", [[3, 2**62], 2**62])
-def test_what_takes_longer_than_the_clock_can_count_is_refused(
-    field: str, times: int | list[int]
-) -> None:
+def test_what_takes_longer_than_the_clock_can_count_is_refused(field: str, times: int | list[int]) -> None:
     builder = GraphBuilder(["send"])
     builder.add(2, resource=builder.resource("port", "port"), **{field: times})
     slow = 0 if isinstance(times, int) else 1

@@ -28,7 +28,7 @@ from replay.engine.levels import Intervals
 from replay.measure.scene import scene
 
 if TYPE_CHECKING:
-    from replay.measure.replayed import Replayed
+    from replay.measure.replayed import ReplayedSchedule
 
 
 def _load(name: str) -> ModuleType:
@@ -95,9 +95,14 @@ def busy() -> Timeline:
     pools = [builder.resource(f"sm {g}", group="sm", servers=3, owner=g) for g in range(2)]
     switch = builder.resource("switch", group="switch")
     sends = builder.add(
-        resource=np.repeat(ports, 20), duration_ps=31_858, latency_ps=250_001, rank=1,
-        payload_bytes=14_336, wire_bytes=15_000, tag=np.arange(40),
-    )  # fmt: skip
+        resource=np.repeat(ports, 20),
+        duration_ps=31_858,
+        latency_ps=250_001,
+        rank=1,
+        payload_bytes=14_336,
+        wire_bytes=15_000,
+        tag=np.arange(40),
+    )
     through = builder.add(resource=switch, duration_ps=7, after=sends)
     builder.add(resource=np.tile(pools, 20), duration_ps=1_234_567, kind=1, after=through)
     builder.add(resource=-1, duration_ps=[5_000_000, 4_000_000], kind=2, rank=0)
@@ -130,16 +135,19 @@ def test_what_begins_in_one_nanosecond_is_one_event(tmp_path: Path) -> None:
     builder = GraphBuilder(["ack", "row"])
     port = builder.resource("port", "port", owner=0)
     builder.add(
-        5, resource=port, duration_ps=[300, 300, 5_000, 100, 200], kind=[0, 0, 1, 0, 0],
-        wire_bytes=[8, 9, 4_096, 7, 6], latency_ps=[1, 2, 3, 4, 5],
-    )  # fmt: skip
+        5,
+        resource=port,
+        duration_ps=[300, 300, 5_000, 100, 200],
+        kind=[0, 0, 1, 0, 0],
+        wire_bytes=[8, 9, 4_096, 7, 6],
+        latency_ps=[1, 2, 3, 4, 5],
+    )
     write_chrome(schedule(builder.build()), tmp_path / "t.json")
     row, acks = drawn(read(tmp_path / "t.json"))
     assert (row["name"], ps(row["ts"]), ps(row["dur"])) == ("row", 0, 5_000)
     assert (row["args"]["task"], row["args"]["start_ps"]) == (2, 600)
     assert row["args"]["with"] == [
-        {"kind": "ack", "task": 0, "start_ps": 0, "dur_ps": 300, "wire_bytes": 8}
-        | {"latency_us": Decimal("0.000001")},
+        {"kind": "ack", "task": 0, "start_ps": 0, "dur_ps": 300, "wire_bytes": 8} | {"latency_us": Decimal("0.000001")},
         {"kind": "ack", "task": 1, "start_ps": 300, "dur_ps": 300, "wire_bytes": 9}
         | {"latency_us": Decimal("0.000002")},
     ]
@@ -161,8 +169,11 @@ def test_threads_are_servers_and_processes_gpus(busy: Timeline, tmp_path: Path) 
     assert 0 not in process
     seen = {(process[e["pid"]], thread[e["tid"]]) for e in events(trace, "X")}
     assert {name for owner, name in seen if owner == "GPU 1"} == {
-        "uplink", "sm #0", "sm #1", "sm #2",
-    }  # fmt: skip
+        "uplink",
+        "sm #0",
+        "sm #1",
+        "sm #2",
+    }
     assert {name for owner, name in seen if owner == "shared"} == {"switch"}
     assert ("GPU 0", "delay #1") in seen
 
@@ -315,24 +326,15 @@ def test_many_gpus_get_fewer_parts_of_the_time(busy: Timeline) -> None:
     assert parts(2_000) == 200_000  # a fiftieth
 
 
-def test_window_keeps_what_is_in_service_and_says_how_many_are_not(
-    busy: Timeline, tmp_path: Path
-) -> None:
+def test_window_keeps_what_is_in_service_and_says_how_many_are_not(busy: Timeline, tmp_path: Path) -> None:
     low, high = 200_000, 600_000
     written = export(busy, "chrome", tmp_path / "t.json", window_ps=(low, high))
     found = set(tasks_in(read(tmp_path / "t.json")))
-    wanted = {
-        task
-        for task in range(busy.graph.num_tasks)
-        if busy.start_ps[task] < high and busy.end_ps[task] > low
-    }
+    wanted = {task for task in range(busy.graph.num_tasks) if busy.start_ps[task] < high and busy.end_ps[task] > low}
     assert found == wanted
     assert 0 < len(found) < busy.graph.num_tasks
     left_out = busy.graph.num_tasks - len(found)
-    said = (
-        f"{left_out} of {busy.graph.num_tasks} tasks lie outside 0.200000 to 0.600000 us "
-        "and are left out"
-    )
+    said = f"{left_out} of {busy.graph.num_tasks} tasks lie outside 0.200000 to 0.600000 us and are left out"
     assert written.notes == (said,)
 
 
@@ -352,10 +354,7 @@ def test_nothing_to_show(tmp_path: Path) -> None:
 def row_of_a_layer() -> tuple[Timeline, Scene]:
     """GPU 1 sends two rows, GPU 0 multiplies each and sends the sums back; another row is late."""
     builder = GraphBuilder(["send", "multiply", "add"])
-    sm, up = (
-        [builder.resource(f"{group} {gpu}", group, owner=gpu) for gpu in range(2)]
-        for group in ("sm", "up")
-    )
+    sm, up = ([builder.resource(f"{group} {gpu}", group, owner=gpu) for gpu in range(2)] for group in ("sm", "up"))
     sent = builder.add(2, resource=up[1], duration_ps=2_000, latency_ps=1_000, rank=1)
     other = builder.add(resource=up[1], duration_ps=30_000, rank=1)
     mark = builder.add(2, resource=-1, duration_ps=0, rank=0, after=sent)
@@ -386,31 +385,37 @@ def named(trace: dict[str, Any]) -> dict[int, tuple[str, str]]:
     index = {e["pid"]: e["args"]["sort_index"] for e in meta if e["name"] == "process_sort_index"}
     process = {e["pid"]: e["args"]["name"] for e in meta if e["name"] == "process_name"}
     thread = {e["tid"]: e for e in meta if e["name"] == "thread_name"}
-    assert {
-        e["tid"]: e["args"]["sort_index"] for e in meta if e["name"] == "thread_sort_index"
-    } == {tid: tid for tid in thread}
+    assert {e["tid"]: e["args"]["sort_index"] for e in meta if e["name"] == "thread_sort_index"} == {
+        tid: tid for tid in thread
+    }
     shown = sorted(thread, key=lambda tid: (index[thread[tid]["pid"]], tid))
     return {tid: (process[thread[tid]["pid"]], thread[tid]["args"]["name"]) for tid in shown}
 
 
-def test_gpus_come_first_and_rows_in_their_places(
-    row_of_a_layer: tuple[Timeline, Scene], tmp_path: Path
-) -> None:
+def test_gpus_come_first_and_rows_in_their_places(row_of_a_layer: tuple[Timeline, Scene], tmp_path: Path) -> None:
     timeline, known = row_of_a_layer
     write_chrome(timeline, tmp_path / "t.json", scene=known)
     assert list(named(read(tmp_path / "t.json")).values()) == [
-        ("GPU 0", "row 3, step by step"), ("GPU 0", "layers #0"), ("GPU 0", "layers #1"),
-        ("GPU 0", "there"), ("GPU 0", "back"), ("GPU 0", "up"),
-        ("GPU 0", "sm"), ("GPU 0", "delay"),
-        ("GPU 1", "row 3"), ("GPU 1", "row 3, step by step"), ("GPU 1", "layers"),
-        ("GPU 1", "there"), ("GPU 1", "back"), ("GPU 1", "up"), ("GPU 1", "sm"),
+        ("GPU 0", "row 3, step by step"),
+        ("GPU 0", "layers #0"),
+        ("GPU 0", "layers #1"),
+        ("GPU 0", "there"),
+        ("GPU 0", "back"),
+        ("GPU 0", "up"),
+        ("GPU 0", "sm"),
+        ("GPU 0", "delay"),
+        ("GPU 1", "row 3"),
+        ("GPU 1", "row 3, step by step"),
+        ("GPU 1", "layers"),
+        ("GPU 1", "there"),
+        ("GPU 1", "back"),
+        ("GPU 1", "up"),
+        ("GPU 1", "sm"),
         ("critical path", "task, and what its time went by with"),
-    ]  # fmt: skip
+    ]
 
 
-def test_phases_and_layers_from_first_start_to_last_end(
-    row_of_a_layer: tuple[Timeline, Scene], tmp_path: Path
-) -> None:
+def test_phases_and_layers_from_first_start_to_last_end(row_of_a_layer: tuple[Timeline, Scene], tmp_path: Path) -> None:
     timeline, known = row_of_a_layer
     write_chrome(timeline, tmp_path / "t.json", scene=known)
     trace = read(tmp_path / "t.json")
@@ -427,16 +432,12 @@ def test_phases_and_layers_from_first_start_to_last_end(
         of = (owner == gpu) & np.isin(graph.kind, kinds)
         of &= known.layer == known.layers.index(layer)
         assert event["args"]["start_ps"] == timeline.start_ps[of].min()
-        assert (
-            event["args"]["dur_ps"] == timeline.visible_ps[of].max() - timeline.start_ps[of].min()
-        )
+        assert event["args"]["dur_ps"] == timeline.visible_ps[of].max() - timeline.start_ps[of].min()
         found.append((gpu, event["name"], layer))
     assert len(set(found)) == len(found) == 8
 
 
-def test_arrows_lead_from_slice_to_slice_and_forward(
-    row_of_a_layer: tuple[Timeline, Scene], tmp_path: Path
-) -> None:
+def test_arrows_lead_from_slice_to_slice_and_forward(row_of_a_layer: tuple[Timeline, Scene], tmp_path: Path) -> None:
     timeline, known = row_of_a_layer
     write_chrome(timeline, tmp_path / "t.json", scene=known)
     trace = read(tmp_path / "t.json")
@@ -481,9 +482,7 @@ def bound(trace: dict[str, Any]) -> list[tuple[int, int]]:
     return links
 
 
-def test_the_critical_path_fills_the_makespan(
-    row_of_a_layer: tuple[Timeline, Scene], tmp_path: Path
-) -> None:
+def test_the_critical_path_fills_the_makespan(row_of_a_layer: tuple[Timeline, Scene], tmp_path: Path) -> None:
     for timeline in (row_of_a_layer[0], *(random_timeline(seed) for seed in range(6))):
         write_chrome(timeline, tmp_path / "t.json")
         found = [e for e in events(read(tmp_path / "t.json"), "X") if e["cat"] == "critical path"]
@@ -515,9 +514,7 @@ def test_refusals(busy: Timeline, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failure_leaves_no_half_file(
-    busy: Timeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_leaves_no_half_file(busy: Timeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "t.json").write_text("old")
 
     def broken(*_: object) -> None:
@@ -548,10 +545,7 @@ def ask_perfetto(trace: Path, *questions: str) -> list[list[dict[str, Any]]]:
     messages = [
         {"request": kinds.TPM_APPEND_TRACE_DATA, "append_trace_data": trace.read_bytes()},
         {"request": kinds.TPM_FINALIZE_TRACE_DATA},
-        *(
-            {"request": kinds.TPM_QUERY_STREAMING, "query_args": {"sql_query": question}}
-            for question in questions
-        ),
+        *({"request": kinds.TPM_QUERY_STREAMING, "query_args": {"sql_query": question}} for question in questions),
     ]
     with requests.open("wb") as file:
         for number, message in enumerate(messages, 1):
@@ -589,7 +583,7 @@ def test_perfetto_takes_every_event(scheme: str, name: str, tmp_path: Path) -> N
 
     seen: list[Timeline] = []
     replay.run("gpt-oss-20b-decode", scheme=scheme, layer=12, observe=seen.append)
-    write_chrome(seen[0], tmp_path / name, scene=scene(cast("Replayed", seen[0])))
+    write_chrome(seen[0], tmp_path / name, scene=scene(cast("ReplayedSchedule", seen[0])))
     slices, parents, flows, complaints = ask_perfetto(
         tmp_path / name,
         "select s.ts, s.dur, s.name, s.category cat, tid, pid, t.name thread, p.name process, "
@@ -611,13 +605,18 @@ def test_perfetto_takes_every_event(scheme: str, name: str, tmp_path: Path) -> N
     }
     wanted = {
         event["args"]["task"]: {
-            "ts": event["ts"] * 1_000, "dur": event["dur"] * 1_000, "name": event["name"],
-            "cat": event["cat"], "tid": event["tid"], "pid": event["pid"],
-            "thread": names[event["tid"]], "process": names[-event["pid"]],
+            "ts": event["ts"] * 1_000,
+            "dur": event["dur"] * 1_000,
+            "name": event["name"],
+            "cat": event["cat"],
+            "tid": event["tid"],
+            "pid": event["pid"],
+            "thread": names[event["tid"]],
+            "process": names[-event["pid"]],
             "task": event["args"]["task"],
         }
         for event in drawn(trace)
-    }  # fmt: skip
+    }
     assert {row["task"]: row for row in slices} == wanted
     assert {row["category"] for row in parents} == {"critical path"}
     assert {row["cat"] for row in flows} == {"followed"}

@@ -36,9 +36,14 @@ random_graphs = _load("random_graphs")
 loggop_rules = _load("loggop_rules")
 
 ALL_SORTS = {
-    "max_gates": 2, "max_pools": 2, "max_tables": 1, "durations": (0, 1, 2, 3),
-    "latencies": (0, 0, 2, 5), "priorities": (0, 1), "num_tasks": 60,
-}  # fmt: skip
+    "max_gates": 2,
+    "max_pools": 2,
+    "max_tables": 1,
+    "durations": (0, 1, 2, 3),
+    "latencies": (0, 0, 2, 5),
+    "priorities": (0, 1),
+    "num_tasks": 60,
+}
 
 
 def random_timelines(count: int) -> Iterator[Timeline]:
@@ -130,11 +135,7 @@ def test_every_task_begins_when_it_did(done: str, unit_ps: int, tmp_path: Path) 
         found = loggop_rules.run(ranks, done=done)
         begun = {label: at for (_, label), at in found.began.items() if label[0] in "td"}
         ready = {f"t{task}": at for task, at in enumerate((timeline.start_ps // unit_ps).tolist())}
-        ready |= {
-            label: int(timeline.end_ps[task(label)]) // unit_ps
-            for label in begun
-            if label.startswith("d")
-        }
+        ready |= {label: int(timeline.end_ps[task(label)]) // unit_ps for label in begun if label.startswith("d")}
         assert begun == ready
         assert found.end == timeline.makespan_ps // unit_ps
 
@@ -176,9 +177,7 @@ def test_goal_of_a_crossing(crossing: Timeline, tmp_path: Path) -> None:
     assert place["t0"][0] == place["t1"][0]
     said = dict(re.findall(r"// (GPU \d.*)\nrank (\d+) \{", (tmp_path / "p.goal").read_text()))
     assert int(said["GPU 0: a server of uplink 0"]) == place["t0"][0]
-    assert (
-        int(said["GPU 0: what takes no time"]) == place["t10"][0]
-    )  # where its first predecessor is
+    assert int(said["GPU 0: what takes no time"]) == place["t10"][0]  # where its first predecessor is
     assert ranks[place["d0"][0]]["d0"].time == 250_000
 
 
@@ -214,9 +213,13 @@ def test_what_goal_loses_is_said(tmp_path: Path) -> None:
     written = write_goal(schedule(builder.build()), tmp_path / "p.goal")
     content = (tmp_path / "p.goal").read_text()
     for words in (
-        "2 takes of credits", "priorities", "1 tasks send to several ranks", "1000 ps",
-        "a rank of the file is one server", "L, o, g, G and O of 0",
-    ):  # fmt: skip
+        "2 takes of credits",
+        "priorities",
+        "1 tasks send to several ranks",
+        "1000 ps",
+        "a rank of the file is one server",
+        "L, o, g, G and O of 0",
+    ):
         assert any(words in note for note in written.notes)
         assert words in content
 
@@ -269,8 +272,10 @@ def loggopsim(path: Path, *, L: int = 0, o: int = 0, g: int = 0, G: int = 0) -> 
     options = [part for name, value in numbers.items() for part in (f"-{name}", str(value))]
     return subprocess.run(
         [f"{LOGGOPSIM}/LogGOPSim", "-f", binary, "-b", "-v", *options],
-        check=True, capture_output=True, text=True,
-    ).stdout  # fmt: skip
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
 
 
 def end_of(said: str) -> int:
@@ -307,9 +312,7 @@ def test_loggopsim_runs_a_layer(scheme: str, tmp_path: Path) -> None:
     assert end_of(said) == seen[0].makespan_ps
     # A calculation that is found too early is found again.
     begun: dict[int, list[int]] = {}
-    for rank, time in re.findall(
-        r"^\[(\d+)\] found loclop .* - t: (\d+) .*\n(?!-- locop)", said, re.MULTILINE
-    ):
+    for rank, time in re.findall(r"^\[(\d+)\] found loclop .* - t: (\d+) .*\n(?!-- locop)", said, re.MULTILINE):
         begun.setdefault(int(rank), []).append(int(time))
     for rank, program in enumerate(loggop_rules.read(tmp_path / "p.goal")):
         labels = [label for label, operation in program.items() if operation.way == "calc"]

@@ -28,9 +28,16 @@ def test_gates_are_edges_to_the_tile_a_row_landed_in(gated: Timeline) -> None:
     graph = to_networkx(gated)
     assert set(graph.edges) == {(1, 2), (0, 3), (2, 5), (3, 4)}
     assert graph.nodes[5] == {
-        "kind": "back", "resource": "uplink", "group": "uplink", "rank": -1, "start_ps": 15,
-        "end_ps": 16, "visible_ps": 18, "payload_bytes": 0, "wire_bytes": 0,
-    }  # fmt: skip
+        "kind": "back",
+        "resource": "uplink",
+        "group": "uplink",
+        "rank": -1,
+        "start_ps": 15,
+        "end_ps": 16,
+        "visible_ps": 18,
+        "payload_bytes": 0,
+        "wire_bytes": 0,
+    }
     assert graph.nodes[0]["resource"] == "(delay)"
     assert nx.is_directed_acyclic_graph(graph)
 
@@ -40,9 +47,7 @@ def test_window_and_limit(gated: Timeline) -> None:
     assert set(graph.nodes) == {0, 2, 5}
     assert set(graph.edges) == {(2, 5)}
     assert graph.graph["left_out"] == 3
-    with pytest.raises(
-        UserError, match=r"6 tasks are too many for networkx \(limit 5\): cut a win"
-    ):
+    with pytest.raises(UserError, match=r"6 tasks are too many for networkx \(limit 5\): cut a win"):
         to_networkx(gated, max_tasks=5)
 
 

@@ -134,8 +134,12 @@ def test_chakra_of_a_crossing(crossing: Timeline, tmp_path: Path) -> None:
         assert node["attr"]["is_cpu_op"] == ("bool", 0)
         by_name.setdefault(node["name"], []).append(node)
     assert {name: len(found) for name, found in by_name.items()} == {
-        b"row": 4, b"row.recv": 2, b"row.delay": 2, b"tile": 2, b"row.send": 2,
-    }  # fmt: skip
+        b"row": 4,
+        b"row.recv": 2,
+        b"row.delay": 2,
+        b"tile": 2,
+        b"row.send": 2,
+    }
     receive = by_name[b"row.recv"][0]
     assert receive["type"] == 6
     assert receive["attr"]["comm_size"] == ("int64", 16_384)
@@ -192,10 +196,13 @@ def test_files_say_the_same_in_protobuf_if_it_is_there(crossing: Timeline, tmp_p
     node = proto.message_type.add(name="Node")
     types = descriptor_pb2.FieldDescriptorProto
     for name, key, kind in (
-        ("name", 1, types.TYPE_STRING), ("int32_val", 7, types.TYPE_INT32),
-        ("int64_val", 9, types.TYPE_INT64), ("uint64_val", 13, types.TYPE_UINT64),
-        ("bool_val", 27, types.TYPE_BOOL), ("string_val", 29, types.TYPE_STRING),
-    ):  # fmt: skip
+        ("name", 1, types.TYPE_STRING),
+        ("int32_val", 7, types.TYPE_INT32),
+        ("int64_val", 9, types.TYPE_INT64),
+        ("uint64_val", 13, types.TYPE_UINT64),
+        ("bool_val", 27, types.TYPE_BOOL),
+        ("string_val", 29, types.TYPE_STRING),
+    ):
         attribute.field.add(name=name, number=key, type=kind, label=types.LABEL_OPTIONAL)
     for name, key, kind, label in (
         ("id", 1, types.TYPE_UINT64, types.LABEL_OPTIONAL),
@@ -206,9 +213,12 @@ def test_files_say_the_same_in_protobuf_if_it_is_there(crossing: Timeline, tmp_p
     ):
         node.field.add(name=name, number=key, type=kind, label=label)
     node.field.add(
-        name="attr", number=10, type=types.TYPE_MESSAGE, label=types.LABEL_REPEATED,
+        name="attr",
+        number=10,
+        type=types.TYPE_MESSAGE,
+        label=types.LABEL_REPEATED,
         type_name=".et.AttributeProto",
-    )  # fmt: skip
+    )
     pool = descriptor_pool.DescriptorPool()
     pool.Add(proto)
     parse = message_factory.GetMessageClass(pool.FindMessageTypeByName("et.Node")).FromString
@@ -242,24 +252,22 @@ def test_mlcommons_reader_reads_the_same(crossing: Timeline, tmp_path: Path) -> 
                 while reader.decodeMessage(file, node := schema.Node()):
                     assert not list(unknown.UnknownFieldSet(node))
                     found[node.id] = {
-                        "id": node.id, "name": node.name.encode(), "type": node.type,
-                        "data_deps": list(node.data_deps), "start": node.start_time_micros,
-                        "duration": node.duration_micros, "attr": values(node.attr),
-                    }  # fmt: skip
+                        "id": node.id,
+                        "name": node.name.encode(),
+                        "type": node.type,
+                        "data_deps": list(node.data_deps),
+                        "start": node.start_time_micros,
+                        "duration": node.duration_micros,
+                        "attr": values(node.attr),
+                    }
             # A number of 0 is not written.
-            assert found == {
-                number: {"start": 0, "duration": 0, "id": 0, **node}
-                for number, node in nodes.items()
-            }
+            assert found == {number: {"start": 0, "duration": 0, "id": 0, **node} for number, node in nodes.items()}
 
 
 def values(messages: Any) -> dict[str, tuple[str, Any]]:
     """Attributes by name: the type that is set, and its value."""
     found = {message.name: (message.WhichOneof("value"), message) for message in messages}
-    return {
-        name: (kind.removesuffix("_val"), getattr(message, kind))
-        for name, (kind, message) in found.items()
-    }
+    return {name: (kind.removesuffix("_val"), getattr(message, kind)) for name, (kind, message) in found.items()}
 
 
 # Programs --------------------------------------------------------------------------------------
@@ -279,9 +287,7 @@ def test_servers_are_never_used_twice_at_once() -> None:
     for seed in range(20):
         programs = make_programs(random_timeline(seed), "schedule")
         timed = np.flatnonzero(programs.end_ps > programs.start_ps)
-        order = timed[
-            np.lexsort((programs.start_ps[timed], programs.server[timed], programs.rank[timed]))
-        ]
+        order = timed[np.lexsort((programs.start_ps[timed], programs.server[timed], programs.rank[timed]))]
         same = (np.diff(programs.rank[order]) == 0) & (np.diff(programs.server[order]) == 0)
         assert np.all(programs.start_ps[order][1:][same] >= programs.end_ps[order][:-1][same])
         assert np.all(programs.server[timed] > 0)

@@ -45,9 +45,7 @@ def finish_of_the_bystander_us(depth: int | None, discipline: Discipline) -> flo
             is_bystander = src == 1 and message % 2 == 1
             dst = 7 if is_bystander else 0
             up = graph.add_one(resource=uplink, duration_ps=SERIALISATION_PS, latency_ps=HOP_PS)
-            down = graph.add_one(
-                resource=downlink[dst], duration_ps=SERIALISATION_PS, latency_ps=HOP_PS, after=up
-            )
+            down = graph.add_one(resource=downlink[dst], duration_ps=SERIALISATION_PS, latency_ps=HOP_PS, after=up)
             if depth is not None:
                 graph.take(up, rooms[dst], released_by=down)
             if is_bystander:

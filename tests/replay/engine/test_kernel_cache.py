@@ -14,9 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-pytestmark = pytest.mark.skipif(
-    os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled"
-)
+pytestmark = pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
 
 #: Compiles one small kernel, and prints whether it had to and where it is kept.
 SORT_ROWS = """
@@ -123,24 +121,28 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
     said = {"out": str(place / "out"), "err": str(place / "err")}
     more = {"PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_NUM_THREADS": "1"}
 
-    def ask(
-        package: Path, *, user: int | None = None, code: str = SORT_ROWS, **environment: str
-    ) -> tuple[bool, str]:
+    def ask(package: Path, *, user: int | None = None, code: str = SORT_ROWS, **environment: str) -> tuple[bool, str]:
         if user is not None:
             code = BE_SOMEBODY_ELSE.format(user=user) + code
         asked = {
-            "code": code, "package": str(package), **said,
+            "code": code,
+            "package": str(package),
+            **said,
             "environment": surroundings(package) | more | environment,
-        }  # fmt: skip
+        }
         print(json.dumps(asked), file=forks.stdin, flush=True)
         assert forks.stdout.readline() == "0\n", Path(said["err"]).read_text("utf-8")
         *first, folder = Path(said["out"]).read_text("utf-8").split()
         return first == ["compiled"], folder
 
     with subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", FORKS], cwd=place, env=surroundings(place) | more,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    ) as forks:  # fmt: skip
+        [sys.executable, "-W", "error", "-c", FORKS],
+        cwd=place,
+        env=surroundings(place) | more,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as forks:
         assert forks.stdin is not None and forks.stdout is not None
         yield ask
 
@@ -185,9 +187,7 @@ def test_what_another_process_compiled_is_used(outcome: Outcome, compiled: Path)
 
 
 @pytest.mark.parametrize("name", ["edges.py", "memory.py", "layout.py"])
-def test_an_edit_in_any_file_of_the_folder_compiles_again(
-    outcome: Outcome, compiled: Path, name: str
-) -> None:
+def test_an_edit_in_any_file_of_the_folder_compiles_again(outcome: Outcome, compiled: Path, name: str) -> None:
     """`group_rows` lives in ``edges.py``."""
     folder = str(compiled / BESIDE)
     before = kept_files(folder)
@@ -216,9 +216,7 @@ def test_what_is_edited_while_it_is_compiled_is_not_kept(
     assert outcome(package) == (False, str(home))
 
 
-def test_an_edit_leaves_alone_what_others_compile_of_the_new_text(
-    outcome: Outcome, compiled: Path
-) -> None:
+def test_an_edit_leaves_alone_what_others_compile_of_the_new_text(outcome: Outcome, compiled: Path) -> None:
     """Who began before it takes what was compiled of what it has read."""
     home = compiled / BESIDE
     before = kept_files(home)
@@ -231,8 +229,7 @@ def test_an_edit_leaves_alone_what_others_compile_of_the_new_text(
 def test_processes_may_compile_at_the_same_time(outcome: Outcome, package: Path) -> None:
     command = [sys.executable, "-c", SORT_ROWS]
     running = [
-        subprocess.Popen(command, cwd=package, env=surroundings(package), stdout=subprocess.PIPE)
-        for _ in range(3)
+        subprocess.Popen(command, cwd=package, env=surroundings(package), stdout=subprocess.PIPE) for _ in range(3)
     ]
     assert [process.wait() for process in running] == [0, 0, 0]
     for process in running:

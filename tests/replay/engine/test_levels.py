@@ -10,12 +10,8 @@ from hypothesis import strategies as st
 from replay.engine.levels import Block, Levels
 
 OWNERS = 3
-CHANGES = st.lists(
-    st.tuples(st.integers(-1, OWNERS - 1), st.integers(0, 40), st.integers(-4, 5)), max_size=40
-)
-INTERVALS = st.lists(
-    st.tuples(st.integers(0, OWNERS - 1), st.integers(0, 40), st.integers(0, 6)), max_size=30
-)
+CHANGES = st.lists(st.tuples(st.integers(-1, OWNERS - 1), st.integers(0, 40), st.integers(-4, 5)), max_size=40)
+INTERVALS = st.lists(st.tuples(st.integers(0, OWNERS - 1), st.integers(0, 40), st.integers(0, 6)), max_size=30)
 
 
 def columns(rows: list[tuple[int, int, int]]) -> list[np.ndarray]:
@@ -35,9 +31,7 @@ def highest(rows: list[tuple[int, int, int]], owner: int) -> int:
 
 @pytest.mark.parametrize("scale", [1, 10**9])
 @given(CHANGES)
-def test_highest_is_the_most_at_the_end_of_an_instant(
-    scale: int, rows: list[tuple[int, int, int]]
-) -> None:
+def test_highest_is_the_most_at_the_end_of_an_instant(scale: int, rows: list[tuple[int, int, int]]) -> None:
     owner, time, change = columns(rows)
     found = Levels(OWNERS, [Block(owner, time * scale, change)])
     alone = [highest(rows, one) for one in range(OWNERS)]
@@ -58,9 +52,7 @@ def test_times_may_stand_with_tasks(rows: list[tuple[int, int, int]]) -> None:
 
 @pytest.mark.parametrize("scale", [1, 10**9])
 @given(INTERVALS)
-def test_covered_is_every_instant_in_an_interval(
-    scale: int, rows: list[tuple[int, int, int]]
-) -> None:
+def test_covered_is_every_instant_in_an_interval(scale: int, rows: list[tuple[int, int, int]]) -> None:
     owner, start, length = columns(rows)
     end = start + length
     blocks = [Block(owner, start * scale), Block(owner, end * scale, sign=-1)]

@@ -45,9 +45,7 @@ SEEDS = range(5)
 
 def recipe(seed: int, contents: tuple[bool, ...]) -> Any:
     pools, tables, gates, instants = contents
-    return random_parts.PartsRecipe(
-        seed, pools=pools, tables=tables, gates=gates, instants=instants
-    )
+    return random_parts.PartsRecipe(seed, pools=pools, tables=tables, gates=gates, instants=instants)
 
 
 def parts_of(one: Any, whole: TaskGraph) -> list[GraphPart]:
@@ -93,15 +91,11 @@ def test_parts_are_scheduled_as_the_whole(contents: tuple[bool, ...]) -> None:
             ids, timeline = piece.ids[done], piece.timeline
             num_seen[ids] += 1
             for name in ("start_ps", "end_ps", "visible_ps", "service_ps", "extra_latency_ps"):
-                np.testing.assert_array_equal(
-                    getattr(timeline, name)[done], getattr(expected, name)[ids], name
-                )
+                np.testing.assert_array_equal(getattr(timeline, name)[done], getattr(expected, name)[ids], name)
             np.testing.assert_array_equal(piece.met.ready_ps[done], met.ready_ps[ids])
             np.testing.assert_array_equal(piece.met.cause[done], met.cause[ids])
             touches = piece.is_done[timeline.graph.touches.task]
-            np.testing.assert_array_equal(
-                timeline.touched[touches], expected.touched[piece.touch_ids[touches]]
-            )
+            np.testing.assert_array_equal(timeline.touched[touches], expected.touched[piece.touch_ids[touches]])
         assert (num_seen == 1).all()
 
 

@@ -18,9 +18,7 @@ from replay.engine.kernels import cache, private
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="there are no user ids")
-by_root = pytest.mark.skipif(
-    getattr(os, "getuid", lambda: -1)() != 0, reason="only root can make files of others"
-)
+by_root = pytest.mark.skipif(getattr(os, "getuid", lambda: -1)() != 0, reason="only root can make files of others")
 VICTIM, ATTACKER = 65534, 12345
 
 
@@ -99,9 +97,7 @@ def test_only_files_of_this_user_alone_are_read(tmp_path: Path) -> None:
         assert private.read(path) is None
 
 
-def test_a_folder_that_is_left_aside_is_told_in_a_line_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_is_left_aside_is_told_in_a_line_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(compilation, "_told", [])
     compilation.when_left_aside(said.append)
@@ -182,11 +178,20 @@ def test_planted_kernels_are_not_executed(tmp_path: Path) -> None:
         mark.unlink(missing_ok=True)
         scratch = own(Path(tempfile.mkdtemp(dir=tmp_path)), VICTIM)  # with no kernels in it
         done = subprocess.run(
-            [sys.executable, "-c", AS_VICTIM.format(user=VICTIM)], cwd=tmp_path, check=False,
-            capture_output=True, text=True, timeout=120,
-            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": "/nonexistent",
-                 "TMPDIR": str(scratch), name: str(place)},
-        )  # fmt: skip
+            [sys.executable, "-c", AS_VICTIM.format(user=VICTIM)],
+            cwd=tmp_path,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={
+                "PATH": os.environ["PATH"],
+                "PYTHONPATH": str(ROOT),
+                "HOME": "/nonexistent",
+                "TMPDIR": str(scratch),
+                name: str(place),
+            },
+        )
         return done.stdout + done.stderr + ("EXECUTED" if mark.exists() else "")
 
     def own(path: Path, user: int, mode: int = 0o700) -> Path:

@@ -17,9 +17,7 @@ def graph():
     sends = builder.add(3, resource=port, duration_ps=10, latency_ps=7, kind=0)
     tiles = builder.add(2, resource=port, duration_ps=100, latency_ps=3, kind=1, after=sends[2])
     # The second key evicts the first, which the third look-up so misses.
-    builder.touch(
-        np.append(tiles, tiles[1]), memory, [1, 2, 1], miss_latency_ps=20, miss_duration_ps=40
-    )
+    builder.touch(np.append(tiles, tiles[1]), memory, [1, 2, 1], miss_latency_ps=20, miss_duration_ps=40)
     return builder.build()
 
 

@@ -13,9 +13,7 @@ from replay.engine import schedule
 MAKESPAN_US = "6461.235"
 
 
-@pytest.mark.skipif(
-    bool(numba.config.DISABLE_JIT), reason="a million tasks take minutes without the JIT"
-)
+@pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="a million tasks take minutes without the JIT")
 @pytest.mark.skipif(
     np.lib.NumpyVersion(np.__version__) < "2.0.0",
     reason="the recipe sends rows in the order in which argpartition of numpy 2 leaves them",

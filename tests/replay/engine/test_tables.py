@@ -20,7 +20,7 @@ from replay.engine import (
     GraphError,
     TaskGraph,
     Timeline,
-    Touched,
+    TouchOutcome,
     critical_path,
     least_work_ps,
     longest_chain_ps,
@@ -30,8 +30,8 @@ from replay.engine.export.chrome import write_chrome
 from replay.engine.export.networkx_ import to_networkx
 from replay.engine.export.programs import DELAY, make_programs
 
-HIT, NEW, MISSED = Touched.HIT, Touched.NEW, Touched.MISSED
-NEW_EVICTED, MISSED_EVICTED = NEW + Touched.EVICTED, MISSED + Touched.EVICTED
+HIT, NEW, MISSED = TouchOutcome.HIT, TouchOutcome.NEW, TouchOutcome.MISSED
+NEW_EVICTED, MISSED_EVICTED = NEW + TouchOutcome.EVICTED, MISSED + TouchOutcome.EVICTED
 
 
 def _busiest_ps(graph: TaskGraph) -> dict[str, int]:
@@ -40,9 +40,7 @@ def _busiest_ps(graph: TaskGraph) -> dict[str, int]:
     return dict(zip(graph.resources.groups, least.tolist(), strict=True))
 
 
-def _in_turn(
-    keys: list[int], entries: int, policy: str = "lru", patience_ps: int = 0, **costs: Any
-) -> Timeline:
+def _in_turn(keys: list[int], entries: int, policy: str = "lru", patience_ps: int = 0, **costs: Any) -> Timeline:
     """One port serves a task of 10 ps a key, one after the other."""
     builder = GraphBuilder(["x"])
     port = builder.resource("port", "port")
@@ -83,9 +81,7 @@ def test_fifo_lets_go_what_lru_keeps() -> None:
     is_lru=st.booleans(),
     spread=st.sampled_from([1, 2**58]),
 )
-def test_equals_an_ordered_dictionary(
-    keys: list[int], entries: int, is_lru: bool, spread: int
-) -> None:
+def test_equals_an_ordered_dictionary(keys: list[int], entries: int, is_lru: bool, spread: int) -> None:
     """The reference of every textbook; the port is in service longer for what it finds."""
     held: OrderedDict[int, None] = OrderedDict()
     seen: set[int] = set()
@@ -101,7 +97,7 @@ def test_equals_an_ordered_dictionary(
             now += 7 * (key in seen)
             if len(held) == entries:
                 held.popitem(last=False)
-                expected[-1] += int(Touched.EVICTED)
+                expected[-1] += int(TouchOutcome.EVICTED)
                 now += 3
             held[key] = None
             seen.add(key)
@@ -205,9 +201,7 @@ def test_touches_of_one_instant_follow_the_order_of_starts(first: int) -> None:
     table = builder.table("table", 1)
     tasks = builder.add(2, resource=ports, duration_ps=10, priority=[first, 1 - first])
     builder.touch(tasks, table, [1, 2])
-    assert schedule(builder.build()).touched.tolist() == (
-        [NEW_EVICTED, NEW] if first else [NEW, NEW_EVICTED]
-    )
+    assert schedule(builder.build()).touched.tolist() == ([NEW_EVICTED, NEW] if first else [NEW, NEW_EVICTED])
 
 
 def test_touches_of_one_task_happen_in_the_order_they_were_added() -> None:
@@ -346,7 +340,7 @@ def _cached(keys: list[int], *, servers: int = 1, room: int = 2, **touch: Any) -
 
 
 def _outcomes(timeline: Timeline) -> list[int]:
-    return [value & Touched.OUTCOME for value in timeline.touched.tolist()]
+    return [value & TouchOutcome.OUTCOME for value in timeline.touched.tolist()]
 
 
 def test_what_is_not_there_comes_from_memory_and_holds_the_sm_if_it_takes_longer() -> None:
@@ -404,9 +398,7 @@ def test_keys_take_room_by_their_units() -> None:
     fits = _cached([1, 2, 3, 1], room=5, units=sizes)
     assert fits.touched.tolist() == [NEW, NEW, NEW, HIT]
     assert _busiest_ps(timeline.graph)["memory"] == 21
-    with pytest.raises(
-        GraphError, match="key 2 takes 3 units of table 'cache', which has room for"
-    ):
+    with pytest.raises(GraphError, match="key 2 takes 3 units of table 'cache', which has room for"):
         _cached([1, 2], units=[1, 3])
 
 
@@ -419,9 +411,7 @@ def test_what_is_drawn_keeps_tasks_of_the_line_waiting_and_the_path_says_so() ->
         cache = builder.table("cache", 1, backing=memory)
         tiles = builder.add(3, resource=sm, duration_ps=10)
         builder.touch(tiles[2], cache, 1, miss_duration_ps=100)
-        later = builder.add(
-            1, resource=NULL_RESOURCE, latency_ps=delay_ps, kind=2, after=tiles[1:2]
-        )
+        later = builder.add(1, resource=NULL_RESOURCE, latency_ps=delay_ps, kind=2, after=tiles[1:2])
         builder.add(1, resource=memory, duration_ps=5, kind=1, after=later)
         return schedule(builder.build())
 

@@ -105,9 +105,7 @@ def test_between_ports_the_order_of_the_queue_decides() -> None:
     unit, plenty = builder.credit_pool("unit", 1), builder.credit_pool("plenty", 9)
     first = builder.add_one(resource=port, duration_ps=30)
     delays = builder.add(3, resource=-1, duration_ps=[5, 10, 20])
-    again, rival, mine = builder.add(
-        3, resource=[port, other, port], duration_ps=100, after=delays
-    ).tolist()
+    again, rival, mine = builder.add(3, resource=[port, other, port], duration_ps=100, after=delays).tolist()
     gate = builder.add_one(resource=-1, duration_ps=30)
     builder.edges(gate, rival)
     builder.take([first, again], plenty)

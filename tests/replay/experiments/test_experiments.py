@@ -30,7 +30,7 @@ from replay.studies.differences.explanation import explain, pick, picked
 from replay.studies.differences.page import difference_tables
 from replay.studies.sweeps.plan import plan_sweep
 from replay.studies.sweeps.run import sweep
-from replay.studies.sweeps.study import Column, Grid, Study
+from replay.studies.sweeps.study import Grid, QuantityColumn, Study
 from replay.studies.uncertainty.any_experiment import sureness
 from replay.studies.uncertainty.draws import deviation
 from replay.studies.uncertainty.page import notes
@@ -63,33 +63,58 @@ class Case(NamedTuple):
 
 
 SERVED = {
-    "model": "olmoe-1b-7b", "decode_gpus": 2, "requests": 4, "prompt": 32, "output": 2,
-    "chunk": 64, "sample_layers": 1, "tolerance": 1.0,
-}  # fmt: skip
+    "model": "olmoe-1b-7b",
+    "decode_gpus": 2,
+    "requests": 4,
+    "prompt": 32,
+    "output": 2,
+    "chunk": 64,
+    "sample_layers": 1,
+    "tolerance": 1.0,
+}
 CASES = {
     "layer": Case(
-        {"trace": "toy-uniform", "layer": 0}, ("deepep", "ideal"), ("num_sms", 16), ("step", 0),
+        {"trace": "toy-uniform", "layer": 0},
+        ("deepep", "ideal"),
+        ("num_sms", 16),
+        ("step", 0),
         ("deepep-ll", "ideal", {"direction": "training"}),
     ),
     "trace": Case(
-        {"trace": "toy-uniform", "layer": 0}, ("deepep", "ideal"), ("num_sms", 16),
-        ("jitter_seed", 0), ("deepep-ll", "ideal", {"direction": "training"}),
+        {"trace": "toy-uniform", "layer": 0},
+        ("deepep", "ideal"),
+        ("num_sms", 16),
+        ("jitter_seed", 0),
+        ("deepep-ll", "ideal", {"direction": "training"}),
     ),
     "dense": Case(
-        {"model": "llama-2-7b", "tp": 4, "tokens": 256}, ("cais", "sp-ring"),
-        ("timeout_us", 2.5), ("tokens", 256), ("sp-ring", "tp-ring", {"tokens": 255}),
+        {"model": "llama-2-7b", "tp": 4, "tokens": 256},
+        ("cais", "sp-ring"),
+        ("timeout_us", 2.5),
+        ("tokens", 256),
+        ("sp-ring", "tp-ring", {"tokens": 255}),
     ),
     "train": Case(
-        {"model": "olmoe-1b-7b", "plan": "pp=1,dp=2,ep=2,micro_batches=1", "sequence": 64,
-         "layers_sampled": 1, "fit": False},
-        ("deepep", "ideal"), ("num_sms", 16), ("sequence", 64), ("deepep-ll", "ideal", {}),
+        {
+            "model": "olmoe-1b-7b",
+            "plan": "pp=1,dp=2,ep=2,micro_batches=1",
+            "sequence": 64,
+            "layers_sampled": 1,
+            "fit": False,
+        },
+        ("deepep", "ideal"),
+        ("num_sms", 16),
+        ("sequence", 64),
+        ("deepep-ll", "ideal", {}),
     ),
     "serve": Case(SERVED, ("deepep", "ideal"), ("num_sms", 16), ("prompt", 32)),
     "arrivals": Case(
-        {**SERVED, "arrivals": "once", "count": 2}, ("deepep", "ideal"), ("num_sms", 16),
+        {**SERVED, "arrivals": "once", "count": 2},
+        ("deepep", "ideal"),
+        ("num_sms", 16),
         ("count", 2),
     ),
-}  # fmt: skip
+}
 WITHOUT_SCHEMES: dict[str, dict[str, Any]] = {
     "collective": {"bytes": "64K", "ranks": 2, "algorithm": "ring"},
     "place": {"trace": "toy-uniform", "slots": 72},
@@ -283,9 +308,7 @@ def test_a_name_alone_is_one_scheme(name: str) -> None:
 def test_options_reach_their_scheme_alone(name: str) -> None:
     case = CASES[name]
     (first, second), (option, value) = case.schemes, case.option
-    found = EXPERIMENTS[name].compare(
-        None, case.schemes, options={first: {option: value}}, **case.settings
-    )
+    found = EXPERIMENTS[name].compare(None, case.schemes, options={first: {option: value}}, **case.settings)
     assert found[first].schemes[-1].options[option] == value
     assert found[first].run_id != compared(name)[first].run_id
     assert found[second] == compared(name)[second]
@@ -343,7 +366,7 @@ def test_a_study_spans_it(name: str, tmp_path: Path) -> None:
         experiment=name,
         fixed=given,
         axes={"scheme": [first, second, changed]},
-        columns=[Column(header="one", path=experiment.headline or "caches.0.positions")],
+        columns=[QuantityColumn(header="one", path=experiment.headline or "caches.0.positions")],
     )
     study = Study(name="one", title="t", question="q", grids=[asked])
     plan = plan_sweep(study)
@@ -351,8 +374,10 @@ def test_a_study_spans_it(name: str, tmp_path: Path) -> None:
     assert (found.num_computed, found.num_failed, found.num_refused) == (3, 0, 0)
     again = sweep(study, tmp_path)
     assert (again.num_computed, again.num_reused) == (0, 3) and again.to_json() == found.to_json()
-    expected = [*compared(name).results, experiment.run(compared(name).results[0].spec.changed(
-        options={option: value}))]  # fmt: skip
+    expected = [
+        *compared(name).results,
+        experiment.run(compared(name).results[0].spec.changed(options={option: value})),
+    ]
     for result, identity in zip(expected, found.identities, strict=True):
         document = json.loads((tmp_path / "points" / f"{identity}.json").read_text())
         stored = experiment.result.model_validate(document["result"])
@@ -459,9 +484,7 @@ def test_a_file_is_explained_by_the_names_in_it(name: str, tmp_path: Path) -> No
         main([*words, "--html", str(tmp_path / "e.html")])
     assert not end.value.code
     found, again = explain(*two_of(name)), load_result(target)
-    assert {one.where + one.what: one for one in again.path} == {
-        one.where + one.what: one for one in found.path
-    }
+    assert {one.where + one.what: one for one in again.path} == {one.where + one.what: one for one in found.path}
     assert (again.one, again.other_us) == (found.one, found.other_us)
     said = str(tmp_path / "r.json")
     with pytest.raises(UserError, match="name two of its schemes") as refused:
@@ -626,10 +649,9 @@ def test_a_limit_of_memory_is_kept_or_refused_with_a_reason(name: str) -> None:
 def test_numbers_of_numpy_are_numbers_beside_the_settings(name: str) -> None:
     case = CASES[name]
     plain, scalars = (
-        EXPERIMENTS[name].compare(None, case.schemes, jobs=kind(1), max_memory=kind(2**40),
-                                  **case.settings)
+        EXPERIMENTS[name].compare(None, case.schemes, jobs=kind(1), max_memory=kind(2**40), **case.settings)
         for kind in (int, np.int64)
-    )  # fmt: skip
+    )
     assert scalars == plain
     assert sureness(plain, draws=np.int8(1), seed=np.int16(7)) == sureness(plain, draws=1, seed=7)
 
@@ -650,9 +672,7 @@ def test_what_is_drawn_is_refused_by_kind(settings: dict[str, Any], message: str
 
 
 def test_one_name_is_a_list_of_one() -> None:
-    (one,), (other,) = (
-        sureness(compared("layer"), draws=1, of=of).races for of in ("hardware", ["hardware"])
-    )
+    (one,), (other,) = (sureness(compared("layer"), draws=1, of=of).races for of in ("hardware", ["hardware"]))
     assert one == other and one.found.drawn == ["hardware"]
 
 

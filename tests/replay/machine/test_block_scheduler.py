@@ -31,9 +31,12 @@ def schedule_blocks(blocks: list[Block], num_sms: int, resident: int) -> list[Bl
     for step in range(len(blocks[0].data)):
         duration = np.array([block.duration[step] for block in blocks])
         tasks = machine.serve(
-            pool[ranks], Time(duration), kind=Kind.GEMM1, rank=ranks,
+            pool[ranks],
+            Time(duration),
+            kind=Kind.GEMM1,
+            rank=ranks,
             after=at([block.data[step] for block in blocks]),
-        )  # fmt: skip
+        )
         if steps:
             machine.order(steps[-1], tasks)
         steps.append(tasks)
@@ -67,15 +70,12 @@ def test_blocks_start_as_in_the_slow_twin(blocks: list[Block], num_sms: int, res
     expected = copy.deepcopy(blocks)
     run(expected, num_sms, resident)
     assert schedule_blocks(blocks, num_sms, resident) == [
-        Block(b.offered, b.data, b.duration, a.sm, b.claimed, b.started)
-        for a, b in zip(blocks, expected, strict=True)
+        Block(b.offered, b.data, b.duration, a.sm, b.claimed, b.started) for a, b in zip(blocks, expected, strict=True)
     ]
 
 
 @given(some_blocks(), st.integers(1, 3))
-def test_a_block_alone_on_its_sm_multiplies_when_its_data_are_there(
-    blocks: list[Block], num_sms: int
-) -> None:
+def test_a_block_alone_on_its_sm_multiplies_when_its_data_are_there(blocks: list[Block], num_sms: int) -> None:
     """And then it makes no difference whether it stays on one SM."""
     for block in schedule_blocks(blocks, num_sms, 1):
         assert block.started == [block.ready(step) for step in range(len(block.data))]
@@ -115,9 +115,7 @@ def test_resident_blocks_limit_a_kernel_beside_the_slots(resident: int) -> None:
     graph = GraphBuilder(KIND_NAMES)
     machine = Machine(round_machine(), graph, 1)
     ranks = np.zeros(4, np.int64)
-    held = machine.serve(
-        machine.sms.pool("sm", 4)[ranks], Time(np.full(4, 7)), kind=Kind.GEMM1, rank=ranks
-    )
+    held = machine.serve(machine.sms.pool("sm", 4)[ranks], Time(np.full(4, 7)), kind=Kind.GEMM1, rank=ranks)
     claims = BlockScheduler(machine, 2, resident).hold(
         held, held, ranks, machine.mark(ranks), resident=machine.buffers.pools("two", 2)[ranks]
     )

@@ -52,9 +52,7 @@ def test_a_key_that_had_to_leave_is_fetched_again() -> None:
     pool = machine.sms.pool("one at a time", 1)
     looks = machine.serve(pool[rank], machine.costs.ns(1), kind=Kind.LAYOUT, rank=rank)
     table = machine.caches.tables("t", 1)
-    machine.caches.touch(
-        "t", looks, table[rank], np.array([7, 8, 7]), miss=machine.costs.memory_load()
-    )
+    machine.caches.touch("t", looks, table[rank], np.array([7, 8, 7]), miss=machine.costs.memory_load())
     timeline = schedule(machine.graph.build())
     waited = timeline.visible_ps[looks] - timeline.end_ps[looks]
     assert waited.tolist() == [0, 0, 60_000]  # a load of 60 ns

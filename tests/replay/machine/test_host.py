@@ -15,18 +15,17 @@ from loops import every
 from round_machine import US, round_machine
 
 from replay.engine import GraphBuilder, Timeline, schedule
+from replay.model.arrays import Ints
 from replay.model.machine.host import Calls, Launch, Operation, StageCalls
 from replay.model.machine.kinds import DISPATCH, KIND_NAMES, Kind
-from replay.model.machine.machine import Ints, Machine
+from replay.model.machine.machine import Machine
 from replay.model.machine.times import Time
 
 
 class Stream:
     """Kernels of given microseconds, one after the other."""
 
-    def __init__(
-        self, launch: Launch | None, num_ranks: int = 1, lead_us: float | list[float] = 0
-    ) -> None:
+    def __init__(self, launch: Launch | None, num_ranks: int = 1, lead_us: float | list[float] = 0) -> None:
         graph, lead = GraphBuilder(KIND_NAMES), Time(np.asarray(lead_us, np.int64) * US)
         self.machine = Machine(round_machine(), graph, num_ranks, launch=launch, lead=lead)
         self.end = self.machine.mark(self.machine.ranks)
@@ -79,9 +78,7 @@ def test_a_lead_is_used_up_by_short_kernels() -> None:
     assert stream.begins_us() == [3, 6, 9, 12, 15]
 
 
-@pytest.mark.parametrize(
-    ("wait", "blocked_us"), [("wait", 9), ("poll", 4)], ids=["synchronise", "poll"]
-)
+@pytest.mark.parametrize(("wait", "blocked_us"), [("wait", 9), ("poll", 4)], ids=["synchronise", "poll"])
 def test_a_wait_of_the_host_takes_its_lead(wait: str, blocked_us: float) -> None:
     stream = Stream("eager")
     stream.kernel(20)  # 3 .. 23; the second is launched at 6 and runs 25 .. 45

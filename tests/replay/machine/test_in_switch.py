@@ -24,14 +24,13 @@ def test_a_multicast_passes_the_uplink_once_and_every_targets_downlink(targets: 
     machine = machine_of(SYSTEM, 4)
     start = machine.mark(machine.ranks)
     of = np.zeros(len(targets), np.int64)
-    spread = machine.switch.multicast(
-        DISPATCH, ints(0), of, ints(*targets), ROW, start[[0]], rows=3
-    )
+    spread = machine.switch.multicast(DISPATCH, ints(0), of, ints(*targets), ROW, start[[0]], rows=3)
     graph = machine.graph.build()
     payload = carried(graph, "payload_bytes")
     assert payload == {
-        ("uplink", 0): 3 * ROW, **{("downlink", rank): 3 * ROW for rank in targets},
-    }  # fmt: skip
+        ("uplink", 0): 3 * ROW,
+        **{("downlink", rank): 3 * ROW for rank in targets},
+    }
     assert carried(graph)["uplink", 0] == 3 * 8 * PACKET_FLITS * 16
     timeline = schedule(graph)
     assert len(set(timeline.visible_ps[spread.arrived].tolist())) == 1  # all at once
@@ -56,8 +55,11 @@ def test_a_sum_passes_the_readers_downlink_once() -> None:
     graph = machine.graph.build()
     payload = carried(graph, "payload_bytes")
     assert payload == {
-        ("downlink", 0): ROW, ("uplink", 1): ROW, ("uplink", 2): ROW, ("uplink", 3): ROW,
-    }  # fmt: skip
+        ("downlink", 0): ROW,
+        ("uplink", 1): ROW,
+        ("uplink", 2): ROW,
+        ("uplink", 3): ROW,
+    }
     timeline = schedule(graph)
     assert graph.rank[summed.asked].tolist() == [1, 2, 3]
     # The sum leaves when the last part has come, not before.
@@ -70,17 +72,17 @@ def test_a_sum_passes_the_readers_downlink_once() -> None:
 def test_adding_takes_time_for_all_parts_but_one(parts: int, eviction: bool) -> None:
     """Four planes of 100 G additions of four bytes, for eight GPUs: 0.2 bytes per picosecond."""
     changed = {
-        **ROUND, "switch.multimem_efficiency": 1.0, "switch.reduction_GFLOP_per_s": 100,
-    }  # fmt: skip
+        **ROUND,
+        "switch.multimem_efficiency": 1.0,
+        "switch.reduction_GFLOP_per_s": 100,
+    }
     ends = []
     for values in (changed, {**changed, **FREE_ADDERS}):
         machine = machine_of(hwmodel.load("dgx-h100", values), 8)
         start = machine.mark(machine.ranks)
         of, targets = np.zeros(parts, np.int64), np.arange(1, parts + 1)
         evicts = Eviction(NO_TIME, machine.caches.new_keys(1)) if eviction else None
-        summed = machine.switch.reduce(
-            COMBINE, ints(0), of, targets, 7 * ROW, start[[0]], eviction=evicts
-        )
+        summed = machine.switch.reduce(COMBINE, ints(0), of, targets, 7 * ROW, start[[0]], eviction=evicts)
         ends.append(int(schedule(machine.graph.build()).visible_ps[summed.total[0]]))
     each = -(-7 * ROW * (parts - 1) // parts)
     assert ends[0] - ends[1] == parts * each * 5
@@ -116,9 +118,7 @@ def test_a_request_waits_for_room_in_the_readers_port() -> None:
     machine = machine_of(SYSTEM, 2)
     start = machine.mark(machine.ranks)
     reader, message = ints(0, 0, 0), np.arange(3)
-    summed = machine.switch.reduce(
-        COMBINE, reader, message, ints(1, 1, 1), room // 2, start[reader]
-    )
+    summed = machine.switch.reduce(COMBINE, reader, message, ints(1, 1, 1), room // 2, start[reader])
     timeline = schedule(machine.graph.build())
     begun = timeline.start_ps[summed.requested]
     assert begun[1] < timeline.end_ps[summed.total[0]]

@@ -77,12 +77,8 @@ def test_a_multicast_gives_its_room_back_when_the_last_copy_has_left() -> None:
     """The downlink of GPU 2 is taken for 1000 ns, that of GPU 1 is free."""
     machine = machine_with_room(1, 4)
     start = machine.mark(machine.ranks)
-    ahead = machine.serve(
-        machine.resources.downlink[[2]], machine.costs.ns(1000), kind=Kind.MARK, rank=ints(2)
-    )
-    spread = machine.switch.multicast(
-        DISPATCH, ints(0, 0), ints(0, 0, 1), ints(1, 2, 3), ROW, start[[0, 0]]
-    )
+    ahead = machine.serve(machine.resources.downlink[[2]], machine.costs.ns(1000), kind=Kind.MARK, rank=ints(2))
+    spread = machine.switch.multicast(DISPATCH, ints(0, 0), ints(0, 0, 1), ints(1, 2, 3), ROW, start[[0, 0]])
     timeline = schedule(machine.graph.build())
     assert timeline.start_ps[ahead] == 0
     begun, out = timeline.start_ps[spread.left], timeline.end_ps[spread.arrived]
@@ -120,12 +116,8 @@ def test_the_request_of_a_reduction_gives_its_room_back_with_its_last_copy() -> 
     held = -(-2048 * UP // (UP + 2 * 2048))
     machine = machine_with(2, -(-held // (8 * 16)), 3)
     start = machine.mark(machine.ranks)
-    machine.serve(
-        machine.resources.downlink[[2]], machine.costs.ns(1000), kind=Kind.MARK, rank=ints(2)
-    )
-    summed = machine.switch.reduce(
-        COMBINE, ints(0, 0), ints(0, 0, 1), ints(1, 2, 1), ROW, start[[0, 0]]
-    )
+    machine.serve(machine.resources.downlink[[2]], machine.costs.ns(1000), kind=Kind.MARK, rank=ints(2))
+    summed = machine.switch.reduce(COMBINE, ints(0, 0), ints(0, 0, 1), ints(1, 2, 1), ROW, start[[0, 0]])
     timeline = schedule(machine.graph.build())
     assert timeline.start_ps[summed.requested].tolist() == [0, 1_000_000 + 2048]
 
@@ -146,9 +138,7 @@ def test_acknowledgements_of_a_multicast_wait_for_room_of_responses() -> None:
     """GPU 1's room is taken by an answer that cannot enter GPU 2, whose downlink is busy."""
     machine = machine_with_room(1, 3, link__sm_write_ack_flits=1.0)
     start = machine.mark(machine.ranks)
-    machine.serve(
-        machine.resources.downlink[[2]], machine.costs.ns(1000), kind=Kind.MARK, rank=ints(2)
-    )
+    machine.serve(machine.resources.downlink[[2]], machine.costs.ns(1000), kind=Kind.MARK, rank=ints(2))
     loaded = machine.transfers.load(COMBINE, ints(2), ints(1), ROW, start[[2]])
     machine.switch.multicast(DISPATCH, ints(0), ints(0), ints(1), ROW, start[[0]])
     timeline = schedule(machine.graph.build())
@@ -168,9 +158,7 @@ def _pushed(sms_per_pool: int, rows: int, flits: int) -> list[int]:
     start = machine.mark(machine.ranks)
     pool = machine.sms.pool("pusher", sms_per_pool)
     src, dst = np.zeros(rows, np.int64), np.ones(rows, np.int64)
-    issued = machine.serve(
-        pool[src], machine.costs.ns(1), kind=DISPATCH.send, rank=src, after=start[src]
-    )
+    issued = machine.serve(pool[src], machine.costs.ns(1), kind=DISPATCH.send, rank=src, after=start[src])
     machine.transfers.store(DISPATCH, src, dst, ROW, issued, on=pool[src])
     begun: list[int] = schedule(machine.graph.build()).start_ps[issued].tolist()
     return begun
@@ -199,13 +187,16 @@ def test_warps_of_other_peers_go_on() -> None:
     start = machine.mark(machine.ranks)
     sm = machine.sms.channels("sender", 1)[0]
     src, dst = np.zeros(4, np.int64), ints(1, 1, 1, 2)
-    issued = machine.serve(
-        np.repeat(sm, 4), machine.costs.ns(1), kind=DISPATCH.send, rank=src, after=start[src]
-    )
+    issued = machine.serve(np.repeat(sm, 4), machine.costs.ns(1), kind=DISPATCH.send, rank=src, after=start[src])
     machine.transfers.store(
-        DISPATCH, src, dst, ROW, issued,
-        on=dst, lanes=True,
-    )  # fmt: skip
+        DISPATCH,
+        src,
+        dst,
+        ROW,
+        issued,
+        on=dst,
+        lanes=True,
+    )
     begun = schedule(machine.graph.build()).start_ps[issued]
     assert begun.tolist() == [0, 1000, 1000 + WIRE, 2000]
 

@@ -34,9 +34,7 @@ def stored(system: System, src: list[int], dst: list[int]) -> tuple[TaskGraph, l
     machine = Machine(system, graph, 8)
     after = machine.mark(np.array(src))
     fan_out = machine.transfers.fan_out(np.array(src), np.array(dst))
-    sent = machine.transfers.store(
-        DISPATCH, np.array(src), np.array(dst), ROW, after, fan_out=fan_out
-    )
+    sent = machine.transfers.store(DISPATCH, np.array(src), np.array(dst), ROW, after, fan_out=fan_out)
     built = graph.build()
     return built, schedule(built).visible_ps[sent.arrived].tolist()
 
@@ -76,9 +74,9 @@ def test_other_simulators_get_the_bytes_of_the_ports(name: str) -> None:
     sent = programs.what == SEND
     data = system.link.write_wire_bytes(ROW)
     acks = system.link.ack_wire_bytes(ROW)
-    found = sorted(zip(*(each[sent].tolist() for each in (
-        programs.gpu, programs.peer, programs.size_bytes
-    )), strict=True))  # fmt: skip
+    found = sorted(
+        zip(*(each[sent].tolist() for each in (programs.gpu, programs.peer, programs.size_bytes)), strict=True)
+    )
     assert found == [(0, 1, data), (0, 6, data), (1, 0, acks), (6, 0, acks)]
 
 
@@ -102,9 +100,7 @@ def test_ranks_on_other_gpus_are_in_the_groups_of_these() -> None:
     settings = {**ROUND, "groups.num_gpus": 2, "groups.latency_ns": 5, "fabric.num_gpus": 8}
     plain = hwmodel.load("cloudmatrix384", settings)
     assert [stored(plain, [0], [dst])[1][0] - 2 * UP for dst in (1, 2)] == [2_000, 7_000]
-    swapped = hwmodel.load(
-        "cloudmatrix384", {**settings, "fabric.rank_order": [0, 2, 1, 3, 4, 5, 6, 7]}
-    )
+    swapped = hwmodel.load("cloudmatrix384", {**settings, "fabric.rank_order": [0, 2, 1, 3, 4, 5, 6, 7]})
     assert [stored(swapped, [0], [dst])[1][0] - 2 * UP for dst in (1, 2)] == [7_000, 2_000]
     # All at once: each has the latency of its own group.
     _, arrived = stored(swapped, [4, 5, 0], [5, 6, 1])

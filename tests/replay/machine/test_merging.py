@@ -14,7 +14,7 @@ from machine_alone import carried, ints, machine_of
 from round_machine import NS, ROUND
 
 import hwmodel
-from replay.engine import Timeline, Touched, schedule
+from replay.engine import Timeline, TouchOutcome, schedule
 from replay.measure.measured import measures
 from replay.model.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.model.machine.machine import Machine
@@ -36,9 +36,13 @@ def pieces_of(home: list[int], rows: int = 1) -> Pieces:
 
 
 def run(
-    verb: str, homes: list[int], requests: list[tuple[int, int, int]], room: int = 10**6,
-    system: hwmodel.System = SYSTEM, **options: Any,
-) -> tuple[Machine, Any, Any]:  # fmt: skip
+    verb: str,
+    homes: list[int],
+    requests: list[tuple[int, int, int]],
+    room: int = 10**6,
+    system: hwmodel.System = SYSTEM,
+    **options: Any,
+) -> tuple[Machine, Any, Any]:
     """Requests (piece, rank, time) of 8 GPUs with room for so many rows behind each port."""
     machine = machine_of(system, 8)
     piece, rank, time = (np.array(column) for column in zip(*requests, strict=True))
@@ -50,12 +54,7 @@ def run(
 
 
 def everybody(homes: list[int], at: int = 0, apart: int = 0) -> list[tuple[int, int, int]]:
-    return [
-        (piece, rank, at + apart * rank)
-        for piece, home in enumerate(homes)
-        for rank in range(8)
-        if rank != home
-    ]
+    return [(piece, rank, at + apart * rank) for piece, home in enumerate(homes) for rank in range(8) if rank != home]
 
 
 # ---- bytes ---------------------------------------------------------------------------------------
@@ -143,9 +142,7 @@ def test_requests_pass_what_waits_if_they_may() -> None:
         machine = machine_of(SYSTEM, 8)
         start = machine.mark(machine.ranks)
         unit = machine.merging.unit(10**6, Time(0), requests_first=first)
-        machine.merging.reduce(
-            COMBINE, unit, pieces_of([0] * 50), np.arange(50), np.ones(50, int), start[[1] * 50]
-        )
+        machine.merging.reduce(COMBINE, unit, pieces_of([0] * 50), np.arange(50), np.ones(50, int), start[[1] * 50])
         loads = machine.merging.load(DISPATCH, unit, pieces_of([0]), ints(0), ints(1), start[[1]])
         begun = schedule(machine.graph.build()).start_ps[loads.requested[0]]
         assert begun == (0 if first else 50 * WIRE)
@@ -156,9 +153,7 @@ def test_messages_look_their_entry_up_ahead_of_those_that_wait_for_the_port() ->
     machine = machine_of(SYSTEM, 8)
     start = machine.mark(machine.ranks)
     unit = machine.merging.unit(10**6, Time(0))
-    machine.merging.reduce(
-        COMBINE, unit, pieces_of([1] * 200), np.arange(200), np.zeros(200, int), start[[0] * 200]
-    )
+    machine.merging.reduce(COMBINE, unit, pieces_of([1] * 200), np.arange(200), np.zeros(200, int), start[[0] * 200])
     machine.merging.load(DISPATCH, unit, pieces_of([0]), ints(0), ints(2), start[[2]])
     graph = machine.graph.build()
     asked = np.flatnonzero(graph.kind == int(DISPATCH.request_down))
@@ -175,9 +170,12 @@ def test_what_has_left_is_fetched_again_at_the_homes_expense() -> None:
     late = ASK + UP + WIRE + DOWN + ACCESS + UP + WIRE + DOWN
     assert timeline.visible_ps[loads.arrived[3]] == 20_000 * NS + late
     found = measures(
-        timeline.graph, machine.ranks * 0 + loads.arrived[0], machine, timeline,
+        timeline.graph,
+        machine.ranks * 0 + loads.arrived[0],
+        machine,
+        timeline,
         phases_separated=False,
-    ).mechanisms  # fmt: skip
+    ).mechanisms
     assert found.wire_bytes["evictions"].uplink == [WIRE] + [0] * 7
     assert found.tables["merge unit"].missed == 1
     assert found.wire_bytes["payload"].uplink[0] == 2 * ROW  # rows as they were wanted
@@ -190,19 +188,20 @@ def test_a_part_of_a_sum_that_has_left_is_a_write_of_its_own_and_the_rest_waits(
     early = WIRE  # of the part that had left, on the home's downlink
     assert timeline.visible_ps[sums.written[0]] == looked + early + TIMEOUT + WIRE + DOWN + VISIBLE
     found = measures(
-        timeline.graph, machine.ranks * 0 + sums.written[0], machine, timeline,
+        timeline.graph,
+        machine.ranks * 0 + sums.written[0],
+        machine,
+        timeline,
         phases_separated=False,
-    ).mechanisms  # fmt: skip
+    ).mechanisms
     assert found.wire_bytes["evictions"].downlink == [WIRE] + [0] * 7
 
 
 def test_entries_that_are_complete_make_room() -> None:
-    requests = [
-        (piece, rank, 10_000 * NS * piece + rank) for piece in range(5) for rank in (1, 2, 3)
-    ]
+    requests = [(piece, rank, 10_000 * NS * piece + rank) for piece in range(5) for rank in (1, 2, 3)]
     for verb in ("load", "reduce"):
         _, _, timeline = run(verb, [0] * 5, requests, room=1)
-        assert not (timeline.touched & (Touched.MISSED | Touched.EVICTED)).any()
+        assert not (timeline.touched & (TouchOutcome.MISSED | TouchOutcome.EVICTED)).any()
 
 
 def test_homes_have_room_of_their_own_and_loads_and_sums_share_it() -> None:
@@ -210,9 +209,7 @@ def test_homes_have_room_of_their_own_and_loads_and_sums_share_it() -> None:
     unit = machine.merging.unit(ROW // 4, Time(0))
     starts = machine.graph.add(4, resource=-1, duration_ps=np.arange(4) * 10_000 * NS, kind=0)
     # Two homes, a row each: nobody leaves. Then a sum at the first home, beside a row there.
-    first = machine.merging.load(
-        DISPATCH, unit, pieces_of([0, 1]), ints(0, 1, 0), ints(2, 2, 3), starts[[0, 1, 3]]
-    )
+    first = machine.merging.load(DISPATCH, unit, pieces_of([0, 1]), ints(0, 1, 0), ints(2, 2, 3), starts[[0, 1, 3]])
     machine.merging.reduce(COMBINE, unit, pieces_of([0]), ints(0), ints(5), starts[[2]])
     timeline = schedule(machine.graph.build())
     arrived = timeline.visible_ps[first.arrived]
@@ -225,8 +222,10 @@ def test_homes_have_room_of_their_own_and_loads_and_sums_share_it() -> None:
 
 REQUESTS = st.lists(
     st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(0, 40_000)),
-    min_size=1, max_size=24, unique_by=lambda one: one[:2],
-)  # fmt: skip
+    min_size=1,
+    max_size=24,
+    unique_by=lambda one: one[:2],
+)
 HOMES = [0, 0, 1, 0, 2, 0]
 
 
@@ -241,23 +240,19 @@ def unlike(requests: list[tuple[int, int, int]], step: int) -> list[tuple[int, i
 
 def num_missed(timeline: Timeline) -> int:
     """Messages that found that their entry had left; the end of an entry is no message."""
-    missed = (timeline.touched & Touched.OUTCOME) == Touched.MISSED
+    missed = (timeline.touched & TouchOutcome.OUTCOME) == TouchOutcome.MISSED
     return int((missed & ~timeline.graph.touches.drops.astype(bool)).sum())
 
 
 @settings(max_examples=60, deadline=None)
 @given(requests=REQUESTS, room=st.integers(1, 4), step=st.sampled_from([0, 1, 3]))
-def test_loads_do_what_the_slow_twin_does(
-    requests: list[tuple[int, int, int]], room: int, step: int
-) -> None:
+def test_loads_do_what_the_slow_twin_does(requests: list[tuple[int, int, int]], room: int, step: int) -> None:
     wanted = unlike(requests, step)
     homes = HOMES[: max(piece for piece, _, _ in wanted) + 1]
     asked = sorted({piece for piece, _, _ in wanted})  # a piece has one request at least
     wanted = [(asked.index(piece), rank, time) for piece, rank, time in wanted]
     homes = [homes[piece] for piece in asked]
-    times = merge_oracle.Times(
-        ask=ASK, answer=WIRE, memory=MEMORY, up=UP, down=DOWN, access=ACCESS, merge=MERGE
-    )
+    times = merge_oracle.Times(ask=ASK, answer=WIRE, memory=MEMORY, up=UP, down=DOWN, access=ACCESS, merge=MERGE)
     slow = merge_oracle.Load(times, room, homes, wanted)
     _, loads, timeline = run("load", homes, wanted, room=room)
     assert isinstance(loads, MergedLoads)
@@ -268,16 +263,12 @@ def test_loads_do_what_the_slow_twin_does(
 
 @settings(max_examples=60, deadline=None)
 @given(requests=REQUESTS, room=st.integers(1, 4), step=st.sampled_from([0, 1, 3]))
-def test_reductions_do_what_the_slow_twin_does(
-    requests: list[tuple[int, int, int]], room: int, step: int
-) -> None:
+def test_reductions_do_what_the_slow_twin_does(requests: list[tuple[int, int, int]], room: int, step: int) -> None:
     parts = unlike(requests, step)
     asked = sorted({piece for piece, _, _ in parts})
     parts = [(asked.index(piece), rank, time) for piece, rank, time in parts]
     homes = [HOMES[piece] for piece in asked]
-    times = merge_oracle.Times(
-        part=WIRE, up=UP, down=DOWN, merge=MERGE, visible=VISIBLE, timeout=TIMEOUT
-    )
+    times = merge_oracle.Times(part=WIRE, up=UP, down=DOWN, merge=MERGE, visible=VISIBLE, timeout=TIMEOUT)
     slow = merge_oracle.Reduce(times, room, homes, parts)
     _, sums, timeline = run("reduce", homes, parts, room=room)
     assert isinstance(sums, MergedSums)
@@ -291,9 +282,7 @@ def test_reductions_do_what_the_slow_twin_does(
 
 def test_gpus_meet_at_the_switch_by_an_empty_packet_there_and_one_back() -> None:
     machine = machine_of(SYSTEM, 8)
-    begun = machine.graph.add(
-        16, resource=-1, duration_ps=np.arange(16) * 1000 * NS, kind=0
-    ).reshape(8, 2)
+    begun = machine.graph.add(16, resource=-1, duration_ps=np.arange(16) * 1000 * NS, kind=0).reshape(8, 2)
     met = machine.merging.meet(DISPATCH, begun)
     graph = machine.graph.build()
     released = schedule(graph).visible_ps[met.released]

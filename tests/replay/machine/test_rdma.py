@@ -14,18 +14,23 @@ import hwmodel
 from replay.engine import GraphBuilder, Timeline, schedule
 from replay.engine.export.programs import SEND, make_programs
 from replay.errors import UserError
+from replay.model.arrays import Bytes, Ints, Ranks
 from replay.model.machine.kinds import COMBINE, DISPATCH, KIND_NAMES
 from replay.model.machine.machine import Machine
 from replay.model.machine.rdma import Writes
-from replay.model.machine.resources import Ints
 
 NETWORK = {
-    "nic.bandwidth_GB_per_s": 50.0, "nic.efficiency": 1.0,  # 20 ps a byte
-    "nic.post_ns": 2000.0, "nic.write_ns": 10.0,
-    "pcie.bandwidth_GB_per_s": 100.0, "pcie.latency_ns": 500.0,
-    "network.leaf_ns": 1000.0, "network.spine_ns": 400.0, "network.packet_bytes": 1000,
+    "nic.bandwidth_GB_per_s": 50.0,
+    "nic.efficiency": 1.0,  # 20 ps a byte
+    "nic.post_ns": 2000.0,
+    "nic.write_ns": 10.0,
+    "pcie.bandwidth_GB_per_s": 100.0,
+    "pcie.latency_ns": 500.0,
+    "network.leaf_ns": 1000.0,
+    "network.spine_ns": 400.0,
+    "network.packet_bytes": 1000,
     "network.oversubscription": 4.0,  # of two cards on a leaf: 25 GB/s, 40 ps a byte
-}  # fmt: skip
+}
 FETCHED = 2000 + 5 * 500
 NBYTES = 100_000
 
@@ -35,16 +40,14 @@ def make(changes: dict[str, Any] | None = None, num_ranks: int = 16) -> Machine:
     return Machine(system, GraphBuilder(KIND_NAMES), num_ranks)
 
 
-def sent(
-    machine: Machine, src: Ints, dst: Ints, nbytes: int | Ints = NBYTES, **how: Any
-) -> tuple[Timeline, Ints]:
+def sent(machine: Machine, src: Ranks, dst: Ranks, nbytes: int | Bytes = NBYTES, **how: Any) -> tuple[Timeline, Ints]:
     """Schedule of stores that are all ready at 0, and the tasks of their arrivals."""
     start = machine.mark(machine.ranks)
     stored = machine.transfers.store(DISPATCH, src, dst, nbytes, start[src], **how)
     return schedule(machine.graph.build()), stored.arrived
 
 
-def arrivals_ns(machine: Machine, src: Ints, dst: Ints, **how: Any) -> list[float]:
+def arrivals_ns(machine: Machine, src: Ranks, dst: Ranks, **how: Any) -> list[float]:
     timeline, arrived = sent(machine, src, dst, **how)
     return [ps / NS for ps in timeline.visible_ps[arrived].tolist()]
 
@@ -91,8 +94,11 @@ def test_messages_between_nodes_of_one_rail_pass_no_uplink() -> None:
     """Unless the nodes hang on other leaf switches."""
     ports = {0, 8}
     assert {port for port, _ in carried_by(make(), 0, 8)} == {
-        "pcie-out", "nic-out", "nic-in", "pcie-in",
-    }  # fmt: skip
+        "pcie-out",
+        "nic-out",
+        "nic-in",
+        "pcie-in",
+    }
     apart = carried_by(make({"network.domains_per_leaf": 1}), 0, 8)
     assert {rank for port, rank in apart if port.startswith("leaf")} == ports
 
@@ -155,9 +161,7 @@ def test_a_slower_part_is_no_matter_of_others() -> None:
 def test_a_slower_leaf_slows_its_uplinks() -> None:
     slow = make({"fabric.slow": ["leaf 0 = 0.5"]})
     up = FETCHED + 20 + 500
-    assert arrivals_ns(slow, ints(0), ints(9)) == [
-        max(up + 8000 + 400 + 500 + 500, up + 80 + 400 + 4000 + 500 + 500)
-    ]
+    assert arrivals_ns(slow, ints(0), ints(9)) == [max(up + 8000 + 400 + 500 + 500, up + 80 + 400 + 4000 + 500 + 500)]
 
 
 @every(("slow", "src", "dst"), [(2, 2, 1), (1, 2, 1), (9, 8, 9)])
@@ -175,9 +179,14 @@ def test_copies_of_the_switch_wait_for_the_slowest_port() -> None:
     def last_ns(changes: dict[str, Any] | None) -> float:
         machine = make(changes)
         spread = machine.switch.multicast(
-            DISPATCH, ints(0), ints(0, 0), ints(1, 2), NBYTES, machine.mark(ints(0)),
+            DISPATCH,
+            ints(0),
+            ints(0, 0),
+            ints(1, 2),
+            NBYTES,
+            machine.mark(ints(0)),
             at_line_rate=True,
-        )  # fmt: skip
+        )
         return schedule(machine.graph.build()).visible_ps[spread.arrived].max() / NS
 
     on_port = (NBYTES + 16 * -(-NBYTES // 128)) / NS

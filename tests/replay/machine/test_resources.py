@@ -54,8 +54,13 @@ def test_every_resource_has_its_class() -> None:
     classes = machine.resources.classes(graph)
     counted = {ResourceClass(of): int((classes == of).sum()) for of in np.unique(classes)}
     assert counted == {
-        ResourceClass.UPLINK: 2, ResourceClass.DOWNLINK: 2,
-        ResourceClass.HBM: 2, ResourceClass.HOST: 2, ResourceClass.HUB: 2,
-        ResourceClass.SM: 2 + 4, ResourceClass.ARBITER: 2, ResourceClass.OTHER: 1,
-    }  # fmt: skip
+        ResourceClass.UPLINK: 2,
+        ResourceClass.DOWNLINK: 2,
+        ResourceClass.HBM: 2,
+        ResourceClass.HOST: 2,
+        ResourceClass.HUB: 2,
+        ResourceClass.SM: 2 + 4,
+        ResourceClass.ARBITER: 2,
+        ResourceClass.OTHER: 1,
+    }
     assert classes[own] == ResourceClass.OTHER

@@ -22,9 +22,7 @@ def make(num_ranks: int = 2, *, is_shared: bool = True) -> Machine:
 
 
 @pytest.mark.parametrize("waves", [1, 2, 7])
-@pytest.mark.parametrize(
-    "nbytes", [WAVE, WAVE - 3, MemoryTraffic(WAVE // 3 + 5, WAVE - WAVE // 3 - 5, 11)]
-)
+@pytest.mark.parametrize("nbytes", [WAVE, WAVE - 3, MemoryTraffic(WAVE // 3 + 5, WAVE - WAVE // 3 - 5, 11)])
 def test_a_kernel_that_shares_with_nobody_takes_its_time(waves: int, nbytes) -> None:
     ends = []
     for is_shared in (True, False):
@@ -73,9 +71,7 @@ def test_nobody_waits_for_memory_that_messages_occupy() -> None:
         machine = make(is_shared=is_shared)
         start = machine.mark(machine.ranks)
         machine.stream(Kind.BETWEEN, np.full(2, 5_000_000), machine.ranks, start)
-        there = machine.transfers.store(
-            DISPATCH, np.array([0]), np.array([1]), 4096, start[:1]
-        ).arrived
+        there = machine.transfers.store(DISPATCH, np.array([0]), np.array([1]), 4096, start[:1]).arrived
         timeline = schedule(machine.graph.build())
         arrived.append(timeline.visible_ps[there].tolist())
         of = timeline.graph.kind == Kind.DISPATCH_MEMORY
@@ -95,19 +91,17 @@ def memory_bytes(phase: str, expert: int, *, is_shared: bool, gpus: int = 16) ->
 
     The expert is on the GPU of its number; 8 GPUs are a node.
     """
-    system = hwmodel.load(
-        "hgx-h800-x8", {"hbm.peak_GB_per_s": 10000.0, "hbm.stream_efficiency": 0.5}
-    )
+    system = hwmodel.load("hgx-h800-x8", {"hbm.peak_GB_per_s": 10000.0, "hbm.stream_efficiency": 0.5})
     graph = GraphBuilder(KIND_NAMES)
     work = small_layers.work(
-        np.array([[expert, -1]] * ROWS, np.int32), gpus, gpus,
+        np.array([[expert, -1]] * ROWS, np.int32),
+        gpus,
+        gpus,
         tokens_of_rank=[ROWS] + [0] * (gpus - 1),
         shape=ExpertShape(HIDDEN, 64),
-    )  # fmt: skip
-    machine = Machine(system, graph, gpus, is_shared=is_shared)
-    scheme = SCHEMES["deepep"].with_options(
-        {"num_sms": 8, "dispatch_chunk": 10, "combine_chunk": 10}
     )
+    machine = Machine(system, graph, gpus, is_shared=is_shared)
+    scheme = SCHEMES["deepep"].with_options({"num_sms": 8, "dispatch_chunk": 10, "combine_chunk": 10})
     getattr(scheme, f"{phase}_kernel")(work, machine, machine.mark(machine.ranks))
     built = graph.build()
     kind = DISPATCH.memory if phase == "dispatch" else COMBINE.memory
@@ -125,10 +119,8 @@ def test_a_dispatched_row_passes_memory_eight_times_between_nodes_and_six_within
     # Read, written into the buffer of the card, read by it; written there, read by the forwarder;
     # written into the ring, read from it, written to its place.
     away = memory_bytes("dispatch", 13, is_shared=True)
-    assert {0: away[0], 8: away[8], 13: away[13]} == {
-        0: 3 * ROWS * OUT, 8: 2 * ROWS * OUT, 13: 3 * ROWS * OUT
-    }  # fmt: skip
-    # Within, into the own buffer.
+    assert {0: away[0], 8: away[8], 13: away[13]} == {0: 3 * ROWS * OUT, 8: 2 * ROWS * OUT, 13: 3 * ROWS * OUT}
+    # Within, into its own buffer.
     near = memory_bytes("dispatch", 3, is_shared=True)
     assert (near[0], near[3], sum(near)) == (3 * ROWS * OUT, 3 * ROWS * OUT, 6 * ROWS * OUT)
     alone = memory_bytes("dispatch", 13, is_shared=False)
@@ -156,7 +148,5 @@ def test_rows_inside_a_node_pass_no_buffer_of_a_card() -> None:
 
 def sums(nbytes: int) -> int:
     """Bytes of a stream that take as long as a sum that a kernel writes."""
-    system = hwmodel.load(
-        "hgx-h800-x8", {"hbm.peak_GB_per_s": 10000.0, "hbm.stream_efficiency": 0.5}
-    )
+    system = hwmodel.load("hgx-h800-x8", {"hbm.peak_GB_per_s": 10000.0, "hbm.stream_efficiency": 0.5})
     return HBM * int(system.hbm.elementwise_ps(0, nbytes))

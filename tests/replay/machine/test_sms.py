@@ -23,12 +23,9 @@ def said(*, shares: dict[str, int], rest: str = "") -> str:
 
 
 def test_shares_beyond_the_gpu_are_refused_by_the_names_of_their_options() -> None:
-    assert said(shares={"send_sms": 101}) == (
-        "option send_sms=101 of scheme 'x' takes 101 SMs; the GPU has 100 SMs"
-    )
+    assert said(shares={"send_sms": 101}) == ("option send_sms=101 of scheme 'x' takes 101 SMs; the GPU has 100 SMs")
     assert said(shares={"a": 60, "b": 30, "c": 10}, rest="compute") == (
-        "options a=60, b=30 and c=10 of scheme 'x' take 100 SMs; the GPU has 100 SMs, and some "
-        "must compute"
+        "options a=60, b=30 and c=10 of scheme 'x' take 100 SMs; the GPU has 100 SMs, and some must compute"
     )
 
 

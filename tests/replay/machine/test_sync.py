@@ -17,9 +17,7 @@ def make(num_ranks: int = 4) -> Machine:
 
 def test_a_barrier_waits_for_the_last_of_all_ranks() -> None:
     machine = make()
-    late = machine.delay(
-        Kind.BETWEEN, Time(np.array([0, 70 * NS, 3 * NS, 5 * NS])), machine.mark(machine.ranks)
-    )
+    late = machine.delay(Kind.BETWEEN, Time(np.array([0, 70 * NS, 3 * NS, 5 * NS])), machine.mark(machine.ranks))
     met = machine.sync.barrier(DISPATCH, late)
     timeline = schedule(machine.graph.build())
     assert set(timeline.visible_ps[met].tolist()) == {70 * NS + 1000 * NS + 3 * 10 * NS}

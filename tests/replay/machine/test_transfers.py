@@ -29,8 +29,9 @@ def test_a_store_occupies_both_ports_for_its_flits(rows: int) -> None:
     graph = machine.graph.build()
     assert carried(graph) == {("uplink", 2): flits, ("downlink", 1): flits}
     assert carried(graph, "payload_bytes") == {
-        ("uplink", 2): rows * ROW, ("downlink", 1): rows * ROW,
-    }  # fmt: skip
+        ("uplink", 2): rows * ROW,
+        ("downlink", 1): rows * ROW,
+    }
     timeline = schedule(graph)
     # A byte a picosecond, twice; then the way and the visibility.
     on_wire = 2 * flits
@@ -65,8 +66,11 @@ def test_a_load_asks_one_way_and_is_answered_the_other() -> None:
     graph = machine.graph.build()
     kinds = [Kind(kind) for kind in graph.kind[loaded.asked[0] - 1 :].tolist()]
     assert kinds == [
-        Kind.COMBINE_REQUEST_UP, Kind.COMBINE_REQUEST_DOWN, Kind.COMBINE_UP, Kind.COMBINE_DOWN,
-    ]  # fmt: skip
+        Kind.COMBINE_REQUEST_UP,
+        Kind.COMBINE_REQUEST_DOWN,
+        Kind.COMBINE_UP,
+        Kind.COMBINE_DOWN,
+    ]
     payload = carried(graph, "payload_bytes")
     assert payload == {("uplink", 0): ROW, ("downlink", 3): ROW}
     timeline = schedule(graph)
@@ -87,12 +91,19 @@ def test_bytes_between_domains_are_counted_on_ports_of_their_own() -> None:
     graph = machine.graph.build()
     payload = carried(graph, "payload_bytes")
     assert payload == {
-        ("uplink", 0): 3 * ROW, ("downlink", 1): 3 * ROW,
-        ("pcie-out", 0): 3 * ROW, ("nic-out", 0): 3 * ROW, ("leaf-up", 0): 3 * ROW,
-        ("leaf-down", 1): 3 * ROW, ("nic-in", 9): 3 * ROW, ("pcie-in", 9): 3 * ROW,
-        ("pcie-out", 5): 3 * ROW, ("nic-out", 5): 3 * ROW,  # of one rail: not over the spine
-        ("nic-in", 13): 3 * ROW, ("pcie-in", 13): 3 * ROW,
-    }  # fmt: skip
+        ("uplink", 0): 3 * ROW,
+        ("downlink", 1): 3 * ROW,
+        ("pcie-out", 0): 3 * ROW,
+        ("nic-out", 0): 3 * ROW,
+        ("leaf-up", 0): 3 * ROW,
+        ("leaf-down", 1): 3 * ROW,
+        ("nic-in", 9): 3 * ROW,
+        ("pcie-in", 9): 3 * ROW,
+        ("pcie-out", 5): 3 * ROW,
+        ("nic-out", 5): 3 * ROW,  # of one rail: not over the spine
+        ("nic-in", 13): 3 * ROW,
+        ("pcie-in", 13): 3 * ROW,
+    }
     assert carried(graph)["nic-out", 0] == 3 * ROW  # no NVLink packets there
 
 
@@ -170,9 +181,7 @@ def test_a_loop_over_destinations_pays_for_the_whole_kernels_fan_out() -> None:
     fan_out = machine.transfers.fan_out(src, dst)
     at_once = machine.transfers.store(DISPATCH, src, dst, 1 << 20, start[src], fan_out=fan_out).left
     in_turn = [
-        machine.transfers.store(
-            DISPATCH, ints(0), ints(peer), 1 << 20, start[[0]], fan_out=fan_out
-        ).left[0]
+        machine.transfers.store(DISPATCH, ints(0), ints(peer), 1 << 20, start[[0]], fan_out=fan_out).left[0]
         for peer in dst.tolist()
     ]
     duration = machine.graph.build().duration_ps

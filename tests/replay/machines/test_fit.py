@@ -20,7 +20,7 @@ from replay.studies.machines.tables import CONSTANTS, TABLES
 from replay.studies.validate.bench import Bench
 from replay.studies.validate.catalog import TABLES as PUBLISHED
 from replay.studies.validate.compute import GRAPH_GAP_US
-from replay.studies.validate.table import Outcome, Row, predictions
+from replay.studies.validate.table import MeasurementRow, Outcome, predictions
 
 BASE = "dgx-h100"
 
@@ -39,7 +39,7 @@ def log(tmp_path):
 
 def times_on(constants: Mapping[str, float], table: str, settings: list[dict[str, Any]]) -> Any:
     """What a machine with other constants would measure."""
-    rows = [Row(table, 0, {"system": BASE, **one}, 1.0) for one in settings]
+    rows = [MeasurementRow(table, 0, {"system": BASE, **one}, 1.0) for one in settings]
     return [one.value for one in predictions(TABLES[table], Bench(constants), rows)]
 
 
@@ -70,10 +70,7 @@ def rows_pushed(constants: Mapping[str, float]) -> str:
     texts = []
     for tokens in (1, 16, 64, 128):
         sizes = {"ep_size": 8, "hidden": 7168, "topk": 8, "num_experts": 288}
-        settings = [
-            {"phase": phase, **sizes, "tokens_per_rank": tokens}
-            for phase in ("dispatch", "combine")
-        ]
+        settings = [{"phase": phase, **sizes, "tokens_per_rank": tokens} for phase in ("dispatch", "combine")]
         times = times_on(constants, "deepep_low_latency", settings)
         texts.append(f"+ python test_low_latency.py --num-tokens {tokens}\n")
         texts.append(bench_logs.low_latency(tokens, 7168, 8, 8, *times))
@@ -84,14 +81,18 @@ def rows_between_nodes(constants: Mapping[str, float]) -> str:
     texts = []
     for sms, tokens in ((8, 128), (24, 128), (8, 1024)):
         settings = [
-            {"phase": phase, "ep_size": 16, "hidden": 7168, "topk": 8, "num_experts": 256,
-             "tokens_per_rank": tokens, "num_sms": sms}
+            {
+                "phase": phase,
+                "ep_size": 16,
+                "hidden": 7168,
+                "topk": 8,
+                "num_experts": 256,
+                "tokens_per_rank": tokens,
+                "num_sms": sms,
+            }
             for phase in ("dispatch", "combine")
-        ]  # fmt: skip
-        times = [
-            times_on(constants, table, settings)
-            for table in ("deepep_internode_notify", "deepep_internode")
         ]
+        times = [times_on(constants, table, settings) for table in ("deepep_internode_notify", "deepep_internode")]
         both = dict(zip(("dispatch", "combine"), zip(*times, strict=True), strict=True))
         reached = deepep_tests._copies(16, 256, 8)
         texts.append(bench_logs.internode(tokens, 7168, 8, sms, reached, both))
@@ -102,10 +103,18 @@ def rows_of_the_second_version(constants: Mapping[str, float]) -> str:
     texts = []
     for sms in (8, 24, 64):
         settings = [
-            {"phase": phase, "rows": rows, "num_gpus": 8, "num_sms": sms, "tokens_per_rank": 512,
-             "hidden": 7168, "topk": 8, "num_experts": 256}
+            {
+                "phase": phase,
+                "rows": rows,
+                "num_gpus": 8,
+                "num_sms": sms,
+                "tokens_per_rank": 512,
+                "hidden": 7168,
+                "topk": 8,
+                "num_experts": 256,
+            }
             for phase, rows in (("dispatch", "fp8"), ("combine", "bf16"))
-        ]  # fmt: skip
+        ]
         rates = times_on(constants, "deepep_v2", settings)
         both = [(1e8 / rate / 1e3, 100_000_000) for rate in rates]
         texts.append(bench_logs.elastic(512, 7168, 8, 256, 8, sms, *both))
@@ -116,11 +125,9 @@ def products(constants: Mapping[str, float]) -> str:
     shapes = [(m, n, k) for m in (512, 4096) for n, k in ((4096, 7168), (7168, 2048))]
     settings = [
         {"library": library, "dtype": dtype, "groups": groups, "m": m, "n": n, "k": k}
-        for library, dtype, groups in (
-            ("deepgemm", "fp8", 1), ("deepgemm", "fp8", 4), ("cublas", "bf16", 1)
-        )
+        for library, dtype, groups in (("deepgemm", "fp8", 1), ("deepgemm", "fp8", 4), ("cublas", "bf16", 1))
         for m, n, k in shapes
-    ]  # fmt: skip
+    ]
     times = times_on(constants, "matrices", settings)
     return bench_logs.deepgemm(
         (*(one[key] for key in ("dtype", "groups", "m", "n", "k")), time)
@@ -145,20 +152,20 @@ KNOWN: dict[str, tuple[Made, dict[str, float]]] = {
         {"nccl.pair_ll_start_us": 4.6, "nccl.pair_simple_start_us": 7.5},
     ),
     "nvbandwidth": (copies, {"link.efficiency": 0.85, "link.fan_out_efficiency": 0.8}),
-    "DeepEP": (
-        rows_pushed, {"link.scatter_efficiency": 0.6, "link.bulk_scatter_efficiency": 0.55}
-    ),
+    "DeepEP": (rows_pushed, {"link.scatter_efficiency": 0.6, "link.bulk_scatter_efficiency": 0.55}),
     "DeepEP between nodes": (rows_between_nodes, {"warp.bulk_ns": 27.0, "nic.post_ns": 4500.0}),
     "DeepEP V2": (rows_of_the_second_version, {"link.fan_out_efficiency": 0.8}),
     "DeepGEMM": (products, {"compute.fp8_efficiency": 0.62, "compute.bf16_efficiency": 0.7}),
     "measure": (
         own,
         {
-            "hbm.read_efficiency": 0.86, "hbm.write_efficiency": 0.7,
-            "overheads.small_kernel_us": 2.4, "overheads.launch_us": 6.5,
+            "hbm.read_efficiency": 0.86,
+            "hbm.write_efficiency": 0.7,
+            "overheads.small_kernel_us": 2.4,
+            "overheads.launch_us": 6.5,
         },
     ),
-}  # fmt: skip
+}
 
 
 @every("tool", KNOWN)
@@ -183,7 +190,7 @@ def test_known_constants_are_found_again(log, tool):
 
 
 def test_lines_that_take_turns_are_held_out_alike():
-    rows = [Row("t", at, {"phase": ("dispatch", "combine")[at % 2]}, 1.0) for at in range(8)]
+    rows = [MeasurementRow("t", at, {"phase": ("dispatch", "combine")[at % 2]}, 1.0) for at in range(8)]
     used, held = fit.split(rows, 0.5)
     for part in (used, held):
         assert [row["phase"] for row in part] == 2 * ["combine"] + 2 * ["dispatch"]
@@ -204,7 +211,7 @@ def test_what_lines_do_not_tell_apart_is_left_to_the_base(log):
 # ---- half of the lines predicts the other half -----------------------------------------------
 
 
-def published(table: str, **settings: Any) -> list[Row]:
+def published(table: str, **settings: Any) -> list[MeasurementRow]:
     rows = PUBLISHED[table].rows()
     return [row for row in rows if all(row[key] == one for key, one in settings.items())]
 
@@ -237,9 +244,7 @@ def measured_normal() -> tuple[str, str]:
     for tokens in (32, 128, 512, 2048):
         for sms in (4, 12, 24):
             both = {
-                row["phase"]: row.measured
-                for row in rows
-                if (row["tokens_per_rank"], row["num_sms"]) == (tokens, sms)
+                row["phase"]: row.measured for row in rows if (row["tokens_per_rank"], row["num_sms"]) == (tokens, sms)
             }
             if len(both) == 2:
                 times = both["dispatch"], both["combine"]
@@ -254,9 +259,7 @@ def measured_products() -> tuple[str, str]:
         if row["m"] % 256 == 0 and row["k"] >= 2048
     ]
     # The table's times have the gap of a graph before the kernel, which such a log has not.
-    shown = [
-        ("bf16", 1, row["m"], row["n"], row["k"], row.measured - GRAPH_GAP_US) for row in rows[::4]
-    ]
+    shown = [("bf16", 1, row["m"], row["n"], row["k"], row.measured - GRAPH_GAP_US) for row in rows[::4]]
     return "dgx-h100", bench_logs.deepgemm(shown)
 
 
@@ -287,16 +290,14 @@ def test_half_of_the_lines_predicts_the_other_half(log, tmp_path):
 
 def test_spreads_by_hand():
     def outcome(errors):
-        rows = tuple(Row("links", at, {}, 100.0) for at in range(len(errors)))
+        rows = tuple(MeasurementRow("links", at, {}, 100.0) for at in range(len(errors)))
         predicted = 100.0 + np.array(errors, dtype=float)
         return Outcome(TABLES["links"], rows, predicted, np.zeros(len(rows), bool))
 
     nine = [1.0, -2, 3, -4, 5, -6, 7, -8, 9]  # of ten further ones nine are below the largest
     assert fit._spread(outcome(nine), 0) == pytest.approx(1.645 * 5 / 0.6745, rel=1e-3)
     assert fit._spread(outcome([*nine, 90.0]), 0) == pytest.approx(90)
-    assert fit._spread(outcome([*nine, *nine, 90.0]), 0) == pytest.approx(
-        max(9, 1.645 * 5 / 0.6745), rel=1e-3
-    )
+    assert fit._spread(outcome([*nine, *nine, 90.0]), 0) == pytest.approx(max(9, 1.645 * 5 / 0.6745), rel=1e-3)
     # Few lines do not say how far they are off, and logs have few digits.
     assert fit._spread(outcome([0.1, -0.1]), 1) == pytest.approx(1.645 * 5, rel=1e-3)
     assert fit._spread(outcome([0.0] * 9), 1) == pytest.approx(1.645 * 0.2, rel=1e-3)
@@ -304,7 +305,7 @@ def test_spreads_by_hand():
 
 @every("share, held", [(0.5, [1, 3, 5, 7, 9]), (0.25, [3, 7]), (0.0, []), (0.4, [2, 4, 7, 9])])
 def test_lines_held_out_are_spread_evenly(share, held):
-    rows = [Row("t", at, {}, 1.0) for at in range(10)]
+    rows = [MeasurementRow("t", at, {}, 1.0) for at in range(10)]
     used, out = fit.split(rows, share)
     assert [row.line for row in out] == held
     assert sorted(row.line for row in [*used, *out]) == list(range(10))
@@ -415,7 +416,7 @@ def test_only_machines_of_the_catalogue_are_a_base(command, tmp_path, monkeypatc
 
 def test_a_file_that_could_not_be_read_is_not_written(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(fit.Fitted, "toml", lambda self, name: f'name = "{name}\n')
+    monkeypatch.setattr(fit.MachineFit, "toml", lambda self, name: f'name = "{name}\n')
     (tmp_path / "a.log").write_text(copies({}), "utf-8")
     said = command("hardware fit a.log -o x.toml")
     assert said.code == 2 and "what x.toml would hold is not a TOML file" in said.err

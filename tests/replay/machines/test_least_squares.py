@@ -23,9 +23,7 @@ def errors_of(true):
 
 def test_constants_are_found_again():
     true = {"a.start_us": 3.0, "a.rate": 5.0, "a.efficiency": 0.8}
-    found = least_squares.fitted(
-        {"a.start_us": 4.0, "a.rate": 3.5, "a.efficiency": 0.9}, errors_of(true), rounds=8
-    )
+    found = least_squares.fitted({"a.start_us": 4.0, "a.rate": 3.5, "a.efficiency": 0.9}, errors_of(true), rounds=8)
     assert found == pytest.approx(true, rel=0.01)
 
 

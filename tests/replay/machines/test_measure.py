@@ -84,23 +84,42 @@ def torch_of(gpu, *, gpus=1, free=80 << 30, reaches=True, cuda_version="13.0", n
         gpu.order.append(f"joined on {device_id[1]}")
 
     cuda = SimpleNamespace(
-        Event=lambda enable_timing: Event(gpu), CUDAGraph=Graph, graph=Capture(gpu),
-        synchronize=lambda: None, is_available=lambda: gpus > 0, device_count=lambda: gpus,
-        set_device=lambda at: None, mem_get_info=lambda: (free, free),
-        get_device_name=lambda: "NVIDIA H100 80GB HBM3", current_device=lambda: 0,
+        Event=lambda enable_timing: Event(gpu),
+        CUDAGraph=Graph,
+        graph=Capture(gpu),
+        synchronize=lambda: None,
+        is_available=lambda: gpus > 0,
+        device_count=lambda: gpus,
+        set_device=lambda at: None,
+        mem_get_info=lambda: (free, free),
+        get_device_name=lambda: "NVIDIA H100 80GB HBM3",
+        current_device=lambda: 0,
         can_device_access_peer=lambda one, other: reaches and one != other,
-    )  # fmt: skip
+    )
     distributed = SimpleNamespace(
-        init_process_group=join, destroy_process_group=lambda: gpu.order.append("left"),
-        is_available=lambda: nccl, is_nccl_available=lambda: nccl,
-        barrier=lambda: None, all_to_all_single=exchanged, all_reduce=exchanged,
-    )  # fmt: skip
+        init_process_group=join,
+        destroy_process_group=lambda: gpu.order.append("left"),
+        is_available=lambda: nccl,
+        is_nccl_available=lambda: nccl,
+        barrier=lambda: None,
+        all_to_all_single=exchanged,
+        all_reduce=exchanged,
+    )
     return SimpleNamespace(
-        empty=tensor, zeros=tensor, randn=tensor, empty_like=like, cuda=cuda,
-        distributed=distributed, int8=1, bfloat16=2, float32=4, __version__="2.11",
-        mm=lambda a, b: a.busy(), version=SimpleNamespace(cuda=cuda_version),
+        empty=tensor,
+        zeros=tensor,
+        randn=tensor,
+        empty_like=like,
+        cuda=cuda,
+        distributed=distributed,
+        int8=1,
+        bfloat16=2,
+        float32=4,
+        __version__="2.11",
+        mm=lambda a, b: a.busy(),
+        version=SimpleNamespace(cuda=cuda_version),
         device=lambda kind, at: (kind, at),
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture

@@ -27,10 +27,7 @@ def rows(tmp_path):
         path.write_text(text, "utf-8")
         log = read(path, SYSTEM)
         assert all(row["system"] == SYSTEM for row in log.rows)
-        return [
-            (row.table, {k: v for k, v in row.setting.items() if k != "system"}, row.measured)
-            for row in log.rows
-        ]
+        return [(row.table, {k: v for k, v in row.setting.items() if k != "system"}, row.measured) for row in log.rows]
 
     return of
 
@@ -44,10 +41,7 @@ def test_a_mark_at_the_begin_is_no_text(rows):
 
 def test_nccl_tests(rows):
     times = [(1024, 5.13), (1 << 20, 33.4), (1 << 31, 12345.6)]
-    wanted = [
-        ("nccl_collectives", {"collective": "all_reduce", "num_gpus": 4, "bytes": b}, t)
-        for b, t in times
-    ]
+    wanted = [("nccl_collectives", {"collective": "all_reduce", "num_gpus": 4, "bytes": b}, t) for b, t in times]
     text = bench_logs.nccl("all_reduce_perf", 4, times)
     assert rows(text) == wanted
     assert rows(bench_logs.nccl_json("all_reduce_perf", 4, times)) == wanted
@@ -97,13 +91,13 @@ def test_nvbandwidth(rows, write):
     tests = {
         "host_to_device_memcpy_ce": [[[55.0, 54.0]]],
         "device_to_device_memcpy_read_ce": [bench_logs.pairs(395.1)],
-        "device_to_device_bidirectional_memcpy_write_sm": [
-            bench_logs.pairs(one) for one in (360.0, 362.0, 722.0)
-        ],
-        "all_to_one_write_ce": fan, "all_to_one_read_sm": fan,
-        "one_to_all_write_sm": fan, "one_to_all_read_ce": fan,
+        "device_to_device_bidirectional_memcpy_write_sm": [bench_logs.pairs(one) for one in (360.0, 362.0, 722.0)],
+        "all_to_one_write_ce": fan,
+        "all_to_one_read_sm": fan,
+        "one_to_all_write_sm": fan,
+        "one_to_all_read_ce": fan,
         "device_local_copy": fan,
-    }  # fmt: skip
+    }
 
     def link(engine, access, pattern, rate):
         return "links", {"engine": engine, "access": access, "pattern": pattern}, rate
@@ -121,9 +115,14 @@ def test_nvbandwidth(rows, write):
 
 def normal(phase, time, gpus=8, **changed):
     setting = {
-        "phase": phase, "ep_size": gpus, "hidden": 7168, "topk": 8, "num_experts": 256,
-        "tokens_per_rank": 4096, "num_sms": 24,
-    } | changed  # fmt: skip
+        "phase": phase,
+        "ep_size": gpus,
+        "hidden": 7168,
+        "topk": 8,
+        "num_experts": 256,
+        "tokens_per_rank": 4096,
+        "num_sms": 24,
+    } | changed
     return "deepep_internode" if gpus > 8 else "deepep_normal", setting, time
 
 
@@ -159,10 +158,13 @@ def test_deepep_between_nodes(rows):
 
 def test_deepep_low_latency(rows):
     wanted = [
-        ("deepep_low_latency", {"phase": phase, "ep_size": 8, "hidden": 7168, "topk": 8,
-         "num_experts": 288, "tokens_per_rank": 128}, pytest.approx(time, rel=1e-3))
+        (
+            "deepep_low_latency",
+            {"phase": phase, "ep_size": 8, "hidden": 7168, "topk": 8, "num_experts": 288, "tokens_per_rank": 128},
+            pytest.approx(time, rel=1e-3),
+        )
         for phase, time in (("dispatch", 77.5), ("combine", 114.0))
-    ]  # fmt: skip
+    ]
     assert rows(bench_logs.low_latency(128, 7168, 8, 8, 77.5, 114.0)) == wanted
     text = bench_logs.low_latency(64, 4096, 6, 4, 30.0, 41.0)
     with pytest.raises(UserError, match="copy the command"):
@@ -175,9 +177,13 @@ def test_deepep_low_latency(rows):
 def test_deepep_v2(rows):
     text = bench_logs.elastic(8192, 7168, 8, 256, 8, 24, (500.0, 320_000_000), (900.0, 594_000_000))
     setting = {
-        "num_gpus": 8, "num_sms": 24, "tokens_per_rank": 8192, "hidden": 7168, "topk": 8,
+        "num_gpus": 8,
+        "num_sms": 24,
+        "tokens_per_rank": 8192,
+        "hidden": 7168,
+        "topk": 8,
         "num_experts": 256,
-    }  # fmt: skip
+    }
     assert rows(text) == [
         ("deepep_v2", {"phase": "dispatch", "rows": "fp8", **setting}, pytest.approx(640)),
         ("deepep_v2", {"phase": "combine", "rows": "bf16", **setting}, pytest.approx(660)),
@@ -192,11 +198,13 @@ def matrix(library, dtype, m, n, k, time, groups=1):
 
 
 def test_products(rows):
-    text = bench_logs.deepgemm([
-        ("fp8", 1, 4096, 2112, 7168, 118.4),
-        ("fp8", 4, 33152, 6144, 7168, 2301.0),
-        ("bf16", 1, 128, 24576, 1536, 40.0),
-    ])  # fmt: skip
+    text = bench_logs.deepgemm(
+        [
+            ("fp8", 1, 4096, 2112, 7168, 118.4),
+            ("fp8", 4, 33152, 6144, 7168, 2301.0),
+            ("bf16", 1, 128, 24576, 1536, 40.0),
+        ]
+    )
     assert rows(text) == [
         matrix("deepgemm", "fp8", 4096, 2112, 7168, 118.4),
         matrix("deepgemm", "fp8", 33152, 6144, 7168, 2301.0, groups=4),
@@ -205,9 +213,7 @@ def test_products(rows):
     with pytest.raises(UserError, match="another layout"):
         rows(text.replace("NT", "TN"))
     products = [(8192, 4096, 7168, 712.5)]
-    assert rows(bench_logs.cublas(products)) == [
-        matrix("cublas stream", "bf16", 8192, 4096, 7168, 712.5)
-    ]
+    assert rows(bench_logs.cublas(products)) == [matrix("cublas stream", "bf16", 8192, 4096, 7168, 712.5)]
     with pytest.raises(UserError, match="other types"):
         rows(bench_logs.cublas(products, types="-P=qqssq"))
 
@@ -241,9 +247,13 @@ def test_the_own_measurement(rows):
     ]
     found = rows(json.dumps({"schema": "moereplay-measured/1", "samples": samples}))
     assert [(table, pytest.approx(measured)) for table, _, measured in found] == [
-        ("matrices", 30), ("streams", 30), ("nccl_collectives", 20), ("links", 390),
-        ("values", 5), ("values", 1.2),
-    ]  # fmt: skip
+        ("matrices", 30),
+        ("streams", 30),
+        ("nccl_collectives", 20),
+        ("links", 390),
+        ("values", 5),
+        ("values", 1.2),
+    ]
     assert found[4][1] == {"key": "overheads.launch_us"}  # the median
     assert found[5][1] == {"key": "overheads.kernel_gap_graph_us"}
 
@@ -269,29 +279,27 @@ REFUSED = {
         "is damaged: TypeError hidden is no whole number",
     ),
     "long nonsense": (
-        json.dumps({
-            "schema": "moereplay-measured/1",
-            "samples": [{"what": "launch", "seconds": "9" * 30_000 + "x"}],
-        }),
+        json.dumps(
+            {
+                "schema": "moereplay-measured/1",
+                "samples": [{"what": "launch", "seconds": "9" * 30_000 + "x"}],
+            }
+        ),
         "is damaged: ValueError",
     ),
     "routing beyond memory": (
-        bench_logs.collectivex(
-            {"ep": 512, "hidden": 7168, "topk": 8, "experts": 1024}, [(65536, 2.0, 3.0)]
-        ),
+        bench_logs.collectivex({"ep": 512, "hidden": 7168, "topk": 8, "experts": 1024}, [(65536, 2.0, 3.0)]),
         "choices of tokens",
     ),
     "cut before its results": (NCCL[: NCCL.index("out-of-place") + 20], "ends before the first"),
     "impossible": (NCCL.replace("   9.00 ", "   0.00 "), "no time or rate"),
-    "too large": (
-        bench_logs.nccl("all_reduce_perf", 8, [(1 << 40, 9.0)]), "bytes is not within 1 to"
-    ),
+    "too large": (bench_logs.nccl("all_reduce_perf", 8, [(1 << 40, 9.0)]), "bytes is not within 1 to"),
     "too many GPUs": (bench_logs.nccl("all_reduce_perf", 1000, [(8, 9.0)]), "num_gpus is not"),
     "many settings": (
         bench_logs.nccl("all_reduce_perf", 8, [(8 * at, 9.0) for at in range(1, 2500)]),
         "has 2499 different settings; at most 2000",
     ),
-}  # fmt: skip
+}
 
 
 @every("what", REFUSED)

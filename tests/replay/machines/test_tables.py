@@ -10,13 +10,13 @@ from replay.studies.machines.tables import CONSTANTS, OWN, TABLES, TOOLS
 from replay.studies.validate.bench import Bench
 from replay.studies.validate.catalog import TABLES as PUBLISHED
 from replay.studies.validate.nccl import timed
-from replay.studies.validate.table import Row, predictions
+from replay.studies.validate.table import MeasurementRow, predictions
 
 BASE = "dgx-h100"
 
 
 def predicted(table, **setting):
-    row = Row(table, 0, {"system": BASE, **setting}, 1.0)
+    row = MeasurementRow(table, 0, {"system": BASE, **setting}, 1.0)
     return predictions(TABLES[table], Bench(), [row])[0].value
 
 
@@ -42,9 +42,7 @@ def test_a_kernel_that_moves_memory(read, written):
 
 def test_a_product_in_a_stream_has_the_gap_before_it():
     sizes = {"dtype": "bf16", "groups": 1, "m": 1024, "n": 4096, "k": 4096}
-    alone, among = (
-        predicted("matrices", library=one, **sizes) for one in ("cublas", "cublas stream")
-    )
+    alone, among = (predicted("matrices", library=one, **sizes) for one in ("cublas", "cublas stream"))
     assert among - alone == pytest.approx(load_spec(BASE).overheads.kernel_gap_stream_us.value)
     assert alone > 2 * 1024 * 4096**2 / 989.4e6  # at the peak
 
@@ -61,7 +59,7 @@ def test_a_ring_of_sends_is_the_exchange_of_a_pair(nbytes):
     """Each rank sends one message and gets one, whoever its neighbours are."""
     pair, ring = (timed(Bench(), BASE, "sendrecv", gpus, nbytes) for gpus in (2, 8))
     assert pair.kernel == ring.kernel == "sends and receives"
-    # An all-to-all of two is that, and a copy of the own half.
+    # An all-to-all of two is that, and a copy of its own half.
     exchange = timed(Bench(), BASE, "alltoall", 2, 2 * nbytes)
     assert pair.value <= exchange.value <= 1.3 * pair.value
     if nbytes != 1 << 20:  # for which a peer of eight has fewer channels

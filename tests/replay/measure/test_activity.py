@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 import hwmodel
 from replay.engine import GraphBuilder, schedule
 from replay.measure.activity import Activity, activity_of, waiting
-from replay.model.compute.dense_kernels import Kernels
+from replay.model.arrays import Ints
+from replay.model.compute.dense_kernels import DenseKernels
 from replay.model.machine.kinds import DISPATCH, KIND_NAMES, Kind
-from replay.model.machine.machine import Ints, Machine, Time
+from replay.model.machine.machine import Machine, Time
 
 H100 = hwmodel.load("dgx-h100")
 GAP = H100.overheads.kernel_gap_ps("stream")
@@ -33,8 +34,7 @@ def found(machine: Machine, ends: Ints) -> tuple[Activity, Ints]:
 
 
 def ran(one: Activity) -> list[list[int]]:
-    return [one.active.tolist(), one.computing.tolist(), one.communicating.tolist(),
-            one.both.tolist()]  # fmt: skip
+    return [one.active.tolist(), one.computing.tolist(), one.communicating.tolist(), one.both.tolist()]
 
 
 def kernel(machine: Machine, after: Ints, *work: tuple[Kind, int]) -> Ints:
@@ -90,7 +90,7 @@ def test_looking_at_the_routing_makes_no_exchange_a_computation() -> None:
 
 def test_a_collective_of_known_time_communicates() -> None:
     machine = machine_of()
-    kernels = Kernels(machine, "bf16", machine.mark(machine.ranks), is_backward=False, known={})
+    kernels = DenseKernels(machine, "bf16", machine.mark(machine.ranks), is_backward=False, known={})
     kernels.exchange("all-gather", 70)
     assert ran(found(machine, kernels.end)[0]) == [[70], [0], [70], [0]]
 
@@ -180,9 +180,7 @@ def test_every_moment_is_counted_as_what_runs_then(program: list[Drawn]) -> None
         begin = ends[behind + 1] + GAP
         ends.append(begin + multiplies + moves)
         spans.append((begin, ends[-1], multiplies > 0 or not moves, moves > 0))
-    activity, ends_ps = found(
-        machine, machine.join(np.concatenate(tasks), 0 * np.arange(len(tasks)), machine.ranks)
-    )
+    activity, ends_ps = found(machine, machine.join(np.concatenate(tasks), 0 * np.arange(len(tasks)), machine.ranks))
     assert ends_ps.tolist() == [max(ends)]
     moments = sorted({0, *(time for span in spans for time in span[:2])})
     expected = [0, 0, 0, 0]
@@ -190,7 +188,5 @@ def test_every_moment_is_counted_as_what_runs_then(program: list[Drawn]) -> None
         running = [span[2:] for span in spans if span[0] <= since and until <= span[1]]
         computes, moves_rows = (any(one[what] for one in running) for what in range(2))
         flags = (bool(running), computes, moves_rows, computes and moves_rows)
-        expected = [
-            total + flag * (until - since) for total, flag in zip(expected, flags, strict=True)
-        ]
+        expected = [total + flag * (until - since) for total, flag in zip(expected, flags, strict=True)]
     assert ran(activity) == [[one] for one in expected]

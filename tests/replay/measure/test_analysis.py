@@ -18,9 +18,7 @@ from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
 from replay.schemes.contract.case import Case
 
-INTERVALS = st.lists(
-    st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(0, 12)), max_size=25
-)
+INTERVALS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(0, 12)), max_size=25)
 
 
 @given(INTERVALS)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from replay.engine import GraphBuilder, schedule
 from replay.engine.levels import Block, HighWater
 from replay.measure.mechanisms import _SharedTakes, _takes
-from replay.measure.progress import Progress
+from replay.measure.progress import TaskProgress
 
 CHANGES = st.lists(
     st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(-3, 4), st.integers(0, 3)),
@@ -19,9 +19,7 @@ GROUPS = ("a", "b", "a")
 
 
 @given(CHANGES, st.lists(st.integers(0, 30), min_size=3, max_size=3))
-def test_levels_are_the_same_however_they_are_cut(
-    rows: list[tuple[int, int, int, int]], closed: list[int]
-) -> None:
+def test_levels_are_the_same_however_they_are_cut(rows: list[tuple[int, int, int, int]], closed: list[int]) -> None:
     owner, time, change, piece = (np.array([row[i] for row in rows], np.int64) for i in range(4))
     whole, cut = HighWater(), HighWater()
     whole.add([Block(owner.astype(np.int32), time, change)], GROUPS)
@@ -53,7 +51,7 @@ def test_units_come_back_when_the_last_of_several_has_left() -> None:
     builder.take_until_last(taker, pool, 4, of, np.concatenate([short, long]))
     late = builder.add(1, resource=port, duration_ps=1, after=int(short[0]))
     builder.take(late, pool)
-    progress = Progress(schedule(builder.build()))
+    progress = TaskProgress(schedule(builder.build()))
     buffers = HighWater()
     buffers.add([*_takes(progress), *_SharedTakes().over(progress)], ["room"])
     assert buffers.result() == {"room": 9}

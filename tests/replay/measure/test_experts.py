@@ -17,12 +17,8 @@ ONE_SM = {"gpu.num_sms": 3, "gpu.l2_bytes": 1, "cache.kept_share": 1.0, "cache.s
 """One SM multiplies beside those of `ALONE`, and a cache keeps the block alone that came last."""
 
 
-def run(
-    trace: RoutingTrace, scheme: str, overrides: dict[str, object], **settings: object
-) -> Result:
-    return replay.run(
-        trace, scheme=scheme, overrides=overrides, barrier=True, tune=False, **settings
-    )
+def run(trace: RoutingTrace, scheme: str, overrides: dict[str, object], **settings: object) -> Result:
+    return replay.run(trace, scheme=scheme, overrides=overrides, barrier=True, tune=False, **settings)
 
 
 def tiles_of_layer(trace: RoutingTrace, layer: int) -> np.ndarray:
@@ -38,9 +34,7 @@ def test_a_cache_that_keeps_nothing_reads_weights_for_every_row_tile(synthetic) 
     for overrides, reads in ((ONE_SM, tiles.mean()), ({**ONE_SM, "gpu.l2_bytes": 1 << 40}, 1)):
         result = run(trace, "dysharp", overrides, options={**ALONE, "tile_order": "arrival"})
         of_layers = [one.mechanisms.experts for one in result.measured]
-        assert [use.most_row_tiles for use in of_layers] == [
-            tiles_of_layer(trace, layer).max() for layer in (0, 1)
-        ]
+        assert [use.most_row_tiles for use in of_layers] == [tiles_of_layer(trace, layer).max() for layer in (0, 1)]
         use = expert_use([one.mechanisms for one in result.measured])
         assert use.num_experts == 2 * len(tiles)  # two GEMMs
         assert use.mean_row_tiles == pytest.approx(tiles.mean())
@@ -61,9 +55,7 @@ def test_row_tiles_of_a_unit_share_weights(synthetic) -> None:
         order: run(trace, "dysharp", overrides, layer=0, options={**slots, "tile_order": order})
         for order in ("arrival", "unit:2")
     }
-    reads = {
-        order: result.measured[0].mechanisms.experts.weight_reads for order, result in times.items()
-    }
+    reads = {order: result.measured[0].mechanisms.experts.weight_reads for order, result in times.items()}
     assert reads["unit:2"] < reads["arrival"] <= tiles.mean()
     assert reads["unit:2"] == pytest.approx(units.mean(), rel=0.1)
 

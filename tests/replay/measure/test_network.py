@@ -7,7 +7,7 @@ import pytest
 
 import hwmodel
 import replay
-from replay.measure.parts import Network
+from replay.measure.parts import NetworkLoad
 from replay.report.text import summary
 from tracegen.generate import generate
 
@@ -21,7 +21,7 @@ def trace():
     return generate("uniform", "deepseek-v3", **SIZES)
 
 
-def network_of(trace, **overrides: object) -> tuple[replay.Result, Network]:
+def network_of(trace, **overrides: object) -> tuple[replay.Result, NetworkLoad]:
     result = replay.run(
         trace,
         scheme="deepep-ll",
@@ -114,9 +114,7 @@ def test_a_table_has_cards_and_the_busiest_rail(trace) -> None:
     assert "comet" in compared.left_out
     text = summary(compared)
     _, network = network_of(trace)
-    line = next(
-        one for one in text.partition("Network between")[2].splitlines() if "deepep-ll" in one
-    )
+    line = next(one for one in text.partition("Network between")[2].splitlines() if "deepep-ll" in one)
     rail = network.rails[network.busiest_rail]
     mean = sum(sum(port.wire_bytes.values()) for port in network.ports["nic-out"]) / 16
     assert f"leaf {rail.leaf}" in line

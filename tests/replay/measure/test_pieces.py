@@ -22,9 +22,7 @@ from replay.experiments.layer.setup import set_up, spec_of
 from replay.model.machine.host import Launch
 from replay.schemes import SCHEMES
 
-TRACE = tracegen.generate.generate(
-    "zipf", "olmoe-1b-7b", ranks=4, tokens_per_rank=12, layers=3, seed=1, skew=0.8
-)
+TRACE = tracegen.generate.generate("zipf", "olmoe-1b-7b", ranks=4, tokens_per_rank=12, layers=3, seed=1, skew=0.8)
 UNEVEN = {"deepep": "graph", "nvls": "graph", "comet": "graph", "dysharp": "graph"}
 
 
@@ -134,9 +132,7 @@ class Held:
 @pytest.mark.extended
 @pytest.mark.parametrize("scheme", ["deepep", "dysharp"])
 def test_layers_that_are_over_take_no_memory(scheme: str) -> None:
-    trace = tracegen.generate.generate(
-        "uniform", "olmoe-1b-7b", ranks=4, tokens_per_rank=128, layers=10, seed=1
-    )
+    trace = tracegen.generate.generate("uniform", "olmoe-1b-7b", ranks=4, tokens_per_rank=128, layers=10, seed=1)
     spec, system, made = spec_of(None, {"scheme": scheme, "system": hwmodel.load("dgx-h100")})
     ready, held = set_up(spec, {}, system, made).prepared(trace), Held()
     tracemalloc.start()

@@ -19,7 +19,7 @@ from replay.engine.export.scene import Gauge, Journey
 from replay.engine.export.slices import Ways, journey_slices, spans
 from replay.measure.parts import Utilisation
 from replay.measure.pools import SMS
-from replay.measure.replayed import Replayed
+from replay.measure.replayed import ReplayedSchedule
 from replay.measure.scene import ORDER, scene
 from replay.model.machine.resources import ResourceClass
 
@@ -27,39 +27,37 @@ SMALL = {"ranks": 4, "tokens_per_rank": 6}
 TRACE = "gpt-oss-20b-decode"
 
 
-def replayed(**settings: Any) -> tuple[Replayed, Result]:
+def replayed(**settings: Any) -> tuple[ReplayedSchedule, Result]:
     seen: list[Any] = []
     result = replay.run(TRACE, observe=seen.append, **{**SMALL, **settings})
     (one,) = seen
-    assert isinstance(one, Replayed)
+    assert isinstance(one, ReplayedSchedule)
     return one, result
 
 
-@pytest.fixture(
-    scope="module", params=["dysharp", "deepep", "deepep-ll", "comet", "nccl-alltoall", "ideal"]
-)
-def layer(request: pytest.FixtureRequest) -> tuple[Replayed, Result]:
+@pytest.fixture(scope="module", params=["dysharp", "deepep", "deepep-ll", "comet", "nccl-alltoall", "ideal"])
+def layer(request: pytest.FixtureRequest) -> tuple[ReplayedSchedule, Result]:
     """One layer: rows that switches copy, SMs that push, gates, kernels one by one."""
     return replayed(scheme=request.param, layer=12)
 
 
 @pytest.fixture(scope="module")
-def chain() -> tuple[Replayed, Result]:
+def chain() -> tuple[ReplayedSchedule, Result]:
     return replayed(scheme="deepep", layer=[0, 1, 2], tokens_per_rank=3)
 
 
-def gauge_of(seen: Replayed, name: str) -> Gauge:
+def gauge_of(seen: ReplayedSchedule, name: str) -> Gauge:
     (gauge,) = (one for one in scene(seen).gauges if one.name == name)
     return gauge
 
 
-def journey_of(seen: Replayed, token: int | None = None) -> Journey:
+def journey_of(seen: ReplayedSchedule, token: int | None = None) -> Journey:
     journey = scene(seen, token).journey
     assert journey is not None
     return journey
 
 
-def totals(seen: Replayed, gauge: Gauge) -> list[float]:
+def totals(seen: ReplayedSchedule, gauge: Gauge) -> list[float]:
     """Levels added up over time, in whole servers (level,)."""
     busy = in_service(seen, gauge, 0, seen.makespan_ps // 7 + 1, 7)
     assert busy.min() >= 0
@@ -67,13 +65,19 @@ def totals(seen: Replayed, gauge: Gauge) -> list[float]:
 
 
 GROUPS = {
-    "SMs": SMS, "vector cores": "vector cores", "HBM": "hbm", "L2": "l2", "uplink": "uplink",
-    "downlink": "downlink", "NIC out": "nic-out", "NIC in": "nic-in",
-}  # fmt: skip
+    "SMs": SMS,
+    "vector cores": "vector cores",
+    "HBM": "hbm",
+    "L2": "l2",
+    "uplink": "uplink",
+    "downlink": "downlink",
+    "NIC out": "nic-out",
+    "NIC in": "nic-in",
+}
 """Groups of measures, by the counter of the same."""
 
 
-def check_counters(seen: Replayed, measured: Mapping[str, Utilisation]) -> set[str]:
+def check_counters(seen: ReplayedSchedule, measured: Mapping[str, Utilisation]) -> set[str]:
     """Utilisation is the measures', mean and greatest over GPUs; the counters that there are.
 
     Measures count queues of SMs in whole picoseconds of an SM, resource by resource.
@@ -89,7 +93,7 @@ def check_counters(seen: Replayed, measured: Mapping[str, Utilisation]) -> set[s
     return {gauge.name for gauge in gauges}
 
 
-def test_counters_add_up_to_measures(layer: tuple[Replayed, Result]) -> None:
+def test_counters_add_up_to_measures(layer: tuple[ReplayedSchedule, Result]) -> None:
     seen, result = layer
     found = check_counters(seen, result.layers[0].measures.utilisation)
     cached = set() if result.scheme.name == "ideal" else {"L2"}  # which counts no tiles
@@ -102,14 +106,14 @@ def test_counters_of_npus_and_network_cards() -> None:
     assert found == {"SMs", "vector cores", "HBM", "L2", "uplink", "downlink"}
 
 
-def test_tokens_in_flight_add_up_to_their_latencies(layer: tuple[Replayed, Result]) -> None:
+def test_tokens_in_flight_add_up_to_their_latencies(layer: tuple[ReplayedSchedule, Result]) -> None:
     seen, result = layer
     latency = result.layers[0].token_latency_us
     total = sum(totals(seen, gauge_of(seen, "tokens")))
     assert total == pytest.approx(latency.mean_us * latency.num_tokens * 1e6)
 
 
-def test_phases_are_those_of_the_result(layer: tuple[Replayed, Result]) -> None:
+def test_phases_are_those_of_the_result(layer: tuple[ReplayedSchedule, Result]) -> None:
     seen, result = layer
     drawn = list(spans(seen, scene(seen)))
     phases = result.layers[0].measures.phases
@@ -121,7 +125,7 @@ def test_phases_are_those_of_the_result(layer: tuple[Replayed, Result]) -> None:
         assert len({one.thread.process for one in mine}) == len(mine)
 
 
-def test_the_slowest_token_is_the_one_that_results_name(layer: tuple[Replayed, Result]) -> None:
+def test_the_slowest_token_is_the_one_that_results_name(layer: tuple[ReplayedSchedule, Result]) -> None:
     seen, result = layer
     named = result.layers[0].slowest_tokens[0]
     journey = journey_of(seen)
@@ -130,19 +134,15 @@ def test_the_slowest_token_is_the_one_that_results_name(layer: tuple[Replayed, R
     assert stage.process == named.rank
     slices, arrows = journey_slices(seen, journey)
     whole = slices[0]
-    assert (whole.start_ps, whole.end_ps) == tuple(
-        round(time * 1e6) for time in (named.sent_us, named.combined_us)
-    )
+    assert (whole.start_ps, whole.end_ps) == tuple(round(time * 1e6) for time in (named.sent_us, named.combined_us))
     assert whole.thread.process == named.rank
     assert all(whole.start_ps <= one.start_ps <= one.end_ps <= whole.end_ps for one in slices)
     assert all(one.source.end_ps <= one.target.start_ps for one in arrows)
     if result.scheme.name != "ideal":  # which has no steps but its products
-        assert {"dispatch", "gemm1", "gemm2", "combine"} <= {
-            one.name.partition("-")[0] for one in slices[1:]
-        }
+        assert {"dispatch", "gemm1", "gemm2", "combine"} <= {one.name.partition("-")[0] for one in slices[1:]}
 
 
-def test_ways_follow_edges_and_end_where_the_token_does(layer: tuple[Replayed, Result]) -> None:
+def test_ways_follow_edges_and_end_where_the_token_does(layer: tuple[ReplayedSchedule, Result]) -> None:
     """Each is walked from a sent to a combined task, by the edge that was waited for last."""
     seen, _ = layer
     source, target = resolved_edges(seen)
@@ -180,9 +180,7 @@ def test_rows_through_a_gate_go_by_the_tile_that_they_landed_in() -> None:
     seen, _ = replayed(scheme="moe-hub", layer=12)
     assert len(seen.graph.gates) > 0
     (stage,) = journey_of(seen).stages
-    member = dict(
-        zip(seen.graph.gates.member_task.tolist(), seen.landed_tile.tolist(), strict=True)
-    )
+    member = dict(zip(seen.graph.gates.member_task.tolist(), seen.landed_tile.tolist(), strict=True))
     crossed = [
         (task, after)
         for way in Ways(seen).between(stage.sources, stage.targets)
@@ -194,7 +192,7 @@ def test_rows_through_a_gate_go_by_the_tile_that_they_landed_in() -> None:
         assert after == seen.graph.gates.tile_first[member[task]]
 
 
-def test_a_token_is_followed_through_all_layers(chain: tuple[Replayed, Result]) -> None:
+def test_a_token_is_followed_through_all_layers(chain: tuple[ReplayedSchedule, Result]) -> None:
     seen, result = chain
     assert result.chain is not None
     journey = journey_of(seen, 5)
@@ -213,14 +211,11 @@ def test_a_token_is_followed_through_all_layers(chain: tuple[Replayed, Result]) 
         assert max(one.end_ps for one in mine) >= round(times.end_us[1] * 1e6)
 
 
-def test_the_slowest_of_a_chain_is_so_in_some_layer(chain: tuple[Replayed, Result]) -> None:
+def test_the_slowest_of_a_chain_is_so_in_some_layer(chain: tuple[ReplayedSchedule, Result]) -> None:
     seen, _ = chain
     tokens = range(12)
     slowest = [
-        max(
-            one.end_ps - one.start_ps
-            for one in journey_slices(seen, journey_of(seen, token))[0][:3]
-        )
+        max(one.end_ps - one.start_ps for one in journey_slices(seen, journey_of(seen, token))[0][:3])
         for token in tokens
     ]
     assert journey_of(seen).name == f"token {int(np.argmax(slowest))}"
@@ -230,10 +225,8 @@ def test_tokens_that_are_not_there() -> None:
     seen, _ = replayed(scheme="ideal", layer=0)
     with pytest.raises(UserError) as caught:
         scene(seen, 24)
-    assert str(caught.value) == (
-        "token 24 takes no way through this replay; 24 tokens do, from 0 to 23"
-    )
-    bare = Replayed.of(seen, seen.machine)
+    assert str(caught.value) == ("token 24 takes no way through this replay; 24 tokens do, from 0 to 23")
+    bare = ReplayedSchedule.of(seen, seen.machine)
     assert scene(bare).journey is not None
     seen.machine.notes.taken()
     assert scene(bare).journey is None
@@ -259,17 +252,18 @@ def test_ways_of_layers_side_by_side_are_told_apart(settings: dict[str, Any]) ->
 def test_steps_and_passes_have_their_names() -> None:
     seen, _ = replayed(scheme="ideal", layer=[3, 4], steps=2)
     assert seen.layers == (
-        "step 0, layer 3", "step 0, layer 4", "step 1, layer 3", "step 1, layer 4",
-    )  # fmt: skip
+        "step 0, layer 3",
+        "step 0, layer 4",
+        "step 1, layer 3",
+        "step 1, layer 4",
+    )
     seen, _ = replayed(scheme="ideal", layer=[3], direction="training")
     assert seen.layers == ("layer 3", "layer 3, backward")
 
 
 @pytest.mark.extended
 def test_gpus_of_several_nodes_say_which() -> None:
-    seen, result = replayed(
-        scheme="deepep", layer=0, system="dgx-h100-x2", ranks=16, tokens_per_rank=2
-    )
+    seen, result = replayed(scheme="deepep", layer=0, system="dgx-h100-x2", ranks=16, tokens_per_rank=2)
     shown = scene(seen)
     assert shown.processes == {gpu: f"GPU {gpu}, node {gpu // 8}" for gpu in range(16)}
     found = check_counters(seen, result.layers[0].measures.utilisation)
@@ -282,9 +276,7 @@ def test_every_class_of_resources_has_its_place() -> None:
     assert sorted(ORDER) == sorted(ResourceClass)
 
 
-def test_one_file_of_it_is_json_and_the_same_twice(
-    layer: tuple[Replayed, Result], tmp_path: Path
-) -> None:
+def test_one_file_of_it_is_json_and_the_same_twice(layer: tuple[ReplayedSchedule, Result], tmp_path: Path) -> None:
     from replay.engine.export import export
 
     seen, _ = layer

@@ -54,28 +54,27 @@ def test_the_resource_that_is_busy_longest() -> None:
 
 def card(name: str, leaf: int, nbytes: int, utilisation: float) -> NetworkPort:
     wire = {"dispatch": nbytes, "combine": 10}
-    return NetworkPort(
-        name=name, leaf=leaf, payload_bytes=wire, wire_bytes=wire, utilisation=utilisation
-    )
+    return NetworkPort(name=name, leaf=leaf, payload_bytes=wire, wire_bytes=wire, utilisation=utilisation)
 
 
 def network() -> Any:
     """Three cards on three leaves: the second carries most, the third receives longest."""
-    return network_of({
-        "nic-out": [card("nic-out 0", 4, 100, 0.3), card("nic-out 1", 5, 300, 0.5),
-                    card("nic-out 2", 6, 200, 0.2)],
-        "nic-in": [card("nic-in 0", 4, 400, 0.4), card("nic-in 1", 5, 300, 0.6),
-                   card("nic-in 2", 6, 100, 0.7)],
-        "leaf-up": [card("leaf-up 4", 4, 0, 0.1), card("leaf-up 5", 5, 0, 0.9),
-                    card("leaf-up 6", 6, 0, 0.2)],
-    })  # fmt: skip
+    return network_of(
+        {
+            "nic-out": [card("nic-out 0", 4, 100, 0.3), card("nic-out 1", 5, 300, 0.5), card("nic-out 2", 6, 200, 0.2)],
+            "nic-in": [card("nic-in 0", 4, 400, 0.4), card("nic-in 1", 5, 300, 0.6), card("nic-in 2", 6, 100, 0.7)],
+            "leaf-up": [card("leaf-up 4", 4, 0, 0.1), card("leaf-up 5", 5, 0, 0.9), card("leaf-up 6", 6, 0, 0.2)],
+        }
+    )
 
 
 def test_the_rail_that_carries_most_both_ways() -> None:
     found = network()
     assert [(rail.leaf, rail.sent_bytes, rail.received_bytes) for rail in found.rails] == [
-        (4, 110, 410), (5, 310, 310), (6, 210, 110)
-    ]  # fmt: skip
+        (4, 110, 410),
+        (5, 310, 310),
+        (6, 210, 110),
+    ]
     assert [rail.utilisation for rail in found.rails] == [0.4, 0.6, 0.7]
     assert found.busiest_rail == 1
 
@@ -90,10 +89,7 @@ def test_the_network_table_tells_the_busiest_card_rail_and_uplink() -> None:
 
 def test_the_stage_that_needs_most_is_refused() -> None:
     def needs(_: ParallelPlan) -> list[StageMemory]:
-        return [
-            StageMemory(weights * GIB, 3 * GIB, 2 * GIB, 7 * GIB, 0, GIB, 0, 0)
-            for weights in (70, 90, 80)
-        ]
+        return [StageMemory(weights * GIB, 3 * GIB, 2 * GIB, 7 * GIB, 0, GIB, 0, 0) for weights in (70, 90, 80)]
 
     with pytest.raises(UserError) as refused:
         require(models.load("mixtral-8x7b"), ParallelPlan(pp=3), hwmodel.load("dgx-h100"), needs)
@@ -113,13 +109,13 @@ def test_the_stage_that_needs_most_is_refused() -> None:
     ],
 )
 def test_the_worker_to_which_a_request_goes(
-    router: str, waiting: tuple[int, ...], queued: tuple[int, ...], running: tuple[int, ...],
+    router: str,
+    waiting: tuple[int, ...],
+    queued: tuple[int, ...],
+    running: tuple[int, ...],
     chosen: int,
-) -> None:  # fmt: skip
-    workers = [
-        some(waiting=[None] * count, running=busy)
-        for count, busy in zip(waiting, running, strict=True)
-    ]
+) -> None:
+    workers = [some(waiting=[None] * count, running=busy) for count, busy in zip(waiting, running, strict=True)]
     route = _Route(router, cast("Any", workers), [deque(range(count)) for count in queued])
     assert [route.choose(), route.choose()] == [chosen] * 2
 

@@ -37,20 +37,28 @@ class Bench:
         return cls(Machine(system, GraphBuilder(KIND_NAMES), num_ranks))
 
     def task(
-        self, kind: Kind, rank: int, server: int, us: float, after: int | None = None,
-        late: float = 0, count: int = 1,
-    ) -> np.ndarray:  # fmt: skip
+        self,
+        kind: Kind,
+        rank: int,
+        server: int,
+        us: float,
+        after: int | None = None,
+        late: float = 0,
+        count: int = 1,
+    ) -> np.ndarray:
         """Tasks of so many microseconds, each behind one task."""
         return self.machine.serve(
-            server, Time(int(us * US)), kind=kind, rank=np.full(count, rank),
-            after=None if after is None else np.full(count, after), late=Time(int(late * US)),
-        )  # fmt: skip
+            server,
+            Time(int(us * US)),
+            kind=kind,
+            rank=np.full(count, rank),
+            after=None if after is None else np.full(count, after),
+            late=Time(int(late * US)),
+        )
 
     def measured(self, ends: list[int]) -> Measures:
         timeline = schedule(self.machine.graph.build())
-        return measures(
-            timeline.graph, np.array(ends), self.machine, timeline, phases_separated=False
-        )
+        return measures(timeline.graph, np.array(ends), self.machine, timeline, phases_separated=False)
 
 
 @pytest.fixture
@@ -208,9 +216,7 @@ def test_waiting_for_a_launch_alone_is_not_exposed(two_gpus: tuple[Bench, list[i
     # GPU 0 could begin a kernel when its flag comes (14), and gets its launch at 15.
     flag = bench.machine.mark(np.array([0]), np.array([ends[0]]))
     launched = bench.task(Kind.HOST, 0, -1, 15)
-    begun = bench.machine.gather(
-        np.append(flag, launched), np.array([0, 0]), np.array([flag[0]] * 2)
-    )
+    begun = bench.machine.gather(np.append(flag, launched), np.array([0, 0]), np.array([flag[0]] * 2))
     bench.machine.notes.held_up.append((flag, begun[:1], np.array([0])))
     result = bench.measured([int(begun[0]), ends[1]])
     assert result.rank_end_us == [15, 11]

@@ -25,6 +25,4 @@ def chained(synthetic: Any) -> Result:
 @pytest.fixture(scope="package")
 def across(synthetic: Any) -> Comparison:
     """One layer on two nodes."""
-    return replay.compare(
-        synthetic(ranks=16), ["deepep", "nccl-alltoall"], system="dgx-h100-x2", layer=0
-    )
+    return replay.compare(synthetic(ranks=16), ["deepep", "nccl-alltoall"], system="dgx-h100-x2", layer=0)

@@ -44,9 +44,7 @@ TEXT = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"
 
 @given(
     trace=TEXT,
-    layer=st.one_of(
-        st.just("all"), st.integers(0, 99), st.lists(st.integers(0, 9), min_size=2, unique=True)
-    ),
+    layer=st.one_of(st.just("all"), st.integers(0, 99), st.lists(st.integers(0, 9), min_size=2, unique=True)),
     step=st.integers(0, 5),
     barrier=st.booleans(),
     compare_barrier=st.booleans(),
@@ -103,10 +101,7 @@ def compared(synthetic: Any) -> Comparison:
 
 def test_a_comparison_is_asked_for_again(compared: Comparison) -> None:
     assert compare_command(compared) == ""  # its trace was in memory
-    referred = [
-        one.model_copy(update={"spec": one.spec.changed(trace="it's.h5")})
-        for one in compared.results
-    ]
+    referred = [one.model_copy(update={"spec": one.spec.changed(trace="it's.h5")}) for one in compared.results]
     again = compared.model_copy(update={"results": referred})
     name, found = parsed(compare_command(again))
     assert name == "compare"
@@ -126,13 +121,16 @@ def test_a_comparison_is_asked_for_again(compared: Comparison) -> None:
 
 
 def test_draws_are_asked_for_again(compared: Comparison) -> None:
-    referred = [
-        one.model_copy(update={"spec": one.spec.changed(trace="a.h5")}) for one in compared.results
-    ]
+    referred = [one.model_copy(update={"spec": one.spec.changed(trace="a.h5")}) for one in compared.results]
     drawn = {
-        "draws": 7, "seed": 0, "drawn": ["hardware", "model", "routing"], "notes": [],
-        "bands": [], "order_holds": 1.0, "decides": [],
-    }  # fmt: skip
+        "draws": 7,
+        "seed": 0,
+        "drawn": ["hardware", "model", "routing"],
+        "notes": [],
+        "bands": [],
+        "order_holds": 1.0,
+        "decides": [],
+    }
     for changes, words in (
         ({}, {"uncertainty": 7}),
         (

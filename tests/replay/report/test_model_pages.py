@@ -14,7 +14,7 @@ from replay.experiments import dense as tensor
 from replay.experiments import train as training
 from replay.experiments.ask import collective
 from replay.experiments.choose.cost import Cost
-from replay.experiments.choose.result import Found, Row, SearchResult
+from replay.experiments.choose.result import CandidateRow, SearchResult, SystemFindings
 from replay.experiments.choose.spec import ChooseSpec
 from replay.experiments.collective.result import CollectiveResult
 from replay.experiments.collective.spec import size_text, sizes_of
@@ -30,9 +30,7 @@ from replay.report.pages import page
 from tests.replay.train.made import MadeReplays
 from tracegen.shared.display.content import Bars, Page, Plot
 
-SERVED = InferSpec(
-    model="olmoe-1b-7b", decode_gpus=2, requests=4, prompt=32, output=2, chunk=64, sample_layers=1
-)
+SERVED = InferSpec(model="olmoe-1b-7b", decode_gpus=2, requests=4, prompt=32, output=2, chunk=64, sample_layers=1)
 
 
 def chart(of: Page, name: str) -> Any:
@@ -60,9 +58,7 @@ def made_again(of: Page, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def dense() -> TensorComparison:
-    return tensor.compare(
-        schemes=["tp-ring", "sp-ring", "t3"], model="llama-2-7b", tp=4, tokens=512
-    )
+    return tensor.compare(schemes=["tp-ring", "sp-ring", "t3"], model="llama-2-7b", tp=4, tokens=512)
 
 
 def test_the_bars_of_a_layer_add_up_to_its_time(dense: TensorComparison) -> None:
@@ -82,9 +78,7 @@ def test_shades_over_time_have_the_mean_use(dense: TensorComparison) -> None:
         one = dense[label.rstrip("*")]
         width = longest / len(heat.columns)
         busy = sum(
-            share * min(width, one.time_us - place * width)
-            for place, share in enumerate(row)
-            if share is not None
+            share * min(width, one.time_us - place * width) for place, share in enumerate(row) if share is not None
         )
         assert busy / one.time_us / 100 == pytest.approx(one.up.utilisation, abs=0.02)
 
@@ -100,9 +94,7 @@ def test_the_summary_of_layers_names_what_can_be_built(dense: TensorComparison) 
 def test_commands_make_layers_again(dense: TensorComparison, tmp_path: Path) -> None:
     again = tensor.load_result(made_again(page(dense), tmp_path))
     assert again == dense
-    alone = tensor.run(
-        model="llama-2-7b", tp=4, tokens=256, scheme="sp-ring", overrides={"gpu.num_sms": 100}
-    )
+    alone = tensor.run(model="llama-2-7b", tp=4, tokens=256, scheme="sp-ring", overrides={"gpu.num_sms": 100})
     found = tensor.load_result(made_again(page(alone), tmp_path))
     assert isinstance(found, tensor.TensorResult)
     assert (found.run_id, found.measures) == (alone.run_id, alone.measures)
@@ -112,8 +104,9 @@ def test_commands_make_layers_again(dense: TensorComparison, tmp_path: Path) -> 
 
 
 def test_a_collective_is_drawn_by_size_and_made_again(tmp_path: Path) -> None:
-    result = collective(op="allgather", bytes=[1000, 65536], algorithm=["nccl", "ring"], ranks=4,
-                        overrides={"nccl.nvls_channels": 8})  # fmt: skip
+    result = collective(
+        op="allgather", bytes=[1000, 65536], algorithm=["nccl", "ring"], ranks=4, overrides={"nccl.nvls_channels": 8}
+    )
     shown = page(result)
     drawn = chart(shown, "bandwidth")
     assert isinstance(drawn, Plot) and drawn.x.log and drawn.y.log
@@ -138,9 +131,13 @@ def test_sizes_are_written_as_they_are_read() -> None:
 def trained(monkeypatch: pytest.MonkeyPatch) -> TrainComparison:
     monkeypatch.setattr(setup, "StepReplays", MadeReplays)
     return training.compare(
-        schemes=["deepep", "ideal"], baseline="ideal", model="olmoe-1b-7b", plan="pp=2,dp=4,ep=4",
-        sequence=512, options={"deepep": {"num_sms": "16"}},
-    )  # fmt: skip
+        schemes=["deepep", "ideal"],
+        baseline="ideal",
+        model="olmoe-1b-7b",
+        plan="pp=2,dp=4,ep=4",
+        sequence=512,
+        options={"deepep": {"num_sms": "16"}},
+    )
 
 
 def test_the_bars_of_a_step_add_up_to_it(trained: TrainComparison) -> None:
@@ -185,11 +182,7 @@ def test_memory_of_serving_is_held_against_what_there_is(served: InferComparison
     bars = chart(page(served), "memory")
     for place, label in enumerate(bars.labels):
         found = served[label].decode.memory
-        held = (
-            found.weight_bytes
-            + found.iteration_bytes
-            + found.cache_positions * found.position_bytes
-        )
+        held = found.weight_bytes + found.iteration_bytes + found.cache_positions * found.position_bytes
         assert lengths(bars)[label] == pytest.approx(held / 1e9)
         assert bars.marks[place] == found.capacity_bytes / 1e9
 
@@ -201,9 +194,7 @@ def test_commands_serve_a_batch_again(served: InferComparison, tmp_path: Path) -
 @pytest.mark.extended
 def test_requests_that_arrive_are_drawn_and_served_again(tmp_path: Path) -> None:
     small = {**SERVED.model_dump(), "prompt": 8, "chunk": 16}
-    found = ARRIVALS.compare(
-        ArrivalSpec(**small, arrivals="400", count=4, ttft_ms=50.0), ["deepep-ll"]
-    )
+    found = ARRIVALS.compare(ArrivalSpec(**small, arrivals="400", count=4, ttft_ms=50.0), ["deepep-ll"])
     shown = page(found)
     (one,) = found.results
     assert one.served is not None
@@ -220,20 +211,35 @@ def test_requests_that_arrive_are_drawn_and_served_again(tmp_path: Path) -> None
 
 def test_a_search_has_its_best_named_and_every_candidate_drawn() -> None:
     rows = [
-        Row(
-            sizes={"num_layers": layers, "hidden": 512}, plan="pp=2,ep=4", schedule="1f1b",
-            total_parameters=layers * 10**9, active_parameters=10**9, least_us=1000.0,
+        CandidateRow(
+            sizes={"num_layers": layers, "hidden": 512},
+            plan="pp=2,ep=4",
+            schedule="1f1b",
+            total_parameters=layers * 10**9,
+            active_parameters=10**9,
+            least_us=1000.0,
             cost=Cost(
-                step_us=2000.0 + layers, spent_us={"experts": 1500.0, "exchange": 500.0 + layers},
-                tokens_per_s=1e6 / layers, mfu=0.4 / layers, flop_per_token=1, memory_gib=10.0,
+                step_us=2000.0 + layers,
+                spent_us={"experts": 1500.0, "exchange": 500.0 + layers},
+                tokens_per_s=1e6 / layers,
+                mfu=0.4 / layers,
+                flop_per_token=1,
+                memory_gib=10.0,
             ),
         )
         for layers in (2, 3, 4)
-    ]  # fmt: skip
-    found = Found(
-        system="dgx-h100", scheme="deepep", rows=rows, looked_at=9, left_out={"no": 2},
-        refused={}, failed={}, pruned=4, skipped=0,
-    )  # fmt: skip
+    ]
+    found = SystemFindings(
+        system="dgx-h100",
+        scheme="deepep",
+        rows=rows,
+        looked_at=9,
+        left_out={"no": 2},
+        refused={},
+        failed={},
+        pruned=4,
+        skipped=0,
+    )
     shown = page(
         SearchResult(
             run_id="",

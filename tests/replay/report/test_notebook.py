@@ -13,7 +13,7 @@ from replay.experiments.base.load import document_kinds
 from replay.experiments.base.result import SchemeDescription, SystemDescription
 from replay.experiments.base.rows import NOT_IN_ROWS
 from replay.experiments.choose.cost import Cost
-from replay.experiments.choose.result import Found, Row, SearchResult
+from replay.experiments.choose.result import CandidateRow, SearchResult, SystemFindings
 from replay.experiments.collective.result import CollectiveResult
 from replay.experiments.dense.result import TensorComparison, TensorResult
 from replay.experiments.serve.arrivals.result import ArrivalComparison, ArrivalResult
@@ -26,14 +26,26 @@ from replay.studies.sweeps.saved import SavedSweep
 from replay.studies.validate.saved import SavedValidation
 from tracegen import UserError
 from tracegen.shared.display.frames import columns_of, flat, frame_of
-from tracegen.shared.display.shown import Shown, page_of
+from tracegen.shared.display.shown import Exhibit, page_of
 from tracegen.stats.statistics import TraceStatistics, statistics
 
 RESULTS = (
-    replay.Result, replay.Comparison, SweepResult, TensorResult, TensorComparison, TrainResult,
-    TrainComparison, InferResult, InferComparison, ArrivalResult, ArrivalComparison, SearchResult,
-    CollectiveResult, Explanation, TraceStatistics,
-)  # fmt: skip
+    replay.Result,
+    replay.Comparison,
+    SweepResult,
+    TensorResult,
+    TensorComparison,
+    TrainResult,
+    TrainComparison,
+    InferResult,
+    InferComparison,
+    ArrivalResult,
+    ArrivalComparison,
+    SearchResult,
+    CollectiveResult,
+    Explanation,
+    TraceStatistics,
+)
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +60,8 @@ def compared() -> replay.Comparison:
 
 def test_every_result_that_can_be_read_back_shows_itself() -> None:
     for kind in {one.made for one in document_kinds()}:
-        assert issubclass(kind, Shown), kind
-        assert kind._rows is not Shown._rows
+        assert issubclass(kind, Exhibit), kind
+        assert kind._rows is not Exhibit._rows
         assert kind.__name__ in MAKERS or home_of(kind)
 
 
@@ -57,10 +69,15 @@ def test_rows_of_what_was_saved_of_a_study_and_of_a_validation() -> None:
     pytest.importorskip("pandas")
     cell = {"mean": 2.0, "min": 1.0, "max": 3.0, "count": 2}
     grid = {
-        "title": "", "notes": "", "fixed": {}, "seeds": [1, 2], "claims": [],
-        "axes": {"scheme": [{"label": "deepep"}]}, "columns": [{"header": "layer us"}],
+        "title": "",
+        "notes": "",
+        "fixed": {},
+        "seeds": [1, 2],
+        "claims": [],
+        "axes": {"scheme": [{"label": "deepep"}]},
+        "columns": [{"header": "layer us"}],
         "rows": [{"labels": {"scheme": "deepep"}, "cells": {"layer us": cell}}],
-    }  # fmt: skip
+    }
     words = {"format": "moereplay-sweep/1", "name": "s", "title": "t", "question": "", "notes": ""}
     (row,) = SavedSweep.model_validate({**words, "grids": [grid]}).to_dataframe().to_dict("records")
     assert row == {"grid": 0, "scheme": "deepep"} | {f"layer us.{k}": v for k, v in cell.items()}
@@ -72,7 +89,7 @@ def test_rows_of_what_was_saved_of_a_study_and_of_a_validation() -> None:
     assert row == {"table": "gemm", "unit": "us", "kernel_taken": "", "left_out": False} | line
 
 
-def kinds_of_shown(kind: type = Shown) -> set[type]:
+def kinds_of_shown(kind: type = Exhibit) -> set[type]:
     return {kind, *(one for below in kind.__subclasses__() for one in kinds_of_shown(below))}
 
 
@@ -165,12 +182,14 @@ def test_rows_of_steps_have_causes() -> None:
     pytest.importorskip("pandas")
     made = [
         TrainResult.model_construct(
-            scheme=SchemeDescription.model_construct(name=name), step_us=10.0,
+            scheme=SchemeDescription.model_construct(name=name),
+            step_us=10.0,
             spent_us={"experts": [[1.0, 2.0], [3.0, long]]},
-            model={"hidden": 1}, memory=[{"a": 1}],
+            model={"hidden": 1},
+            memory=[{"a": 1}],
         )
         for name, long in (("one", 6.0), ("two", 2.0))
-    ]  # fmt: skip
+    ]
     both = TrainComparison.model_construct(baseline="one", results=made)
     frame = both.to_dataframe()
     assert list(frame.scheme) == ["one", "two"]
@@ -181,23 +200,33 @@ def test_rows_of_steps_have_causes() -> None:
 def test_rows_of_serving_and_of_candidates_have_paths() -> None:
     pytest.importorskip("pandas")
     phase = PhaseResult.model_construct(
-        scheme=SchemeDescription.model_construct(name="deepep"), time_us=5.0,
+        scheme=SchemeDescription.model_construct(name="deepep"),
+        time_us=5.0,
         spent_us={"experts": 2.0},
         system=SystemDescription.model_construct(name="m", values={"a": 1}),
-    )  # fmt: skip
+    )
     served = InferResult.model_construct(prefill=phase, decode=phase, time_us=10.0, left_out=["x"])
     frame = InferComparison.model_construct(baseline="deepep", results=[served]).to_dataframe()
     assert frame["prefill.spent_us.experts"][0] == 2.0 and frame.scheme[0] == served.name
     assert not [name for name in frame if "values" in name]
     cost = Cost(
-        step_us=2.0, spent_us={"experts": 1.0}, tokens_per_s=3.0, mfu=0.5, flop_per_token=6,
+        step_us=2.0,
+        spent_us={"experts": 1.0},
+        tokens_per_s=3.0,
+        mfu=0.5,
+        flop_per_token=6,
         memory_gib=7.0,
-    )  # fmt: skip
-    row = Row(
-        sizes={"num_layers": 3}, plan="p", schedule="s", total_parameters=9, active_parameters=5,
-        least_us=1.0, cost=cost,
-    )  # fmt: skip
-    found = Found.model_construct(system="m", scheme="deepep", rows=[row])
+    )
+    row = CandidateRow(
+        sizes={"num_layers": 3},
+        plan="p",
+        schedule="s",
+        total_parameters=9,
+        active_parameters=5,
+        least_us=1.0,
+        cost=cost,
+    )
+    found = SystemFindings.model_construct(system="m", scheme="deepep", rows=[row])
     frame = SearchResult.model_construct(systems=[found]).to_dataframe()
     assert frame["cost.mfu"][0] == 0.5 and frame["sizes.num_layers"][0] == 3
 

@@ -87,14 +87,10 @@ def test_the_summary_names_the_fastest_that_can_be_built(compared: Comparison, s
 
 @pytest.mark.parametrize("phase", ["dispatch", "combine"])
 @pytest.mark.parametrize("way", ["uplink", "downlink"])
-def test_wires_are_those_of_each_gpu(
-    compared: Comparison, shown: Page, phase: str, way: str
-) -> None:
+def test_wires_are_those_of_each_gpu(compared: Comparison, shown: Page, phase: str, way: str) -> None:
     heat = chart(shown, f"{phase}-{way}")
     for label, row in zip(heat.rows, heat.values, strict=True):
-        layers = [
-            getattr(one.wire_bytes[phase], way) for one in compared[label.rstrip("*")].measured
-        ]
+        layers = [getattr(one.wire_bytes[phase], way) for one in compared[label.rstrip("*")].measured]
         assert row == pytest.approx([sum(gpu) / LAYERS / 1e6 for gpu in zip(*layers, strict=True)])
 
 
@@ -103,8 +99,11 @@ def test_more_gpus_than_columns_are_put_together(across: Comparison, monkeypatch
     monkeypatch.setattr("replay.experiments.layer.page.charts.MOST_COLUMNS", 5)
     heat = chart(page(across), "dispatch-uplink")
     assert heat.columns == ["GPU 0-3", "GPU 4-7", "GPU 8-11", "GPU 12-15"] or heat.columns == [
-        "0-3", "4-7", "8-11", "12-15",
-    ]  # fmt: skip
+        "0-3",
+        "4-7",
+        "8-11",
+        "12-15",
+    ]
     for row, of in zip(heat.values, whole.values, strict=True):
         assert row == pytest.approx([sum(of[first : first + 4]) / 4 for first in (0, 4, 8, 12)])
 
@@ -127,9 +126,7 @@ def test_bounds_are_shares_of_the_time(compared: Comparison, shown: Page) -> Non
     for label, row in zip(heat.rows, heat.values, strict=True):
         one = compared[label.rstrip("*")]
         ports = sum(each.bounds_us.port_us for each in one.measured)
-        assert row[list(heat.columns).index("busiest port")] == pytest.approx(
-            100 * ports / one.totals.makespan_us
-        )
+        assert row[list(heat.columns).index("busiest port")] == pytest.approx(100 * ports / one.totals.makespan_us)
         assert max(value for value in row if value is not None) <= 100 + 1e-9
 
 
@@ -207,9 +204,7 @@ def test_proposed_hardware_has_a_star(shown: Page) -> None:
 def test_every_value_of_the_machine_has_a_source(compared: Comparison, shown: Page) -> None:
     rows = {row[0]: row for row in table(shown, "machine").rows}
     assert rows.keys() == compared.results[0].system.values.keys()
-    assert rows["gpu.clock_GHz"][1:4] == ("1.755", "GHz", "high") or rows["gpu.clock_GHz"][2] == (
-        "GHz"
-    )
+    assert rows["gpu.clock_GHz"][1:4] == ("1.755", "GHz", "high") or rows["gpu.clock_GHz"][2] == ("GHz")
     assert all(row[-1] for row in rows.values())
 
 
@@ -227,9 +222,7 @@ def test_a_chain_has_its_layers_and_no_tokens(chained: Result) -> None:
     line: Line = chart(shown, "layers").lines[0]
     assert chained.chain is not None
     assert list(line.y) == [layer.mean_us for layer in chained.chain.layers]
-    assert lengths(chart(shown, "time"))["deepep"] == pytest.approx(
-        chained.totals.makespan_us, abs=US
-    )
+    assert lengths(chart(shown, "time"))["deepep"] == pytest.approx(chained.totals.makespan_us, abs=US)
     assert "latency" not in {one.name for one in (*shown.charts(), *shown.tables())}
 
 
@@ -237,15 +230,19 @@ def test_bands_are_the_draws(compared: Comparison) -> None:
     ordered = sorted(compared.results, key=lambda one: one.totals.makespan_us)
     bands = [
         Band(
-            scheme=one.scheme.name, placement=one.placement, nominal_us=one.totals.makespan_us,
-            low_us=100.0 + place, median_us=110.0, high_us=120.0, times_us=[110.0],
-            first=None if one.scheme.name == "ideal" else 0.75, before_next=None,
+            scheme=one.scheme.name,
+            placement=one.placement,
+            nominal_us=one.totals.makespan_us,
+            low_us=100.0 + place,
+            median_us=110.0,
+            high_us=120.0,
+            times_us=[110.0],
+            first=None if one.scheme.name == "ideal" else 0.75,
+            before_next=None,
         )
         for place, one in enumerate(ordered)
-    ]  # fmt: skip
-    drawn = Uncertainty(
-        draws=40, seed=0, drawn=["hardware"], notes=[], bands=bands, order_holds=0.5, decides=[]
-    )
+    ]
+    drawn = Uncertainty(draws=40, seed=0, drawn=["hardware"], notes=[], bands=bands, order_holds=0.5, decides=[])
     shown = page(compared.model_copy(update={"uncertainty": drawn}))
     line = chart(shown, "bands").lines[1]
     assert list(line.low) == [100.0 / LAYERS, 101.0 / LAYERS, 102.0 / LAYERS]

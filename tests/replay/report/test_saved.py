@@ -63,14 +63,9 @@ def commands(group: Any, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 
 def test_every_command_that_saves_a_result_shows_it() -> None:
     found = dict(commands(typer.main.get_command(app)))
-    options = {
-        words: {one for each in of.params for one in each.opts} for words, of in found.items()
-    }
+    options = {words: {one for each in of.params for one in each.opts} for words, of in found.items()}
     saving = {
-        words
-        for words, of in found.items()
-        for each in of.params
-        if "--json" in each.opts and each.metavar == "FILE"
+        words for words, of in found.items() for each in of.params if "--json" in each.opts and each.metavar == "FILE"
     }
     assert len(saving) >= 12
     for words in saving:
@@ -125,17 +120,13 @@ def test_results_of_one_work_become_a_comparison(compared: Comparison, chained: 
     assert as_comparison([compared.results[0], compared.results[0]]) is None
 
 
-def test_results_of_different_works_follow_one_another(
-    compared: Comparison, chained: Result
-) -> None:
+def test_results_of_different_works_follow_one_another(compared: Comparison, chained: Result) -> None:
     shown = page_of_several({"a.json": compared, "b.json": chained})
     assert shown.sections[1].title == "a.json: Which is fastest"
     names = [one.name for one in (*shown.charts(), *shown.tables())]
     assert {"1-time", "2-time", "2-layers", "files"} <= set(names)
     ours = list(page(compared).charts())
-    assert len([name for name in names if name.startswith("1-")]) == len(ours) + len(
-        list(page(compared).tables())
-    )
+    assert len([name for name in names if name.startswith("1-")]) == len(ours) + len(list(page(compared).tables()))
 
 
 def run(*words: str) -> int:
@@ -144,9 +135,7 @@ def run(*words: str) -> int:
     return int(ended.value.code or 0)
 
 
-def test_the_command_writes_a_file(
-    compared: Comparison, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_a_file(compared: Comparison, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for one in compared.results:
         one.save(tmp_path / f"{one.scheme.name}.json")
     files = [str(tmp_path / f"{name}.json") for name in ("ideal", "deepep", "dysharp")]
@@ -228,8 +217,7 @@ def test_a_result_without_layers_and_an_early_one_of_another_shape_are_damaged(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "damaged.json"
-    for name, change in (("layer-1", {"system": [[1]]}), ("layer-1", {"layers": []}),
-                         ("layer-1", {"system": [5]})):  # fmt: skip
+    for name, change in (("layer-1", {"system": [[1]]}), ("layer-1", {"layers": []}), ("layer-1", {"system": [5]})):
         whole = json.loads((ROOT / f"tests/data/results/{name}.json").read_text("utf-8"))
         file.write_text(json.dumps({**whole, **change}), encoding="utf-8")
         with pytest.raises(replay.UserError, match="is damaged"):

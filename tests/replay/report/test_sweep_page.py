@@ -93,14 +93,23 @@ def made(axes: dict[str, list[str]], columns: int = 1) -> SavedSweep:
             }
         )
     grid = {
-        "title": "", "notes": "", "fixed": {}, "seeds": [], "claims": [], "rows": rows,
+        "title": "",
+        "notes": "",
+        "fixed": {},
+        "seeds": [],
+        "claims": [],
+        "rows": rows,
         "axes": {name: [{"label": one} for one in labels] for name, labels in axes.items()},
         "columns": [{"header": header} for header in headers],
-    }  # fmt: skip
+    }
     document = {
-        "format": "moereplay-sweep/1", "name": "made", "title": "Made", "question": "",
-        "notes": "", "grids": [grid],
-    }  # fmt: skip
+        "format": "moereplay-sweep/1",
+        "name": "made",
+        "title": "Made",
+        "question": "",
+        "notes": "",
+        "grids": [grid],
+    }
     return SavedSweep.model_validate(document)
 
 

@@ -24,8 +24,7 @@ HEAD = re.compile(r"(/results/\d+)?/format|.*/scheme/(sequence_parallel|traffic.
 MOVED = re.compile(r"^((?:/results/\d+)?)/arrivals/")
 """The second spec of requests that arrive, which is part of the one now."""
 FILES = [
-    path.relative_to(WRITTEN).as_posix()
-    for path in sorted([*WRITTEN.glob("*/*.json"), *WRITTEN.glob("*/*/*.json")])
+    path.relative_to(WRITTEN).as_posix() for path in sorted([*WRITTEN.glob("*/*.json"), *WRITTEN.glob("*/*/*.json")])
 ]
 
 
@@ -48,8 +47,11 @@ def test_what_was_written_is_read_with_every_number(name: str) -> None:
     loaded = load(WRITTEN / name)
     kept = dict(numbers(loaded.model_dump(mode="json", by_alias=True)))
     was = {MOVED.sub(r"\1/spec/", path): value for path, value in numbers(before)}
-    changed = {path: (value, kept.get(path)) for path, value in was.items()
-               if path in kept and kept[path] != value and not HEAD.fullmatch(path)}  # fmt: skip
+    changed = {
+        path: (value, kept.get(path))
+        for path, value in was.items()
+        if path in kept and kept[path] != value and not HEAD.fullmatch(path)
+    }
     assert changed == {}
     lost = {path for path in was if path not in kept and not HEAD.fullmatch(path)}
     if Path(name).name not in ("sweep.json", "validate.json"):  # of which what is shown is read
@@ -63,9 +65,7 @@ LATER = {"moereplay-uncertainty", "moereplay-trace", "moereplay-trace-comparison
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_every_kind_is_there(folder: str) -> None:
-    documents = [
-        json.loads((WRITTEN / name).read_text("utf-8")) for name in FILES if name.startswith(folder)
-    ]
+    documents = [json.loads((WRITTEN / name).read_text("utf-8")) for name in FILES if name.startswith(folder)]
     found = {format_of(one).rpartition("/")[0] for one in documents}
     assert found == {one.name for one in document_kinds()} - LATER
 
@@ -73,13 +73,8 @@ def test_every_kind_is_there(folder: str) -> None:
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_folder_of_a_study_is_a_table_of_its_points(folder: str) -> None:
     rows = load_table(WRITTEN / folder / "sweep")
-    points = [
-        json.loads(path.read_text("utf-8"))
-        for path in (WRITTEN / folder / "sweep" / "points").glob("*.json")
-    ]
-    times = {
-        one["result"]["scheme"]["name"]: one["result"]["totals"]["makespan_us"] for one in points
-    }
+    points = [json.loads(path.read_text("utf-8")) for path in (WRITTEN / folder / "sweep" / "points").glob("*.json")]
+    times = {one["result"]["scheme"]["name"]: one["result"]["totals"]["makespan_us"] for one in points}
     assert len(times) == 2
     assert dict(zip(rows["scheme"], rows["makespan_us"], strict=True)) == times
 

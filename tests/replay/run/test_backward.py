@@ -86,8 +86,7 @@ def test_weight_gradients_multiply_as_much_as_the_forward_pass(
 @every("scheme", TRAINED)
 def test_rows_travel_as_in_the_forward_pass(scheme: str, system_for) -> None:
     there, back = (
-        replay_layer(layer(is_backward), system_for(4), SCHEMES[scheme]).measures
-        for is_backward in (False, True)
+        replay_layer(layer(is_backward), system_for(4), SCHEMES[scheme]).measures for is_backward in (False, True)
     )
     assert there.payload_bytes == back.payload_bytes
     assert "wgrad" in back.phases and "wgrad" not in there.phases

@@ -48,9 +48,7 @@ def counted(action: Callable[[], object]) -> tuple[int, int]:
     ("scheme", "most_calls", "most_memories"),
     [("ideal", 47_300, 46), ("deepep-ll", 67_300, 60), ("dysharp", 74_100, 64)],
 )
-def test_a_layer_that_is_asked_for(
-    trace: RoutingTrace, scheme: str, most_calls: int, most_memories: int
-) -> None:
+def test_a_layer_that_is_asked_for(trace: RoutingTrace, scheme: str, most_calls: int, most_memories: int) -> None:
     found, memories = counted(lambda: replay.run(trace, scheme=scheme, layer=12, tune=False))
     assert found <= most_calls
     assert memories <= most_memories
@@ -60,9 +58,7 @@ def test_a_layer_that_is_asked_for(
     ("scheme", "most_calls", "most_memories"),
     [("ideal", 13_700, 51), ("deepep-ll", 29_700, 61), ("dysharp", 39_300, 68)],
 )
-def test_a_further_layer_of_a_chain(
-    trace: RoutingTrace, scheme: str, most_calls: int, most_memories: int
-) -> None:
+def test_a_further_layer_of_a_chain(trace: RoutingTrace, scheme: str, most_calls: int, most_memories: int) -> None:
     two, five = (
         counted(lambda: replay.run(trace, scheme=scheme, layer=layers, tune=False))  # noqa: B023
         for layers in ((0, 1), (0, 1, 2, 3, 4))
@@ -93,9 +89,7 @@ def test_schemes_that_are_compared_share_a_layer(trace: RoutingTrace) -> None:
         mock.patch.object(preparation, "make_work", side_effect=made) as works,
         mock.patch.object(Replay, "_lead_found", autospec=True, side_effect=found) as leads,
     ):
-        together = replay.compare(
-            trace, schemes=["ideal", "nvls", "deepep", "tutel"], layer=12, tune=False
-        )
+        together = replay.compare(trace, schemes=["ideal", "nvls", "deepep", "tutel"], layer=12, tune=False)
     assert works.call_count == 1
     assert {one.launch for one in together.results} == {"eager", "graph"}
     assert leads.call_count == 2

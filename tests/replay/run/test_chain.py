@@ -23,9 +23,15 @@ from replay.model.work.context import Context
 
 def made(tokens_per_rank: int, layers: int) -> tracegen.RoutingTrace:
     return tracegen.generate.generate(
-        "zipf", "olmoe-1b-7b", ranks=4, tokens_per_rank=tokens_per_rank, layers=layers, steps=2,
-        seed=1, skew=0.8,
-    )  # fmt: skip
+        "zipf",
+        "olmoe-1b-7b",
+        ranks=4,
+        tokens_per_rank=tokens_per_rank,
+        layers=layers,
+        steps=2,
+        seed=1,
+        skew=0.8,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +102,7 @@ def test_payload_of_a_chain_is_the_sum_of_its_layers(scheme: str, chained, small
 
 def test_one_gpu_takes_the_sum_of_its_layers_and_what_lies_between(quick_host) -> None:
     system = quick_host
-    trace = tracegen.generate.generate(
-        "zipf", "olmoe-1b-7b", ranks=1, tokens_per_rank=24, layers=3, seed=1, skew=0.8
-    )
+    trace = tracegen.generate.generate("zipf", "olmoe-1b-7b", ranks=1, tokens_per_rank=24, layers=3, seed=1, skew=0.8)
     chain = replay.run(trace, system=system, scheme="ideal", compare_barrier=True).chain
     apart = replay.run(trace, system=system, scheme="ideal", barrier=True)
     assert chain is not None
@@ -129,9 +133,7 @@ def test_a_late_gpu_makes_the_others_wait_at_the_next_exchange(trace, system) ->
     rank = trace.tokens.rank
     position = np.where(rank == 3, 60_000, trace.tokens.position).astype(np.uint32)
     late = dataclasses.replace(trace, tokens=dataclasses.replace(trace.tokens, position=position))
-    plain, delayed = (
-        replay.run(one, system=system, scheme="deepep", layer=[0, 1]).chain for one in (trace, late)
-    )
+    plain, delayed = (replay.run(one, system=system, scheme="deepep", layer=[0, 1]).chain for one in (trace, late))
     assert plain is not None and delayed is not None
     own_delay = delayed.layers[0].start_us[1] - plain.layers[0].start_us[1]
     assert own_delay > 50
@@ -145,8 +147,13 @@ def test_training_goes_back_through_the_layers(trace, quick_host) -> None:
     chain = replay.run(trace, system=system, scheme="deepep", direction="training").chain
     assert chain is not None
     assert [(one.is_backward, one.layer_index) for one in chain.layers] == [
-        (False, 0), (False, 1), (False, 2), (True, 2), (True, 1), (True, 0),
-    ]  # fmt: skip
+        (False, 0),
+        (False, 1),
+        (False, 2),
+        (True, 2),
+        (True, 1),
+        (True, 0),
+    ]
     forward, backward = (
         replay.run(trace, system=system, scheme="deepep", direction=direction).chain
         for direction in ("forward", "backward")
@@ -158,12 +165,9 @@ def test_training_goes_back_through_the_layers(trace, quick_host) -> None:
 
 def test_a_layer_by_itself_has_the_lead_of_what_lies_before_it(trace, system) -> None:
     """The host is through with the dense part before its GPU; flashdmoe is one launch more."""
-    free, slow = (
-        hwmodel.load("dgx-h100", {"overheads.launch_us": launch_us}) for launch_us in (0.0, 200.0)
-    )
+    free, slow = (hwmodel.load("dgx-h100", {"overheads.launch_us": launch_us}) for launch_us in (0.0, 200.0))
     quick, usual, late = (
-        replay.run(trace, system=one, scheme="flashdmoe", layer=1).totals.makespan_us
-        for one in (free, system, slow)
+        replay.run(trace, system=one, scheme="flashdmoe", layer=1).totals.makespan_us for one in (free, system, slow)
     )
     # Where launches are what all wait for, a GPU still runs the last dense kernel when its host has
     # launched it; that long the host is ahead when it launches the layer, which waits for the rest.

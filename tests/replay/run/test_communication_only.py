@@ -19,9 +19,7 @@ def trace(synthetic):
 def test_layers_are_replayed_by_themselves_and_say_what_they_are(trace) -> None:
     alone = replay.run(trace, scheme="deepep", communication_only=True)
     assert alone.chain is None and len(alone.layers) == trace.num_layers > 1
-    assert heading(alone).splitlines()[0] == (
-        "Communication alone: dispatch and combine, without experts"
-    )
+    assert heading(alone).splitlines()[0] == ("Communication alone: dispatch and combine, without experts")
     assert measured(alone) == f"of the communication alone, per layer (mean of {trace.num_layers})"
     whole = replay.run(trace, scheme="deepep", barrier=True)
     assert alone.totals.makespan_us < whole.totals.makespan_us
@@ -37,18 +35,13 @@ def test_it_comes_back_from_json_as_what_it_is(trace) -> None:
 
 
 def test_splits_are_those_of_the_whole_layer(trace) -> None:
-    whole, alone = (
-        replay.run(trace, scheme="comet", layer=0, communication_only=only)
-        for only in (False, True)
-    )
+    whole, alone = (replay.run(trace, scheme="comet", layer=0, communication_only=only) for only in (False, True))
     assert alone.scheme.options == whole.scheme.options
     assert alone.scheme.tuned == whole.scheme.tuned
 
 
 def test_a_comparison_holds_the_ports_against_schemes(trace) -> None:
-    compared = replay.compare(
-        trace, ["ideal", "plain", "megamoe"], layer=0, communication_only=True
-    )
+    compared = replay.compare(trace, ["ideal", "plain", "megamoe"], layer=0, communication_only=True)
     ideal, *others = (result.totals.makespan_us for result in compared.results)
     assert 0 < ideal < min(others)
 

@@ -18,8 +18,8 @@ from replay.errors import UserError
 from replay.experiments.base import estimate as estimates
 from replay.experiments.base import experiment
 from replay.experiments.base.crews import worker
-from replay.experiments.base.estimate import Asked, Estimate, Size, UnfitError, thinned
-from replay.experiments.base.experiment import Given
+from replay.experiments.base.estimate import Estimate, ReplayCounts, Size, UnfitError, thinned
+from replay.experiments.base.experiment import SpecInputs
 from replay.experiments.layer import fit
 from replay.experiments.layer.experiment import EXPERIMENT
 from replay.experiments.layer.spec import RunSpec
@@ -37,9 +37,7 @@ MEMORY_WITHIN = 2.0
 
 @cache
 def layers(model: str, ranks: int, tokens: int, number: int = 1) -> tracegen.RoutingTrace:
-    return generate(
-        "zipf", model, ranks=ranks, tokens_per_rank=tokens, layers=number, skew=0.6, seed=1
-    )
+    return generate("zipf", model, ranks=ranks, tokens_per_rank=tokens, layers=number, skew=0.6, seed=1)
 
 
 def precision(scheme: str) -> str:
@@ -51,7 +49,7 @@ def settings(scheme: str) -> dict[str, str]:
 
 
 def estimate(trace: tracegen.RoutingTrace, **given: object) -> Estimate:
-    setup = EXPERIMENT.setup(RunSpec(**given), Given({"trace": trace}))
+    setup = EXPERIMENT.setup(RunSpec(**given), SpecInputs({"trace": trace}))
     found = EXPERIMENT.estimate(setup)
     assert isinstance(found, Estimate)
     return found
@@ -75,9 +73,7 @@ EVERY_TIME = {
 @pytest.mark.parametrize(
     ("model", "tokens", "scheme"),
     [
-        pytest.param(
-            *shape, marks=() if (shape[0], shape[2]) in EVERY_TIME else pytest.mark.extended
-        )
+        pytest.param(*shape, marks=() if (shape[0], shape[2]) in EVERY_TIME else pytest.mark.extended)
         for shape in SHAPES
     ],
 )
@@ -90,9 +86,7 @@ def test_tasks_of_every_scheme_are_foreseen(model: str, tokens: int, scheme: str
     assert true / within <= found.tasks <= true * within
 
 
-@pytest.mark.parametrize(
-    "scheme", mostly_extended(["deepep", "tutel", "flashdmoe", "dysharp"], ["deepep"])
-)
+@pytest.mark.parametrize("scheme", mostly_extended(["deepep", "tutel", "flashdmoe", "dysharp"], ["deepep"]))
 @pytest.mark.parametrize("barrier", [False, True])
 def test_memory_at_the_peak_is_foreseen(scheme: str, barrier: bool) -> None:
     """Of what Python and NumPy allocate; the engine's compiled code allocates nothing."""
@@ -120,12 +114,18 @@ def test_a_small_layer_is_counted_and_not_estimated(direction: str) -> None:
     )
 
 
-def asked(**given: object) -> Asked:
+def asked(**given: object) -> ReplayCounts:
     counts = {
-        "num_ranks": 8, "tokens": 4096, "topk": 8, "num_experts": 256,
-        "num_steps": 1, "num_layers": 10, "is_chain": True, "is_whole": True,
-    }  # fmt: skip
-    return Asked(**{**counts, **given})  # type: ignore[arg-type]  # of several kinds
+        "num_ranks": 8,
+        "tokens": 4096,
+        "topk": 8,
+        "num_experts": 256,
+        "num_steps": 1,
+        "num_layers": 10,
+        "is_chain": True,
+        "is_whole": True,
+    }
+    return ReplayCounts(**{**counts, **given})  # type: ignore[arg-type]  # of several kinds
 
 
 ONE = Size(tasks=1e6, takes=1e5, touches=1e5, pairs=32768)
@@ -234,17 +234,13 @@ def test_a_long_replay_says_so_before_it_starts(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 5, 8])
-def test_a_sample_has_the_tokens_of_some_ranks_spread(
-    num_ranks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sample_has_the_tokens_of_some_ranks_spread(num_ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimates, "TOKENS_PER_RANK", 10)
     batch = form_batch(layers("mixtral-8x7b", 8, 16))
     batch = batch.of_tokens(np.flatnonzero(batch.source_rank != 3))
     sample = thinned(batch, num_ranks)
     tokens = np.bincount(sample.source_rank, minlength=8)
-    assert sorted(tokens.tolist(), reverse=True)[:num_ranks] == [10] * min(num_ranks, 7) + [0] * (
-        num_ranks - 7
-    )
+    assert sorted(tokens.tolist(), reverse=True)[:num_ranks] == [10] * min(num_ranks, 7) + [0] * (num_ranks - 7)
     assert tokens.sum() == 10 * min(num_ranks, 7)
     assert set(sample.rows) <= set(batch.rows)
     first = sample.rows[sample.source_rank == sample.source_rank[0]]
@@ -286,7 +282,7 @@ def test_a_point_that_this_machine_is_too_small_for_stays_open(
 
     source = SimpleNamespace(key="k", load=lambda: None)
     monkeypatch.setattr(worker, "_task_of", lambda _: SimpleNamespace(source=source, run=unfit))
-    (done,), _ = worker.Worker()([worker.Job("id", "k", None, make_task)])
+    (done,), _ = worker.ReplayWorker()([worker.Job("id", "k", None, make_task)])
     assert done.failure is not None and "too large here" in done.failure.message
 
 

@@ -80,9 +80,7 @@ def test_one_is_a_list_of_one(trace: tracegen.RoutingTrace, map_file: Path, one:
         ({"trace": np.zeros((4, 2))}, r"^trace = array.* \(ndarray\): expected a RoutingTrace"),
     ],
 )
-def test_what_run_refuses(
-    trace: tracegen.RoutingTrace, settings: dict[str, Any], said: str
-) -> None:
+def test_what_run_refuses(trace: tracegen.RoutingTrace, settings: dict[str, Any], said: str) -> None:
     given = {"trace": trace, "scheme": "ideal"} if settings else {"trace": trace}
     with pytest.raises(UserError, match=said) as caught:
         replay.run(**{**given, **settings})
@@ -106,9 +104,7 @@ def test_what_run_refuses(
         ({"jobs": "2"}, "^jobs must be at least 1, a whole number, not '2'"),
     ],
 )
-def test_what_compare_refuses(
-    trace: tracegen.RoutingTrace, settings: dict[str, Any], said: str
-) -> None:
+def test_what_compare_refuses(trace: tracegen.RoutingTrace, settings: dict[str, Any], said: str) -> None:
     given = {"schemes": ["ideal"]} if "scheme" not in settings else {}
     with pytest.raises(UserError, match=said) as caught:
         replay.compare(trace, **{**given, **settings})

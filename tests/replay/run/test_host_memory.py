@@ -15,14 +15,10 @@ from replay.experiments.base.host_memory import free_bytes, parse_size
 GIB = 2**30
 
 
-def machine(
-    root: Path, group: str = "0::/a/b\n", available: int = 16, **files: str
-) -> Path:  # fmt: skip
+def machine(root: Path, group: str = "0::/a/b\n", available: int = 16, **files: str) -> Path:
     """A machine with 16 GiB, and files of control groups by path with ``__`` for a slash."""
     (root / "proc/self").mkdir(parents=True)
-    (root / "proc/meminfo").write_text(
-        f"MemTotal: {GIB // 16} kB\nMemAvailable:   {available * GIB // 1024} kB\n"
-    )
+    (root / "proc/meminfo").write_text(f"MemTotal: {GIB // 16} kB\nMemAvailable:   {available * GIB // 1024} kB\n")
     (root / "proc/self/cgroup").write_text(group)
     for name, text in files.items():
         path = root / "sys/fs/cgroup" / name.replace("__", "/").replace("memory_", "memory.")
@@ -40,30 +36,32 @@ def test_without_limits_it_is_what_the_machine_has_left(tmp_path: Path) -> None:
 def test_the_group_that_leaves_least_counts_and_files_it_read_are_free(tmp_path: Path) -> None:
     root = machine(
         tmp_path,
-        a__b__memory_max="max\n", a__b__memory_current="5\n",
-        a__memory_max=f"{4 * GIB}\n", a__memory_current=f"{3 * GIB}\n",
+        a__b__memory_max="max\n",
+        a__b__memory_current="5\n",
+        a__memory_max=f"{4 * GIB}\n",
+        a__memory_current=f"{3 * GIB}\n",
         a__memory_stat=f"anon 1\ninactive_file {2 * GIB}\nactive_file 9\n",
-        memory_max=f"{8 * GIB}\n", memory_current="0\n",
-    )  # fmt: skip
+        memory_max=f"{8 * GIB}\n",
+        memory_current="0\n",
+    )
     assert free_bytes(root) == 3 * GIB
 
 
 def test_a_container_sees_its_own_group_at_the_root(tmp_path: Path) -> None:
-    root = machine(
-        tmp_path, "0::/\n", memory_max=f"{2 * GIB}\n", memory_current=f"{GIB // 2}\n"
-    )  # fmt: skip
+    root = machine(tmp_path, "0::/\n", memory_max=f"{2 * GIB}\n", memory_current=f"{GIB // 2}\n")
     assert free_bytes(root) == 3 * GIB // 2
 
 
 def test_the_first_version_of_control_groups(tmp_path: Path) -> None:
     root = machine(
-        tmp_path, "9:cpu,cpuacct:/x\n4:memory:/docker/1\n0::/\n",
+        tmp_path,
+        "9:cpu,cpuacct:/x\n4:memory:/docker/1\n0::/\n",
         memory__docker__1__memory_limit_in_bytes=f"{3 * GIB}\n",
         memory__docker__1__memory_usage_in_bytes=f"{2 * GIB}\n",
         memory__docker__1__memory_stat=f"cache 1\ntotal_inactive_file {GIB // 4}\n",
         memory__memory_limit_in_bytes="9223372036854771712\n",
         memory__memory_usage_in_bytes="7\n",
-    )  # fmt: skip
+    )
     assert free_bytes(root) == GIB + GIB // 4
 
 

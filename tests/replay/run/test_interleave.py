@@ -36,11 +36,7 @@ from replay.schemes.ep.staged import STAGES, StagedScheme
 from replay.schemes.registry import EXAMPLES
 from tracegen.models.schema import ModelShape
 
-ABLE = [
-    name
-    for name in (*SCHEMES, *EXAMPLES)
-    if isinstance(scheme := find(name), StagedScheme) and scheme.interleaves
-]  # fmt: skip
+ABLE = [name for name in (*SCHEMES, *EXAMPLES) if isinstance(scheme := find(name), StagedScheme) and scheme.interleaves]
 EVERY_TIME = ("deepep", "deepep-ll", "nccl-alltoall")
 PS = 1_000_000  # of a microsecond
 
@@ -168,9 +164,7 @@ def test_a_batch_by_itself_computes_shared_experts_while_its_rows_travel() -> No
     assert ends_us(Hooked(), strategy, 1) == [19]
     # The kernel that receives begins behind them.
     longer = Parts()
-    longer.shared_experts = lambda machine, _, after: machine.delay(
-        Kind.BETWEEN, Time(8 * PS), after
-    )
+    longer.shared_experts = lambda machine, _, after: machine.delay(Kind.BETWEEN, Time(8 * PS), after)
     assert ends_us(Hooked(), strategy, 1, longer) == [24 + 3]
 
 
@@ -217,9 +211,16 @@ def test_micro_batches_keep_the_contract(scheme: str, cut: Cut) -> None:
             continue
         case = InTurns(find(scheme), name, layer, cut)
         for check in (
-            ends, payload, wire, checks.carried, checks.tokens, checks.bounds, frees,
-            experts_wait, tokens_wait,
-        ):  # fmt: skip
+            ends,
+            payload,
+            wire,
+            checks.carried,
+            checks.tokens,
+            checks.bounds,
+            frees,
+            experts_wait,
+            tokens_wait,
+        ):
             assert not list(check(case)), (name, check.__name__)
 
 
@@ -228,9 +229,16 @@ def test_both_streams_together_never_have_more_sms_than_there_are(scheme: str) -
     system = hwmodel.load("dgx-h100", {"gpu.num_sms": 64})
     layer = work(draw(800, 8, 2, skew=0.7), 4, 8, shape=ExpertShape(1024, 256))
     shape = ModelShape(
-        name="between", hidden=1024, moe_intermediate=256, num_experts=8, topk=2, num_layers=3,
-        gated=True, num_heads=8, head_dim=64,
-    )  # fmt: skip
+        name="between",
+        hidden=1024,
+        moe_intermediate=256,
+        num_experts=8,
+        topk=2,
+        num_layers=3,
+        gated=True,
+        num_heads=8,
+        head_dim=64,
+    )
     places = halves_of(layer)
     parts = tuple(
         MicroBatch(tokens, Context(count, count, 40_000_000 * (1 + np.arange(4))))
@@ -239,11 +247,15 @@ def test_both_streams_together_never_have_more_sms_than_there_are(scheme: str) -
     )
     links = [
         ChainLink(
-            lambda: layer, layer_index=number, decoder_layer=number,
-            between=Between(shape, "bf16"), context=parts[0].context, micro_batches=parts,
+            lambda: layer,
+            layer_index=number,
+            decoder_layer=number,
+            between=Between(shape, "bf16"),
+            context=parts[0].context,
+            micro_batches=parts,
         )
         for number in range(2)
-    ]  # fmt: skip
+    ]
     one = find(scheme)
     for kind in ("tbo", "dbo"):
         strategy = strategy_of(kind, "prefill", one.releases)
@@ -261,26 +273,25 @@ def test_both_streams_together_never_have_more_sms_than_there_are(scheme: str) -
 def test_attention_has_the_sms_that_rows_leave_as_long_as_they_travel() -> None:
     layer = work(draw(4096, 8, 2), 4, 8, shape=ExpertShape(4096, 64))
     shape = ModelShape(
-        name="between", hidden=4096, moe_intermediate=64, num_experts=8, topk=2, num_layers=1,
-        gated=True, num_heads=8, head_dim=64,
-    )  # fmt: skip
+        name="between",
+        hidden=4096,
+        moe_intermediate=64,
+        num_experts=8,
+        topk=2,
+        num_layers=1,
+        gated=True,
+        num_heads=8,
+        head_dim=64,
+    )
     counts = np.full(4, 512)
-    parts = tuple(
-        MicroBatch(tokens, Context(counts, counts, np.full(4, 100_000_000)))
-        for tokens in halves_of(layer)
-    )
-    link = ChainLink(
-        lambda: layer, between=Between(shape, "bf16"), context=parts[0].context, micro_batches=parts
-    )
+    parts = tuple(MicroBatch(tokens, Context(counts, counts, np.full(4, 100_000_000))) for tokens in halves_of(layer))
+    link = ChainLink(lambda: layer, between=Between(shape, "bf16"), context=parts[0].context, micro_batches=parts)
     one = find("deepep").with_options({"num_sms": 24})
     strategy = strategy_of("tbo", "prefill", "stream")
     chain = Replay([link], hwmodel.load("dgx-h100"), one, strategy=strategy).build()
     timeline, graph = schedule(chain.built.graph), chain.built.graph
     blocks = np.flatnonzero((graph.kind == Kind.ATTENTION) & (graph.rank == 0))
-    alone, beside = (
-        np.unique(timeline.start_ps[some], return_counts=True)
-        for some in np.split(np.sort(blocks), 2)
-    )
+    alone, beside = (np.unique(timeline.start_ps[some], return_counts=True) for some in np.split(np.sort(blocks), 2))
     # The first micro-batch attends on all SMs: waves of 132. Rows of the first have 24 of them when
     # the second attends, which come back when they are there and begin waves of their own.
     assert alone[1].tolist() == [132] * 4
@@ -352,8 +363,7 @@ def test_a_batch_by_itself_sends_the_same_rows(trace) -> None:
 
 def test_memory_of_a_batch_by_itself(trace) -> None:
     whole, cut = (
-        replay.run(trace, scheme="deepep-ll", layer=0, precision="fp8", interleave=kind)
-        for kind in ("off", "sbo")
+        replay.run(trace, scheme="deepep-ll", layer=0, precision="fp8", interleave=kind) for kind in ("off", "sbo")
     )
     of = {one.name: one.bytes for one in whole.layers[0].memory.buffers}
     found = {one.name: one.bytes for one in cut.layers[0].memory.buffers}
@@ -379,9 +389,7 @@ def test_what_does_not_go_with_it_is_said(message: str, trace) -> None:
 
 @pytest.mark.extended
 def test_a_comparison_leaves_out_what_cannot_take_turns(trace) -> None:
-    compared = replay.compare(
-        trace, interleave="tbo", layer=0, tune=False, schemes=None, options={}
-    )
+    compared = replay.compare(trace, interleave="tbo", layer=0, tune=False, schemes=None, options={})
     assert {one.scheme.name for one in compared.results} == {
         name for name in ABLE if name in SCHEMES and name not in compared.left_out
     }

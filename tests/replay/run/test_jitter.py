@@ -36,9 +36,7 @@ def system() -> hwmodel.System:
 @pytest.fixture(scope="module")
 def everywhere() -> tracegen.RoutingTrace:
     """All GPUs need rows of all others in every layer."""
-    return tracegen.generate.generate(
-        "uniform", "olmoe-1b-7b", ranks=RANKS, tokens_per_rank=6, layers=LAYERS, seed=1
-    )
+    return tracegen.generate.generate("uniform", "olmoe-1b-7b", ranks=RANKS, tokens_per_rank=6, layers=LAYERS, seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +48,7 @@ def at_home(everywhere) -> tracegen.RoutingTrace:
     return dataclasses.replace(everywhere, expert_ids=ids)
 
 
-def links_of(
-    trace: tracegen.RoutingTrace, system: hwmodel.System, **given: object
-) -> Sequence[ChainLink]:
+def links_of(trace: tracegen.RoutingTrace, system: hwmodel.System, **given: object) -> Sequence[ChainLink]:
     """Layers of a replay with some settings."""
     settings = ChainSettings.of(RunSpec(precision="bf16", **given))
     batch = settings.batch(trace, system, 0)
@@ -67,9 +63,7 @@ Times = Callable[..., tuple[float, float]]
 def times(system) -> Times:
     """Time of a chain whose GPUs are held up, and with a barrier after each layer."""
 
-    def replayed(
-        trace: tracegen.RoutingTrace, scheme: str, late: Sequence[Sequence[int]]
-    ) -> tuple[float, float]:
+    def replayed(trace: tracegen.RoutingTrace, scheme: str, late: Sequence[Sequence[int]]) -> tuple[float, float]:
         links = [
             dataclasses.replace(link, delays_ps=np.array(delays, np.int64))
             for link, delays in zip(links_of(trace, system), late, strict=True)
@@ -99,10 +93,14 @@ def test_who_is_held_up_like_all_others_is_only_later(scheme: str, everywhere, t
 @every(
     ("scheme", "adds"),
     [
-        ("ideal", 1), ("dysharp", 1), ("moe-hub", 1),  # wait for rows alone
-        ("nccl-alltoall", 2), ("deepep", 2), ("nvls", 2),  # wait for GPUs
+        ("ideal", 1),
+        ("dysharp", 1),
+        ("moe-hub", 1),  # wait for rows alone
+        ("nccl-alltoall", 2),
+        ("deepep", 2),
+        ("nvls", 2),  # wait for GPUs
     ],
-)  # fmt: skip
+)
 def test_two_late_gpus_that_nobody_needs(scheme: str, adds: int, at_home, times) -> None:
     """One GPU is late in the first layer, another in the second: delays beside each other, or not.
 
@@ -110,10 +108,7 @@ def test_two_late_gpus_that_nobody_needs(scheme: str, adds: int, at_home, times)
     that waits for all GPUs lets everybody wait for the first, and then for the second.
     """
     chained, met = (
-        late - never
-        for late, never in zip(
-            times(at_home, scheme, IN_TURN), times(at_home, scheme, NEVER), strict=True
-        )
+        late - never for late, never in zip(times(at_home, scheme, IN_TURN), times(at_home, scheme, NEVER), strict=True)
     )
     assert chained == pytest.approx(adds * LATE_US, rel=0.02)
     assert met == pytest.approx(2 * LATE_US, rel=0.02)
@@ -131,10 +126,7 @@ def test_layers_by_themselves_are_held_up_each_in_its_way(everywhere, system) ->
     """Though their work is the same, so that one replay would have stood for both."""
     links = links_of(everywhere, system)
     same = [dataclasses.replace(links[0], delays_ps=late) for late in (None, np.full(4, LATE))]
-    one, other = (
-        layer.measures.makespan_us
-        for layer in Replay(same, system, replay.schemes.find("deepep")).apart()
-    )
+    one, other = (layer.measures.makespan_us for layer in Replay(same, system, replay.schemes.find("deepep")).apart())
     assert other == pytest.approx(one + LATE_US, abs=1e-3)
 
 
@@ -143,8 +135,7 @@ def test_waiting_for_all_adds_the_longest_delay_of_every_layer(everywhere, syste
     longest = sum(drawn.delays_ps(RANKS, (0, 0, layer)).max() for layer in range(LAYERS)) / 1e6
     given = {"system": system, "scheme": "nccl-alltoall", "compare_barrier": True}
     never, late = (
-        replay.run(everywhere, **given, jitter=jitter, jitter_seed=7).chain
-        for jitter in ("off", "lognormal:40:1.2")
+        replay.run(everywhere, **given, jitter=jitter, jitter_seed=7).chain for jitter in ("off", "lognormal:40:1.2")
     )
     assert late.barrier_us - never.barrier_us == pytest.approx(longest, rel=0.05)
     assert late.measures.makespan_us <= late.barrier_us
@@ -207,9 +198,21 @@ def test_identities_without_jitter_are_as_before_there_was_any(system) -> None:
 
 @every(
     "text",
-    ["", "on", "lognormal", "lognormal:5", "lognormal:0:1", "lognormal:-1:1", "lognormal:5:-1",
-     "lognormal:nan:1", "lognormal:inf:1", "lognormal:5:11", "lognormal:5:1:1", "normal:5:1"],
-)  # fmt: skip
+    [
+        "",
+        "on",
+        "lognormal",
+        "lognormal:5",
+        "lognormal:0:1",
+        "lognormal:-1:1",
+        "lognormal:5:-1",
+        "lognormal:nan:1",
+        "lognormal:inf:1",
+        "lognormal:5:11",
+        "lognormal:5:1:1",
+        "normal:5:1",
+    ],
+)
 def test_other_distributions_are_refused(text: str) -> None:
     with pytest.raises(replay.UserError, match="possible are off and lognormal"):
         RunSpec(jitter=text)
@@ -224,9 +227,7 @@ def test_texts_are_read_as_they_are_written() -> None:
 def test_jitter_is_refused_where_it_has_no_meaning(everywhere) -> None:
     with pytest.raises(replay.UserError, match="--jitter lognormal:5:1: a GPU that is held up"):
         ChainSettings.of(RunSpec(interleave="tbo", jitter="lognormal:5:1")).check_interleaved()
-    two = tracegen.generate.generate(
-        "uniform", "olmoe-1b-7b", ranks=16, tokens_per_rank=4, layers=1, seed=1
-    )
+    two = tracegen.generate.generate("uniform", "olmoe-1b-7b", ranks=16, tokens_per_rank=4, layers=1, seed=1)
     given = {"scheme": "deepep-ll", "system": "dgx-h100-x2", "layer": 0, "sample_nodes": 1}
     with pytest.raises(replay.UserError, match="would never be late"):
         replay.run(two, **given, jitter="lognormal:5:1")

@@ -60,9 +60,7 @@ def test_a_pass_with_a_wait_keeps_training_from_being_captured(
 
 
 def test_launching_changes_times_and_identity(decoding: tracegen.RoutingTrace) -> None:
-    eager, graph = (
-        replay.run(decoding, scheme="nvls", layer=0, launch=launch) for launch in ("eager", "graph")
-    )
+    eager, graph = (replay.run(decoding, scheme="nvls", layer=0, launch=launch) for launch in ("eager", "graph"))
     assert eager.run_id != graph.run_id
     # Three all-gathers, count and offsets, permute, three of the experts, zeroes, scatter-add,
     # reduce-scatter: twelve launches of which all but the last kernel are over sooner, against one
@@ -76,9 +74,7 @@ def test_tables_say_how_kernels_were_launched(decoding: tracegen.RoutingTrace) -
     text = summary(both)
     assert "Launched kernel by kernel: deepep." in text
     assert "Launched as CUDA graphs, in each layer until a host waits: flashdmoe." in text
-    assert "Launched as CUDA graphs, in each layer until a host waits." in summary(
-        both["flashdmoe"]
-    )
+    assert "Launched as CUDA graphs, in each layer until a host waits." in summary(both["flashdmoe"])
 
 
 def test_a_spec_without_the_setting_reads_as_before() -> None:

@@ -26,23 +26,48 @@ from replay.model.work.kernel_lists import load
 from tracegen.models.schema import ModelShape
 
 SHAPE = ModelShape(
-    name="latent", hidden=512, moe_intermediate=256, num_experts=16, topk=2, num_layers=2,
-    gated=True, num_heads=8, num_kv_heads=8, head_dim=128, num_shared_experts=1,
-    shared_intermediate=256, q_lora_rank=256, kv_lora_rank=128, qk_nope_head_dim=64,
-    qk_rope_head_dim=32, v_head_dim=64,
-)  # fmt: skip
+    name="latent",
+    hidden=512,
+    moe_intermediate=256,
+    num_experts=16,
+    topk=2,
+    num_layers=2,
+    gated=True,
+    num_heads=8,
+    num_kv_heads=8,
+    head_dim=128,
+    num_shared_experts=1,
+    shared_intermediate=256,
+    q_lora_rank=256,
+    kv_lora_rank=128,
+    qk_nope_head_dim=64,
+    qk_rope_head_dim=32,
+    v_head_dim=64,
+)
 GIVEN: dict[str, Any] = {
-    "system": "dgx-h100", "scheme": "deepep", "options": {"num_sms": 20, "stack": "deepseek"},
-    "precision": "fp8", "direction": "training", "interleave": "dualpipe", "layer": 0,
-}  # fmt: skip
+    "system": "dgx-h100",
+    "scheme": "deepep",
+    "options": {"num_sms": 20, "stack": "deepseek"},
+    "precision": "fp8",
+    "direction": "training",
+    "interleave": "dualpipe",
+    "layer": 0,
+}
 
 
 @pytest.fixture(scope="module")
 def trace() -> tracegen.RoutingTrace:
     return tracegen.generate.generate(
-        "zipf", SHAPE, ranks=4, tokens_per_rank=160, layers=2, steps=2, phase="training", seed=3,
+        "zipf",
+        SHAPE,
+        ranks=4,
+        tokens_per_rank=160,
+        layers=2,
+        steps=2,
+        phase="training",
+        seed=3,
         skew=0.5,
-    )  # fmt: skip
+    )
 
 
 def prepared(trace: tracegen.RoutingTrace, **given: Any) -> Any:
@@ -73,9 +98,7 @@ def test_every_part_of_the_list_is_launched_once() -> None:
     parts = [(one.name, one.direction == "backward") for one in load("deepseek").parts]
     found = [(name, is_backward) for (is_backward, _), (name, _) in PARTS.items()]
     assert sorted(found) == sorted(parts)
-    launched = [
-        (is_backward, part) for is_backward, parts in ORDERS["dualpipe"].launches for part in parts
-    ]
+    launched = [(is_backward, part) for is_backward, parts in ORDERS["dualpipe"].launches for part in parts]
     order = [PARTS[one][0] for one in launched if one in PARTS]
     assert order == [name for name, _ in parts]
 
@@ -198,9 +221,14 @@ def test_what_the_list_has_no_kernels_for_is_refused(trace, given, message: str)
 )
 def test_other_models_are_refused(change: dict[str, Any], message: str) -> None:
     other = tracegen.generate.generate(
-        "uniform", SHAPE.model_copy(update=change), ranks=4, tokens_per_rank=8, layers=1, steps=2,
+        "uniform",
+        SHAPE.model_copy(update=change),
+        ranks=4,
+        tokens_per_rank=8,
+        layers=1,
+        steps=2,
         phase="training",
-    )  # fmt: skip
+    )
     with pytest.raises(UserError, match=message):
         prepared(other).build()
 

@@ -46,10 +46,14 @@ def test_a_result_of_the_first_schema_holds_what_it_held(name: str) -> None:
         measures = part.pop("measures")
         assert measures["mechanisms"].pop("cache") == {}, "the first schema had none"
         for unknown, place in (
-            ("exposure", measures), ("sm_time_us", measures), ("token_latency_from_start_us", part),
-            ("memory", part), ("network", measures), ("sampled_nodes", part),
+            ("exposure", measures),
+            ("sm_time_us", measures),
+            ("token_latency_from_start_us", part),
+            ("memory", part),
+            ("network", measures),
+            ("sampled_nodes", part),
             ("experts", measures["mechanisms"]),
-        ):  # fmt: skip
+        ):
             assert place.pop(unknown, None) is None, "the first schema did not say"
         assert {**measures, **part} == was
     assert after["scheme"].pop("tuned") == before["scheme"].pop("tuned", [])

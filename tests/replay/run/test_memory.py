@@ -33,9 +33,14 @@ H100 = hwmodel.load("dgx-h100")
 
 def layer(precision: str | Precision = "bf16", *, is_backward: bool = False) -> LayerWork:
     return small_layers.work(
-        np.array(IDS, np.int32), 2, 4, tokens_of_rank=TOKENS.tolist(), precision=precision,
-        shape=ExpertShape(HIDDEN, INTERMEDIATE), is_backward=is_backward,
-    )  # fmt: skip
+        np.array(IDS, np.int32),
+        2,
+        4,
+        tokens_of_rank=TOKENS.tolist(),
+        precision=precision,
+        shape=ExpertShape(HIDDEN, INTERMEDIATE),
+        is_backward=is_backward,
+    )
 
 
 def buffers(scheme: str, work: LayerWork, **options: object) -> dict[str, list[int]]:
@@ -234,9 +239,7 @@ def test_a_gpu_has_room_for_a_layer_and_the_weights_of_the_others() -> None:
 
 
 @every("scheme", [*SCHEMES, *EXAMPLES])
-@every(
-    "name", ["no tokens", "a rank without tokens", "one gpu", "experts do not divide", "backward"]
-)
+@every("name", ["no tokens", "a rank without tokens", "one gpu", "experts do not divide", "backward"])
 def test_every_scheme_states_bytes_of_every_gpu(scheme: str, name: str) -> None:
     work, chosen = small_layers.ALL[name](), find(scheme)
     if chosen.refuses(work):

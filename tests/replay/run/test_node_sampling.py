@@ -27,9 +27,7 @@ def alike(nodes: int, tokens: int) -> tracegen.RoutingTrace:
     trace = drawn(nodes, tokens, skew=0.6)
     first = trace.expert_ids[0, : 8 * tokens].astype(int)
     ids = [(first + node * 256 // nodes) % 256 for node in range(nodes)]
-    return dataclasses.replace(
-        trace, expert_ids=np.concatenate(ids)[None].astype(trace.expert_ids.dtype)
-    )
+    return dataclasses.replace(trace, expert_ids=np.concatenate(ids)[None].astype(trace.expert_ids.dtype))
 
 
 def replayed(trace: tracegen.RoutingTrace, sample: int | None, **settings: object) -> replay.Result:

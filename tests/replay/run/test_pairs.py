@@ -32,11 +32,7 @@ from replay.schemes.contract.sms import most_in_use
 from replay.schemes.ep.staged import StagedScheme
 from tracegen.models.schema import ModelShape
 
-ABLE = [
-    name
-    for name in SCHEMES
-    if isinstance(find(name), StagedScheme) and "dualpipe" in find(name).interleaves
-]
+ABLE = [name for name in SCHEMES if isinstance(find(name), StagedScheme) and "dualpipe" in find(name).interleaves]
 PS = 1_000_000  # of a microsecond
 H100 = hwmodel.load("dgx-h100")
 
@@ -109,12 +105,15 @@ def links(number: int, between=None) -> list[ChainLink]:
     nothing = Context(*(np.zeros(2, np.int64) for _ in range(3)))
     return [
         ChainLink(
-            lambda layer=layer: layer, is_backward=layer.is_backward, context=nothing,
-            between=between, layer_index=number - 1 - place if layer.is_backward else place,
+            lambda layer=layer: layer,
+            is_backward=layer.is_backward,
+            context=nothing,
+            between=between,
+            layer_index=number - 1 - place if layer.is_backward else place,
         )
         for place in range(number)
         for layer in small
-    ]  # fmt: skip
+    ]
 
 
 def ran(scheme, kind: str, between=None, number: int = 1):
@@ -126,10 +125,7 @@ def ran(scheme, kind: str, between=None, number: int = 1):
         begun, ended = (int(visible[tasks[0]]) for tasks in (one.begun, one.ended))
         if ended > begun:
             found[one.of == "rows"].append((one.of, begun, ended))
-    last = [
-        max(int(visible[ends].max()) for ends in chain.finishes[2 * pair :][:2])
-        for pair in range(number)
-    ]
+    last = [max(int(visible[ends].max()) for ends in chain.finishes[2 * pair :][:2]) for pair in range(number)]
     return *(sorted(found[is_rows], key=lambda one: one[1:]) for is_rows in (True, False)), last
 
 
@@ -139,11 +135,22 @@ def test_dualpipe_by_hand() -> None:
     # of gradients go back beside weights, results while gradients of attention are made.
     assert rows == [("rows", 2, 12), ("rows", 12, 17), ("rows", 26, 34), ("rows", 38, 42)]
     assert computing == [
-        ("experts", 0, 2), ("attention", 2, 4), ("attention", 4, 7), ("experts", 7, 8),
-        ("dense", 8, 9), ("experts", 12, 26), ("experts", 26, 29), ("dense", 29, 30),
-        ("dense", 30, 31), ("experts", 31, 38), ("experts", 38, 42), ("attention", 42, 45),
-        ("attention", 45, 47), ("attention", 47, 50), ("experts", 50, 52),
-    ]  # fmt: skip
+        ("experts", 0, 2),
+        ("attention", 2, 4),
+        ("attention", 4, 7),
+        ("experts", 7, 8),
+        ("dense", 8, 9),
+        ("experts", 12, 26),
+        ("experts", 26, 29),
+        ("dense", 29, 30),
+        ("dense", 30, 31),
+        ("experts", 31, 38),
+        ("experts", 38, 42),
+        ("attention", 42, 45),
+        ("attention", 45, 47),
+        ("attention", 47, 50),
+        ("experts", 50, 52),
+    ]
     assert last == [52]
 
 
@@ -152,11 +159,22 @@ def test_megatron_by_hand() -> None:
     assert rows == [("rows", 2, 12), ("rows", 12, 17), ("rows", 26, 34), ("rows", 36, 40)]
     # Shared experts are beside attention, and weights of both come last.
     assert computing == [
-        ("experts", 0, 2), ("attention", 2, 4), ("attention", 4, 7), ("dense", 7, 8),
-        ("experts", 8, 9), ("experts", 12, 26), ("experts", 26, 29), ("experts", 29, 36),
-        ("experts", 36, 40), ("dense", 40, 41), ("attention", 41, 44), ("attention", 44, 46),
-        ("attention", 46, 49), ("dense", 49, 50), ("experts", 50, 52),
-    ]  # fmt: skip
+        ("experts", 0, 2),
+        ("attention", 2, 4),
+        ("attention", 4, 7),
+        ("dense", 7, 8),
+        ("experts", 8, 9),
+        ("experts", 12, 26),
+        ("experts", 26, 29),
+        ("experts", 29, 36),
+        ("experts", 36, 40),
+        ("dense", 40, 41),
+        ("attention", 41, 44),
+        ("attention", 44, 46),
+        ("attention", 46, 49),
+        ("dense", 49, 50),
+        ("experts", 50, 52),
+    ]
     assert last == [52]
 
 
@@ -181,9 +199,10 @@ def test_rows_that_take_longer_decide_the_time_of_a_pair() -> None:
 def test_time_of_both_streams() -> None:
     times = [np.array(one) for one in ([0, 0], [4, 2], [3, 2], [9, 2], [6, 0], [7, 9])]
     spans = [
-        KernelSpan("experts", times[0], times[1]), KernelSpan("rows", times[2], times[3]),
+        KernelSpan("experts", times[0], times[1]),
+        KernelSpan("rows", times[2], times[3]),
         KernelSpan("dense", times[4], times[5]),
-    ]  # fmt: skip
+    ]
     found = stream_use(spans, 2)
     assert found.both_ps.tolist() == [1 + 1, 0]
     assert found.computing_ps.tolist() == [4 + 1, 2 + 9]
@@ -194,9 +213,18 @@ def test_time_of_both_streams() -> None:
 # ---- every scheme --------------------------------------------------------------------------------
 
 SHAPE = ModelShape(
-    name="between", hidden=512, moe_intermediate=256, num_experts=8, topk=2, num_layers=3,
-    gated=True, num_heads=8, head_dim=64, num_shared_experts=1, shared_intermediate=128,
-)  # fmt: skip
+    name="between",
+    hidden=512,
+    moe_intermediate=256,
+    num_experts=8,
+    topk=2,
+    num_layers=3,
+    gated=True,
+    num_heads=8,
+    head_dim=64,
+    num_shared_experts=1,
+    shared_intermediate=128,
+)
 
 
 def real_links(num_pairs: int = 2) -> list[ChainLink]:
@@ -205,16 +233,23 @@ def real_links(num_pairs: int = 2) -> list[ChainLink]:
     for place in range(2 * num_pairs):
         backward = bool(place % 2)
         layer = work(
-            draw(240, 8, 2, skew=0.7, seed=place), 4, 8, shape=ExpertShape(512, 256),
+            draw(240, 8, 2, skew=0.7, seed=place),
+            4,
+            8,
+            shape=ExpertShape(512, 256),
             is_backward=backward,
-        )  # fmt: skip
+        )
         counts = np.bincount(layer.source_rank, minlength=4)
         between = Between(SHAPE, "bf16", is_backward=backward)
         context = Context(counts, counts, 4_000_000 * (1 + np.arange(4)))
         link = ChainLink(
-            lambda layer=layer: layer, layer_index=place // 2, decoder_layer=place // 2,
-            is_backward=backward, between=between, context=context,
-        )  # fmt: skip
+            lambda layer=layer: layer,
+            layer_index=place // 2,
+            decoder_layer=place // 2,
+            is_backward=backward,
+            between=between,
+            context=context,
+        )
         made.append(link)
     return made
 
@@ -264,10 +299,7 @@ def counted(graph, kinds) -> Counter:
 def test_a_pair_does_what_both_passes_do(scheme: str, replayed) -> None:
     chain, _, system = replayed(scheme, "dualpipe")
     together = chain.built.graph
-    alone = [
-        Replay(some, system, find(scheme)).build().built.graph
-        for some in (real_links()[::2], real_links()[1::2])
-    ]
+    alone = [Replay(some, system, find(scheme)).build().built.graph for some in (real_links()[::2], real_links()[1::2])]
     # GEMMs are cut into other tiles where they have fewer SMs; kernels, and bytes, are the same.
     kinds = {Kind.DENSE_GEMM, Kind.BETWEEN, Kind.PERMUTE, Kind.UNPERMUTE, Kind.ACTIVATION}
     assert counted(together, kinds) == sum((counted(one, kinds) for one in alone), Counter())
@@ -294,8 +326,13 @@ def result(trace) -> replay.Result:
 
 def test_a_forward_pass_of_the_next_step_meets_layers_backward(result) -> None:
     assert [(one.step, one.layer_index, one.is_backward) for one in result.chain.layers] == [
-        (1, 0, False), (0, 2, True), (1, 1, False), (0, 1, True), (1, 2, False), (0, 0, True),
-    ]  # fmt: skip
+        (1, 0, False),
+        (0, 2, True),
+        (1, 1, False),
+        (0, 1, True),
+        (1, 2, False),
+        (0, 0, True),
+    ]
     assert (result.chain.num_steps, result.chain.num_layers) == (1, 3)
 
 
@@ -337,19 +374,18 @@ def test_the_sequence_is_a_replay_of_one_pass_after_the_other(result, trace) -> 
 
 
 def test_several_steps_go_on_side_by_side(trace) -> None:
-    two = replay.run(
-        trace, scheme="deepep", interleave="megatron", direction="training", steps=2, layer=1
-    ).chain
+    two = replay.run(trace, scheme="deepep", interleave="megatron", direction="training", steps=2, layer=1).chain
     assert [(one.step, one.is_backward) for one in two.layers] == [
-        (1, False), (0, True), (2, False), (1, True),
-    ]  # fmt: skip
+        (1, False),
+        (0, True),
+        (2, False),
+        (1, True),
+    ]
     assert (two.num_steps, two.num_layers) == (2, 1)
 
 
 def test_one_layer_by_function_is_that_of_a_chain(trace) -> None:
-    both = replay.run(
-        trace, scheme="nccl-alltoall", interleave="megatron", direction="training", layer=1
-    ).chain
+    both = replay.run(trace, scheme="nccl-alltoall", interleave="megatron", direction="training", layer=1).chain
     spec = RunSpec(layer=1, direction="training", interleave="megatron")
     found = pair_times(set_up(spec, {}, H100, find("nccl-alltoall")).prepared(trace))
     assert (found.ends_ps / PS).tolist() == both.measures.rank_end_us
@@ -384,9 +420,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("message", REFUSED)
 def test_what_does_not_go_with_it_is_said(message: str, trace) -> None:
-    settings = {
-        "scheme": "deepep", "interleave": "dualpipe", "direction": "training", **REFUSED[message]
-    }  # fmt: skip
+    settings = {"scheme": "deepep", "interleave": "dualpipe", "direction": "training", **REFUSED[message]}
     with pytest.raises(UserError, match=message) as error:
         replay.run(trace, **settings)
     assert "\n" not in str(error.value)

@@ -60,10 +60,7 @@ def test_rows_of_replicas_are_those_of_their_expert(trace, rule: str) -> None:
 
 def test_a_fitted_placement_heeds_its_own_layer(trace) -> None:
     batch = form_batch(trace)
-    maps = [
-        make_work(trace, batch, layer=layer, placement="greedy:64", precision=BF16).placement
-        for layer in (0, 1)
-    ]
+    maps = [make_work(trace, batch, layer=layer, placement="greedy:64", precision=BF16).placement for layer in (0, 1)]
     assert maps[0].logical is not None
     assert maps[0].logical.tolist() != maps[1].logical.tolist()  # type: ignore[union-attr]  # both
 
@@ -84,14 +81,10 @@ def test_rule_of_replicas_is_part_of_the_result(trace) -> None:
 
 
 def test_a_comparison_has_a_row_for_each_placement(trace) -> None:
-    compared = replay.compare(
-        trace, ["deepep", "nccl-alltoall"], placements=["contiguous", "eplb:80"], layer=0
-    )
+    compared = replay.compare(trace, ["deepep", "nccl-alltoall"], placements=["contiguous", "eplb:80"], layer=0)
     found = [(one.scheme.name, one.spec.placement) for one in compared.results]
     assert found == [
-        (scheme, placement)
-        for scheme in ("deepep", "nccl-alltoall")
-        for placement in ("contiguous", "eplb:80")
+        (scheme, placement) for scheme in ("deepep", "nccl-alltoall") for placement in ("contiguous", "eplb:80")
     ]
     alone = replay.run(trace, scheme="nccl-alltoall", placement="eplb:80", layer=0)
     assert compared.results[3].layers == alone.layers
@@ -156,9 +149,11 @@ def test_replicas_of_one_node_that_only_their_gpu_uses_are_worse_than_none(recor
     contiguous, nearest, shared = (
         on_layer_12(recorded, 64, "deepep-ll", **settings)
         for settings in (
-            {}, {"placement": "eplb:40", "replicas": "nearest"}, {"placement": "eplb:40"},
+            {},
+            {"placement": "eplb:40", "replicas": "nearest"},
+            {"placement": "eplb:40"},
         )
-    )  # fmt: skip
+    )
     assert nearest[0] > contiguous[0] > shared[0]
     assert nearest[1] > shared[1] > contiguous[1]
 
@@ -182,9 +177,12 @@ def test_imbalance_is_what_a_replay_has(trace) -> None:
     assert [window.steps for window in placing.windows] == [(0, 1), (1, 2)]
     for window in placing.windows:
         work = make_work(
-            trace, form_batch(trace, step=window.steps[0]), layer=1, placement="eplb:80",
+            trace,
+            form_batch(trace, step=window.steps[0]),
+            layer=1,
+            placement="eplb:80",
             precision=BF16,
-        )  # fmt: skip
+        )
         assert window.fitted[1] == pytest.approx(work.summary()["rank_imbalance"])
 
 
@@ -217,9 +215,7 @@ def invoke(*arguments: object):
 
 
 @pytest.mark.parametrize("form", ["sglang", "vllm", "vllm-ascend", "tensorrt"])
-def test_the_command_writes_a_map_that_replays_take(
-    trace, trace_file: Path, tmp_path: Path, form: str
-) -> None:
+def test_the_command_writes_a_map_that_replays_take(trace, trace_file: Path, tmp_path: Path, form: str) -> None:
     out = tmp_path / ("map.yaml" if form == "tensorrt" else "map.json")
     done = invoke(trace_file, "--slots", 80, "--windows", 2, "--out", out, "--format", form)
     assert done.exit_code == 0, done.exception
@@ -232,8 +228,19 @@ def test_the_command_writes_a_map_that_replays_take(
 def test_the_command_looks_at_a_file(trace_file: Path, tmp_path: Path) -> None:
     out, again = tmp_path / "map.json", tmp_path / "again.yaml"
     assert invoke(trace_file, "--slots", 80, "--fit", "0:2", "--out", out).exit_code == 0
-    done = invoke(trace_file, "--from", out, "--algorithm", "file", "--out", again,
-                  "--format", "tensorrt", "--json", tmp_path / "placing.json")  # fmt: skip
+    done = invoke(
+        trace_file,
+        "--from",
+        out,
+        "--algorithm",
+        "file",
+        "--out",
+        again,
+        "--format",
+        "tensorrt",
+        "--json",
+        tmp_path / "placing.json",
+    )
     assert done.exit_code == 0, done.exception
     assert "64 experts in 80 slots on 4 GPUs: file\n" in done.output
     assert yaml.safe_load(again.read_text())["num_slots"] == 80
@@ -250,9 +257,7 @@ def test_the_command_looks_at_a_file(trace_file: Path, tmp_path: Path) -> None:
         (("--replicas", "none"), "unknown replicas 'none'"),
     ],
 )
-def test_mistakes_are_said_in_a_line(
-    trace_file: Path, arguments: tuple[str, ...], said: str
-) -> None:
+def test_mistakes_are_said_in_a_line(trace_file: Path, arguments: tuple[str, ...], said: str) -> None:
     failed = invoke(trace_file, *arguments)
     assert failed.exit_code == 1
     assert isinstance(failed.exception, UserError)
@@ -278,8 +283,9 @@ def test_rows_between_nodes_before_and_after(trace) -> None:
 def test_affinity_sends_fewer_rows_between_nodes_of_the_shipped_trace() -> None:
     recorded = tracegen.load("gpt-oss-20b-decode", layers=[3, 12])
     for nodes, least in ((2, 0.10), (4, 0.15)):
-        found = fit(recorded, tokens_per_rank=16, ranks=16, slots=32, algorithm="affinity",
-                    nodes=nodes, fit="0:4", windows=2)  # fmt: skip
+        found = fit(
+            recorded, tokens_per_rank=16, ranks=16, slots=32, algorithm="affinity", nodes=nodes, fit="0:4", windows=2
+        )
         later = found.windows[1]
         assert sum(later.rows_fitted) < (1 - least) * sum(later.rows_before)
 
@@ -288,10 +294,7 @@ def test_eplb_in_a_replay_deals_groups_to_nodes() -> None:
     sizes = {"ranks": 16, "tokens_per_rank": 32, "layers": 1, "skew": 0.8}
     limited = tracegen.generate.generate("zipf", "deepseek-v3", group_limited=True, **sizes)
     batch = form_batch(limited)
-    works = [
-        make_work(limited, batch, layer=0, placement=name, precision=BF16)
-        for name in ("eplb:256", "eplb:256:2")
-    ]
+    works = [make_work(limited, batch, layer=0, placement=name, precision=BF16) for name in ("eplb:256", "eplb:256:2")]
     nodes = []
     for work in works:
         placed = work.placement

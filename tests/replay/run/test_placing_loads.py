@@ -39,10 +39,7 @@ def counts(trace: tracegen.RoutingTrace) -> np.ndarray:
     """Its loads, (step, layer, expert)."""
     return np.array(
         [
-            [
-                np.bincount(trace.layer_ids(layer)[trace.step_rows(step)].ravel(), minlength=64)
-                for layer in range(2)
-            ]
+            [np.bincount(trace.layer_ids(layer)[trace.step_rows(step)].ravel(), minlength=64) for layer in range(2)]
             for step in range(4)
         ]
     )
@@ -87,18 +84,14 @@ def test_the_command_writes_maps_of_every_format_from_loads(counts, tmp_path: Pa
     wanted = fit_loads(total[None], ranks=RANKS, slots=80).slot_expert
     for form in FORMATS:
         out = tmp_path / ("map.yaml" if form == "tensorrt" else f"{form}.json")
-        code, stdout, stderr = run(
-            "--loads", path, "--ranks", RANKS, "--slots", 80, "--out", out, "--format", form
-        )
+        code, stdout, stderr = run("--loads", path, "--ranks", RANKS, "--slots", 80, "--out", out, "--format", form)
         assert code == 0, stderr
         assert "64 experts in 80 slots on 4 GPUs: eplb, fitted on all tokens" in stdout
         assert "Loads alone do not tell which experts a token has together" in stderr
         for layer in (0, 1):
             found = place(f"file:{out}", 64, RANKS, WhichLayer(layer, layer))
             assert found.logical is not None and found.logical.tolist() == wanted[layer], form
-    code, stdout, stderr = run(
-        "--loads", path, "--ranks", RANKS, "--algorithm", "file", "--from", out
-    )
+    code, stdout, stderr = run("--loads", path, "--ranks", RANKS, "--algorithm", "file", "--from", out)
     assert code == 0 and "80 slots on 4 GPUs: file" in stdout, stderr
 
 

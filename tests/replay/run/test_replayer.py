@@ -37,13 +37,9 @@ def test_work_is_the_traces_routing(synthetic) -> None:
     trace = synthetic(ranks=2, tokens_per_rank=5)
     batch = form_batch(trace)
     for layer in (0, 1):
-        work = make_work(
-            trace, batch, layer=layer, placement="round-robin", precision=Precision("bf16")
-        )
+        work = make_work(trace, batch, layer=layer, placement="round-robin", precision=Precision("bf16"))
         assert (work.expert_ids == trace.expert_ids[layer][batch.rows]).all()
-        assert (
-            work.placement.expert_rank.tolist() == place("round-robin", 64, 2).expert_rank.tolist()
-        )
+        assert work.placement.expert_rank.tolist() == place("round-robin", 64, 2).expert_rank.tolist()
         assert (work.shape.hidden, work.shape.intermediate) == (2048, 1024)
 
 
@@ -80,9 +76,7 @@ def test_compare_takes_every_supported_scheme(synthetic, system) -> None:
     assert compared.baseline == "deepep"
     plain = hwmodel.load("dgx-h100", {"switch.multicast": False})
     assert supported(plain) == [
-        name
-        for name in SCHEMES
-        if name not in ("nvls", "dysharp-basic", "dysharp-comet", "dysharp")
+        name for name in SCHEMES if name not in ("nvls", "dysharp-basic", "dysharp-comet", "dysharp")
     ]
     compared = replay.compare(trace, system=plain, layer=0)
     assert [result.scheme.name for result in compared.results] == supported(plain)
@@ -110,22 +104,29 @@ def test_schemes_without_code_for_a_batch_are_left_out_and_named(synthetic, syst
         replay.compare(trace, baseline="deepep-ll", **some, **settings)
     compared = replay.compare(trace, **some, **settings)
     names = (
-        "deepep-ll", "nccl-ep", "trtllm-alltoall", "megamoe", "megamoe-hopper", "flashinfer-push",
-    )  # fmt: skip
+        "deepep-ll",
+        "nccl-ep",
+        "trtllm-alltoall",
+        "megamoe",
+        "megamoe-hopper",
+        "flashinfer-push",
+    )
     out = {name: reason.replace("deepep-ll", name) for name in names}
     assert compared.left_out == out
-    assert [one.scheme.name for one in compared.results] == [
-        name for name in SCHEMES if name not in out
-    ]
+    assert [one.scheme.name for one in compared.results] == [name for name in SCHEMES if name not in out]
     alike = f"Left out: schemes {', '.join(map(repr, names))}: its kernels have no backward pass"
     assert alike in " ".join(summary(compared).split())
 
 
 def test_compare_uses_the_options_of_each_scheme(synthetic, system) -> None:
     compared = replay.compare(
-        synthetic(), ["comet", "deepep"], system=system, layer=0, baseline="comet",
+        synthetic(),
+        ["comet", "deepep"],
+        system=system,
+        layer=0,
+        baseline="comet",
         options={"deepep": {"num_sms": 20}},
-    )  # fmt: skip
+    )
     assert compared["deepep"].scheme.options["num_sms"] == 20
     assert compared.baseline == "comet"
 
@@ -152,16 +153,12 @@ def test_too_many_ranks(synthetic, recorded, system) -> None:
 
 @pytest.mark.parametrize("layer", [2, [0, 5]])
 def test_layer_that_is_not_there(synthetic, system, layer) -> None:
-    assert "the trace has MoE layers 0..1, or 'all'" in refusal(
-        synthetic(), system, "ideal", layer=layer
-    )
+    assert "the trace has MoE layers 0..1, or 'all'" in refusal(synthetic(), system, "ideal", layer=layer)
 
 
 @every("layer", [-1, "2", "last", [0, -1], [0.5], True, [[0]]])
 def test_layer_that_no_trace_has(synthetic, system, layer) -> None:
-    assert "possible are the position of an MoE layer" in refusal(
-        synthetic(), system, "ideal", layer=layer
-    )
+    assert "possible are the position of an MoE layer" in refusal(synthetic(), system, "ideal", layer=layer)
 
 
 def test_no_layer_at_all(synthetic, system) -> None:
@@ -277,9 +274,7 @@ def test_processes_do_not_change_a_comparison(synthetic, system) -> None:
     names = ["ideal", "deepep", "dysharp"]
     calls: list[int] = []
     alone, shared = (
-        replay.compare(
-            synthetic(), names, system=system, jobs=jobs, progress=lambda: calls.append(1), steps=1
-        )
+        replay.compare(synthetic(), names, system=system, jobs=jobs, progress=lambda: calls.append(1), steps=1)
         for jobs in (1, 2)
     )
     assert alone.to_json() == shared.to_json()
@@ -312,9 +307,7 @@ def test_overrides_beside_a_system_that_has_its_own_values(synthetic, system) ->
 
 
 def test_a_replay_without_scheme_or_trace_says_what_there_is(synthetic) -> None:
-    with pytest.raises(
-        UserError, match=r"no scheme is given: .*; `moereplay schemes` lists all \d+$"
-    ):
+    with pytest.raises(UserError, match=r"no scheme is given: .*; `moereplay schemes` lists all \d+$"):
         replay.run(synthetic())
     with pytest.raises(UserError, match="no trace is given"):
         replay.run(scheme="ideal")

@@ -36,9 +36,7 @@ def test_json_holds_what_is_needed_to_run_it_again(result: Result, synthetic) ->
     assert data["batch"]["num_ranks"] == 4
     assert [layer["layer_index"] for layer in data["layers"]] == [1]
     assert data["spec"]["content_id"] == synthetic().content_id
-    assert (data["spec"]["scheme"], data["spec"]["layer"], data["spec"]["pass"]) == (
-        "comet", 1, "forward"
-    )  # fmt: skip
+    assert (data["spec"]["scheme"], data["spec"]["layer"], data["spec"]["pass"]) == ("comet", 1, "forward")
 
 
 def test_bytes_are_whole_numbers_one_for_each_gpu(result: Result) -> None:
@@ -61,9 +59,7 @@ def test_totals_are_sums(synthetic) -> None:
     assert totals.makespan_us == sum(layer.measures.makespan_us for layer in layers)
     assert totals.mean_layer_us == totals.makespan_us / 2
     assert totals.uplink_payload_bytes == [
-        sum(
-            ports.uplink[gpu] for layer in layers for ports in layer.measures.payload_bytes.values()
-        )
+        sum(ports.uplink[gpu] for layer in layers for ports in layer.measures.payload_bytes.values())
         for gpu in range(4)
     ]
 
@@ -77,9 +73,7 @@ def test_unknown_fields_and_formats_are_refused(result: Result) -> None:
 
 
 def test_comparison_finds_results_by_name(synthetic) -> None:
-    compared = replay.compare(
-        synthetic(), ["ideal", "comet"], system=hwmodel.load("dgx-h100"), layer=0
-    )
+    compared = replay.compare(synthetic(), ["ideal", "comet"], system=hwmodel.load("dgx-h100"), layer=0)
     assert compared["comet"].scheme.name == "comet"
     with pytest.raises(KeyError):
         compared["deepep"]

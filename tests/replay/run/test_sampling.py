@@ -44,17 +44,18 @@ def with_layers(trace: tracegen.RoutingTrace, places: list[int]) -> tracegen.Rou
 
 @pytest.mark.extended
 @pytest.mark.parametrize("scheme", ["deepep", "moe-hub"])
-def test_equal_layers_are_replayed_once_and_give_what_they_gave(
-    scheme: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equal_layers_are_replayed_once_and_give_what_they_gave(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     some = generate("zipf", "deepseek-v3", ranks=8, tokens_per_rank=8, layers=4, skew=0.9, seed=3)
     trace = with_layers(some, [1, 0, 0, 0])  # hosts come to the first one from dense layers
     seen: list[object] = []
     told: list[None] = []
     once = replay.run(
-        trace, scheme=scheme, barrier=True,
-        observe=seen.append, progress=lambda: told.append(None),
-    )  # fmt: skip
+        trace,
+        scheme=scheme,
+        barrier=True,
+        observe=seen.append,
+        progress=lambda: told.append(None),
+    )
     assert len(seen) == 2
     assert len(told) == 4
     numbers = iter(range(4))
@@ -112,9 +113,7 @@ def test_layers_of_a_chain_are_not_equal() -> None:
     st.integers(2, 59),
     st.integers(0, 1000),
 )
-def test_layers_are_drawn_from_groups_of_neighbours(
-    key: list[tuple[float, ...]], number: int, seed: int
-) -> None:
+def test_layers_are_drawn_from_groups_of_neighbours(key: list[tuple[float, ...]], number: int, seed: int) -> None:
     number = min(number, len(key) - 1)
     sample = choose(key, number, seed)
     assert len(sample.places) == number == len(set(sample.places.tolist()))
@@ -142,9 +141,8 @@ def test_the_estimate_by_hand() -> None:
 
 @every(
     ("freedom", "quantile"),
-    [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (5, 2.571), (10, 2.228), (30, 2.042),
-     (100, 1.984), (1e6, 1.960)],
-)  # fmt: skip
+    [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (5, 2.571), (10, 2.228), (30, 2.042), (100, 1.984), (1e6, 1.960)],
+)
 def test_students_quantiles_are_those_of_the_tables(freedom: float, quantile: float) -> None:
     assert student(0.95, freedom) == pytest.approx(quantile, abs=6e-4)
 
@@ -195,9 +193,7 @@ def test_a_replay_of_some_layers_says_what_it_is() -> None:
 
 @pytest.mark.extended
 def test_all_schemes_replay_the_same_layers() -> None:
-    table = replay.compare(
-        many_layers(), ["deepep", "comet"], barrier=True, sample_layers=4, tune=False
-    )
+    table = replay.compare(many_layers(), ["deepep", "comet"], barrier=True, sample_layers=4, tune=False)
     first, second = ([one.layer_index for one in r.layers] for r in table.results)
     assert first == second and len(first) == 4
     assert replay.summary(table).count("4 of 40 layers were replayed") == 2

@@ -22,23 +22,22 @@ from replay.schemes.registry import EXAMPLES
 FEW_SMS = 32  # so that a layer of few tiles fills them
 LAYERS = {
     "skewed": lambda: work(draw(1600, 8, 2, skew=0.7), 4, 8, shape=ExpertShape(1024, 512)),
-    "backward": lambda: work(
-        draw(1600, 8, 2, skew=0.7), 4, 8, shape=ExpertShape(1024, 512), is_backward=True
-    ),
+    "backward": lambda: work(draw(1600, 8, 2, skew=0.7), 4, 8, shape=ExpertShape(1024, 512), is_backward=True),
     "two own all tokens": lambda: work(
         draw(1600, 8, 2), 4, 8, tokens_of_rank=[0, 1500, 100, 0], shape=ExpertShape(1024, 512)
     ),
     "rows that take longer to send": lambda: work(
-        draw(800, 8, 2, skew=0.7), 4, 8, tokens_of_rank=[0, 700, 50, 50],
+        draw(800, 8, 2, skew=0.7),
+        4,
+        8,
+        tokens_of_rank=[0, 700, 50, 50],
         shape=ExpertShape(8192, 64),
     ),
-    "shared experts": lambda: work(
-        draw(1600, 8, 2, skew=0.7), 4, 8, shape=ExpertShape(1024, 256)
-    ).with_shared(1024),
+    "shared experts": lambda: work(draw(1600, 8, 2, skew=0.7), 4, 8, shape=ExpertShape(1024, 256)).with_shared(1024),
     "backward, shared experts": lambda: work(
         draw(1600, 8, 2, skew=0.7), 4, 8, shape=ExpertShape(1024, 256), is_backward=True
     ).with_shared(1024),
-}  # fmt: skip
+}
 EVERY_TIME = ("two own all tokens", "backward, shared experts")
 
 
@@ -73,9 +72,7 @@ def test_a_second_kernel_waits_for_the_first_on_its_own_gpu() -> None:
     # GPU 0 multiplies for all, and its own few tokens are ready elsewhere long before.
     owner = np.repeat(np.arange(4), [50, 600, 600, 600])
     ids = np.where(owner == 0, 2, np.arange(len(owner)) % 2).astype(np.int32)[:, None]
-    layer = work(
-        ids, 4, 8, tokens_of_rank=[50, 600, 600, 600], shape=ExpertShape(1024, 1024)
-    )  # fmt: skip
+    layer = work(ids, 4, 8, tokens_of_rank=[50, 600, 600, 600], shape=ExpertShape(1024, 1024))
     scheme = find("dysharp-comet").with_options({"dispatch_sms": 2, "combine_sms": 16})
     system = hwmodel.load("dgx-h100", {"gpu.num_sms": FEW_SMS})
     built = chain_of(layer, system, scheme)
@@ -96,9 +93,7 @@ def used(*times: tuple[int, int]) -> Use:
     for number, (start, end) in enumerate(times):
         pool = machine.sms.pool(f"kernel {number}", 60)
         ready = machine.graph.add_one(resource=-1, duration_ps=start, kind=Kind.MARK, rank=0)
-        machine.graph.add(
-            60, resource=pool[0], duration_ps=end - start, kind=Kind.GEMM1, rank=0, after=ready
-        )
+        machine.graph.add(60, resource=pool[0], duration_ps=end - start, kind=Kind.GEMM1, rank=0, after=ready)
     return most_in_use(schedule(machine.graph.build()), machine)
 
 

@@ -71,9 +71,7 @@ def test_a_spec_comes_back_from_toml_and_json(spec: RunSpec) -> None:
 def test_a_spec_says_only_what_is_not_the_default() -> None:
     assert RunSpec().to_toml() == "\n"
     spec = RunSpec(scheme="deepep", direction="training", overrides={"link.links_per_gpu": 8})
-    assert spec.to_toml() == (
-        'scheme = "deepep"\npass = "training"\n\n[overrides]\n"link.links_per_gpu" = 8\n'
-    )
+    assert spec.to_toml() == ('scheme = "deepep"\npass = "training"\n\n[overrides]\n"link.links_per_gpu" = 8\n')
     assert RunSpec.from_toml("[overrides]\nlink.links_per_gpu = 8").overrides == spec.overrides
 
 
@@ -172,9 +170,7 @@ def run(*arguments: object):
         {"scheme": "nvls", "overrides": {"link.links_per_gpu": 18, "switch.reduction": "true"}},
     ],
 )
-def test_a_result_is_run_again_byte_for_byte(
-    settings: dict, trace_file: Path, tmp_path: Path
-) -> None:
+def test_a_result_is_run_again_byte_for_byte(settings: dict, trace_file: Path, tmp_path: Path) -> None:
     first = replay.run(trace_file, **settings)
     first.save(tmp_path / "a.json")
     again = replay.load_result(tmp_path / "a.json").spec
@@ -189,13 +185,20 @@ def test_a_result_is_run_again_byte_for_byte(
 @pytest.mark.extended
 def test_options_beside_a_spec_override_it(trace_file: Path, tmp_path: Path) -> None:
     settings = {"scheme": "comet", "options": {"message_rows": 8}, "layer": 1, "barrier": True}
-    replay.run(trace_file, **settings, overrides={"switch.multicast": False}).save(
-        tmp_path / "a.json"
-    )
+    replay.run(trace_file, **settings, overrides={"switch.multicast": False}).save(tmp_path / "a.json")
     done = run(
-        "--spec", tmp_path / "a.json", "--json", tmp_path / "b.json", "--layer", "0,1",
-        "--option", "dispatch_sms=20", "--set", "switch.reduction=false", "--no-barrier",
-    )  # fmt: skip
+        "--spec",
+        tmp_path / "a.json",
+        "--json",
+        tmp_path / "b.json",
+        "--layer",
+        "0,1",
+        "--option",
+        "dispatch_sms=20",
+        "--set",
+        "switch.reduction=false",
+        "--no-barrier",
+    )
     assert done.exit_code == 0, done.exception
     spec = replay.load_result(tmp_path / "b.json").spec
     assert spec.options == {"message_rows": 8, "dispatch_sms": 20}
@@ -206,9 +209,7 @@ def test_options_beside_a_spec_override_it(trace_file: Path, tmp_path: Path) -> 
     assert replay.load_result(tmp_path / "c.json").spec.options == {}
 
 
-def test_another_trace_is_refused_unless_it_is_asked_for(
-    trace_file: Path, tmp_path: Path, synthetic
-) -> None:
+def test_another_trace_is_refused_unless_it_is_asked_for(trace_file: Path, tmp_path: Path, synthetic) -> None:
     result = replay.run(trace_file, scheme="ideal", layer=0)
     result.save(tmp_path / "a.json")
     with pytest.raises(UserError, match="this is not the trace of the spec") as caught:
@@ -222,9 +223,7 @@ def test_another_trace_is_refused_unless_it_is_asked_for(
     assert replay.load_result(tmp_path / "b.json").spec.trace == str(other)
     trace_file_now = tmp_path / "moved.h5"
     tracegen.write(synthetic(ranks=4, tokens_per_rank=6), trace_file_now)
-    (tmp_path / "c.toml").write_text(
-        result.spec.changed(trace=str(trace_file_now)).to_toml(), encoding="utf-8"
-    )
+    (tmp_path / "c.toml").write_text(result.spec.changed(trace=str(trace_file_now)).to_toml(), encoding="utf-8")
     assert "this is not the trace of the spec" in str(run("--spec", tmp_path / "c.toml").exception)
 
 
@@ -240,9 +239,7 @@ def test_a_trace_in_memory_has_no_reference(tmp_path: Path, trace_file: Path, sy
 
 def test_a_system_that_has_changed_is_told(tmp_path: Path, trace_file: Path) -> None:
     system = tmp_path / "mine.toml"
-    text = (
-        'base = "dgx-h100"\nname = "mine"\nlink.links_per_gpu = { value = %d, source = "by hand", '
-    )
+    text = 'base = "dgx-h100"\nname = "mine"\nlink.links_per_gpu = { value = %d, source = "by hand", '
     text += 'confidence = "user" }\n'
     system.write_text(text % 8)
     replay.run(trace_file, scheme="ideal", system=system, layer=0).save(tmp_path / "a.json")
@@ -268,9 +265,7 @@ def test_a_spec_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     for name, said in (("gone.toml", "cannot read"), ("gone.json", "cannot read")):
         assert said in str(run("--spec", tmp_path / name).exception)
     (tmp_path / "bad.toml").write_text("ranks = 0")
-    assert "bad.toml: ranks must be at least 1" in str(
-        run("--spec", tmp_path / "bad.toml").exception
-    )
+    assert "bad.toml: ranks must be at least 1" in str(run("--spec", tmp_path / "bad.toml").exception)
     (tmp_path / "bad.json").write_text(json.dumps({"format": "moereplay-sweep/1"}))
     assert str(run("--spec", tmp_path / "bad.json").exception).endswith(
         "bad.json is a moereplay-sweep document; this takes: moereplay-result, moereplay-comparison"

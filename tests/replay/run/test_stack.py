@@ -38,9 +38,17 @@ from tracegen.models import ModelShape
 Synthetic = Callable[..., tracegen.RoutingTrace]
 H100 = hwmodel.load("dgx-h100")
 SHAPE = ModelShape(
-    name="small", hidden=1024, moe_intermediate=512, num_experts=16, topk=2, num_layers=2,
-    gated=True, num_heads=8, num_kv_heads=4, head_dim=128,
-)  # fmt: skip
+    name="small",
+    hidden=1024,
+    moe_intermediate=512,
+    num_experts=16,
+    topk=2,
+    num_layers=2,
+    gated=True,
+    num_heads=8,
+    num_kv_heads=4,
+    head_dim=128,
+)
 TOKENS, RANKS = 64, 4
 PASSES: Mapping[Pass, bool] = {"forward": False, "backward": True}
 KNOWN = ("nccl-alltoall", "megatron", "deepep", "hybrid-ep")
@@ -56,11 +64,15 @@ def works() -> Mapping[Pass, LayerWork]:
     batch = form_batch(routed(), num_ranks=RANKS, phase="prefill")
     return {
         direction: make_work(
-            routed(), batch, layer=0, placement="contiguous", precision=Precision("bf16"),
+            routed(),
+            batch,
+            layer=0,
+            placement="contiguous",
+            precision=Precision("bf16"),
             is_backward=is_backward,
         )
         for direction, is_backward in PASSES.items()
-    }  # fmt: skip
+    }
 
 
 def sizes() -> KernelSizes:
@@ -158,10 +170,12 @@ def test_shared_experts_are_not_launched_with_routed_ones() -> None:
     assert products == [
         ["shared up", "shared down"],
         [
-            "shared down, gradient of input", "shared up, gradient of input",
-            "shared down, gradient of weight", "shared up, gradient of weight",
+            "shared down, gradient of input",
+            "shared up, gradient of input",
+            "shared down, gradient of weight",
+            "shared up, gradient of weight",
         ],
-    ]  # fmt: skip
+    ]
 
 
 def test_kernels_of_a_scheme_that_its_list_lacks_are_an_extension_s() -> None:
@@ -242,9 +256,7 @@ def test_nothing_goes_between_nodes_where_experts_are_within_one() -> None:
 
 
 def test_a_run_within_a_node_has_no_kernels_between_nodes(synthetic: Synthetic) -> None:
-    one = replay.run(
-        synthetic(ranks=2), scheme="hybrid-ep", direction="training", stack="megatron-tuned"
-    )
+    one = replay.run(synthetic(ranks=2), scheme="hybrid-ep", direction="training", stack="megatron-tuned")
     assert one.stack is not None
     assert one.stack.options["nodes"] == "one"
 
@@ -252,8 +264,10 @@ def test_a_run_within_a_node_has_no_kernels_between_nodes(synthetic: Synthetic) 
 def test_sizes_of_experts_that_gpus_share() -> None:
     whole, halves = sizes(), even_sizes(SHAPE, tokens=TOKENS, ranks=RANKS, sharing=2)
     assert (halves.local, halves.inner, halves.rows) == (
-        2 * whole.local, whole.inner // 2, 2 * whole.rows,
-    )  # fmt: skip
+        2 * whole.local,
+        whole.inner // 2,
+        2 * whole.rows,
+    )
     assert whole.copies < halves.copies < whole.copies * 2
     assert even_sizes(SHAPE, tokens=TOKENS, ranks=64).local == 1
 
@@ -285,9 +299,7 @@ def test_practice_is_one_stack_to_train_and_several_to_serve(synthetic: Syntheti
     served = replay.compare(trace, names, layer=0, baseline="deepep", stack="practice")
     stacks = {one.scheme.name: one.stack and one.stack.name for one in served.results}
     assert stacks == {"deepep": "vllm", "nccl-ep": "tensorrt-llm", "comet": "sglang"}
-    trained = replay.run(
-        trace, scheme="deepep", layer=0, direction="training", stack="practice:experimental=true"
-    )
+    trained = replay.run(trace, scheme="deepep", layer=0, direction="training", stack="practice:experimental=true")
     assert trained.stack is not None
     assert trained.stack.name == "megatron-plain:experimental=true"
     assert trained.stack.options["dispatcher"] == "deepep"
@@ -297,9 +309,13 @@ def test_practice_is_one_stack_to_train_and_several_to_serve(synthetic: Syntheti
 
 def test_practice_trains_in_fp8_with_scales_of_blocks(synthetic: Synthetic) -> None:
     one = replay.run(
-        synthetic(ranks=2), scheme="deepep", layer=0, direction="backward", stack="practice",
+        synthetic(ranks=2),
+        scheme="deepep",
+        layer=0,
+        direction="backward",
+        stack="practice",
         precision="fp8",
-    )  # fmt: skip
+    )
     assert one.stack is not None
     assert one.stack.options["fp8"] == "blockwise"
 
@@ -321,9 +337,7 @@ def test_every_scheme_trains_in_practice(scheme: str, synthetic: Synthetic) -> N
     check_practice(synthetic(ranks=2), scheme, "training", adds=adds)
 
 
-def check_practice(
-    trace: tracegen.RoutingTrace, scheme: str, direction: str, *, adds: bool
-) -> None:
+def check_practice(trace: tracegen.RoutingTrace, scheme: str, direction: str, *, adds: bool) -> None:
     """Hosts cost something, and nothing where their calls cost nothing and add no kernels."""
     system = hwmodel.load("dgx-h100", {"overheads.launch_us": 0.0})
     if find(scheme).lacks(system):
@@ -331,9 +345,15 @@ def check_practice(
 
     def time(stack: str | None) -> float:
         return replay.run(
-            trace, scheme=scheme, system=system, layer=0, barrier=True, tune=False,
-            direction=direction, stack=stack,
-        ).totals.makespan_us  # fmt: skip
+            trace,
+            scheme=scheme,
+            system=system,
+            layer=0,
+            barrier=True,
+            tune=False,
+            direction=direction,
+            stack=stack,
+        ).totals.makespan_us
 
     bare, costly = time(None), time("practice")
     assert costly > bare or scheme == "ideal"
@@ -353,18 +373,22 @@ def test_without_a_stack_nothing_says_so(synthetic: Synthetic) -> None:
     assert bare.run_id != under.run_id
     document = json.loads(under.to_json())
     assert document["stack"] == {
-        "name": "sglang", "knows": False,
+        "name": "sglang",
+        "knows": False,
         "options": {"fused_qk_norm_rope": False, "fused_reduce": False},
-    }  # fmt: skip
+    }
     assert "Launched kernel by kernel by hosts of sglang." in summary(under)
     assert "by hosts of" not in summary(bare)
 
 
 def test_comparisons_say_which_stack_launches_which_scheme(synthetic: Synthetic) -> None:
     both = replay.compare(
-        synthetic(ranks=2, phase="decode"), ["deepep", "nvls"], layer=0, baseline="deepep",
+        synthetic(ranks=2, phase="decode"),
+        ["deepep", "nvls"],
+        layer=0,
+        baseline="deepep",
         stack="practice",
-    )  # fmt: skip
+    )
     text = " ".join(summary(both).split())
     assert "Launched kernel by kernel by hosts of vllm: deepep." in text
     held = "Launched as CUDA graphs, in each layer until a host waits by hosts of"
@@ -377,29 +401,31 @@ def test_comparisons_say_which_stack_launches_which_scheme(synthetic: Synthetic)
 def test_schemes_that_a_list_does_not_know_are_named_beside_those_that_it_does(
     synthetic: Synthetic,
 ) -> None:
-    both = replay.compare(
-        synthetic(ranks=2), ["deepep", "nvls"], layer=0, baseline="deepep", stack="megatron-plain"
-    )
+    both = replay.compare(synthetic(ranks=2), ["deepep", "nvls"], layer=0, baseline="deepep", stack="megatron-plain")
     text = " ".join(summary(both).split())
     assert "Not in the list of megatron-plain, " in text
     assert "are calls of an extension: nvls." in text
 
 
 @every(("stack", "option"), [("deepseek", "bare"), ("vllm", "sglang"), ("bare", "sglang")])
-def test_two_lists_around_the_same_exchanges_are_refused(
-    synthetic: Synthetic, stack: str, option: str
-) -> None:
+def test_two_lists_around_the_same_exchanges_are_refused(synthetic: Synthetic, stack: str, option: str) -> None:
     how: dict[str, Any] = {"direction": "training", "interleave": "dualpipe"}
     with pytest.raises(UserError, match=rf"option stack={option} .* give one of them"):
         replay.run(
-            synthetic(ranks=2, steps=2), scheme="deepep", options={"stack": option}, stack=stack,
+            synthetic(ranks=2, steps=2),
+            scheme="deepep",
+            options={"stack": option},
+            stack=stack,
             **(how if stack == "deepseek" else {}),
-        )  # fmt: skip
+        )
     with pytest.raises(UserError, match=r"option stack=deepseek .* give one of them"):
         replay.run(
-            synthetic(ranks=2, steps=2), scheme="deepep", options={"stack": "deepseek"},
-            stack="megatron-plain", **how,
-        )  # fmt: skip
+            synthetic(ranks=2, steps=2),
+            scheme="deepep",
+            options={"stack": "deepseek"},
+            stack="megatron-plain",
+            **how,
+        )
 
 
 def test_a_stack_has_its_kernels_around_a_scheme_that_knows_them(synthetic: Synthetic) -> None:
@@ -408,10 +434,8 @@ def test_a_stack_has_its_kernels_around_a_scheme_that_knows_them(synthetic: Synt
     for scheme in ("deepep", "deepep-v2"):
         by_option, under, practice = (
             replay.run(trace, scheme=scheme, layer=0, options=options, stack=stack)
-            for options, stack in (
-                ({"stack": "sglang"}, None), ({}, "sglang"), ({"stack": "sglang"}, "practice")
-            )
-        )  # fmt: skip
+            for options, stack in (({"stack": "sglang"}, None), ({}, "sglang"), ({"stack": "sglang"}, "practice"))
+        )
         assert by_option.scheme == under.scheme == practice.scheme
         assert under.stack is not None
         assert under.stack == practice.stack
@@ -449,9 +473,7 @@ def test_a_stack_has_its_kernels_around_a_scheme_that_knows_them(synthetic: Synt
         ({"scheme": "pangu", "stack": "sglang", "system": "atlas-800t-a2"}, "has no table [host]"),
     ],
 )
-def test_what_no_stack_does_is_refused(
-    settings: dict[str, Any], message: str, synthetic: Synthetic
-) -> None:
+def test_what_no_stack_does_is_refused(settings: dict[str, Any], message: str, synthetic: Synthetic) -> None:
     with pytest.raises(UserError) as error:
         replay.run(synthetic(ranks=2), **{"scheme": "deepep", "layer": 0, **settings})
     assert message in str(error.value)
@@ -466,16 +488,17 @@ def test_schemes_that_a_list_does_not_know_have_no_types_there(synthetic: Synthe
 def test_passes_that_overlap_have_megatrons_streams(synthetic: Synthetic) -> None:
     for kind, overlap in (("off", "none"), ("megatron", "passes")):
         one = replay.run(
-            synthetic(ranks=2, steps=2), scheme="deepep", direction="training", stack="practice",
+            synthetic(ranks=2, steps=2),
+            scheme="deepep",
+            direction="training",
+            stack="practice",
             interleave=kind,
-        )  # fmt: skip
+        )
         assert one.stack is not None
         assert one.stack.options["overlap"] == overlap
 
 
-def calls_under(
-    trace: tracegen.RoutingTrace, **settings: Any
-) -> Mapping[tuple[str, bool], StageCalls]:
+def calls_under(trace: tracegen.RoutingTrace, **settings: Any) -> Mapping[tuple[str, bool], StageCalls]:
     spec = RunSpec(scheme="deepep", stack="megatron-plain", **settings)
     calls = set_up(spec, {}).prepared(trace).calls
     assert calls is not None

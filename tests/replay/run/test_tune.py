@@ -42,9 +42,7 @@ class Known(Scheme):
     summary = "of the tests"
     source = "here"
     traffic = "none"
-    candidates: Mapping[str, tuple[int, ...]] = {
-        "first": (1, 2, 3, 4, 5), "second": (1, 2, 3, 4, 5)
-    }  # fmt: skip
+    candidates: Mapping[str, tuple[int, ...]] = {"first": (1, 2, 3, 4, 5), "second": (1, 2, 3, 4, 5)}
     options = KnownOptions()
     times_ps: Mapping[tuple[int, int], int]
     built: list[tuple[int, int]]
@@ -56,9 +54,13 @@ class Known(Scheme):
             message = f"known cannot do {key}"
             raise UserError(message)
         return machine.graph.add(
-            len(start), resource=machine.sms.pool("sm", 1), duration_ps=self.times_ps[key],
-            kind=Kind.LAYOUT, rank=machine.ranks, after=start,
-        )  # fmt: skip
+            len(start),
+            resource=machine.sms.pool("sm", 1),
+            duration_ps=self.times_ps[key],
+            kind=Kind.LAYOUT,
+            rank=machine.ranks,
+            after=start,
+        )
 
 
 GRID = list(itertools.product(range(1, 6), repeat=2))
@@ -163,10 +165,7 @@ def test_an_option_that_was_given_a_value_keeps_it(synthetic) -> None:
 )
 def test_who_is_tuned(scheme: str, tuned_when_asked: dict[bool | None, bool], synthetic) -> None:
     trace, system = synthetic(ranks=4, tokens_per_rank=8), hwmodel.load("dgx-h100")
-    runs = {
-        asked: replay.run(trace, system=system, scheme=scheme, layer=0, tune=asked)
-        for asked in tuned_when_asked
-    }
+    runs = {asked: replay.run(trace, system=system, scheme=scheme, layer=0, tune=asked) for asked in tuned_when_asked}
     for one, result in runs.items():
         assert bool(result.scheme.tuned) == tuned_when_asked[one]
         for other, wanted in tuned_when_asked.items():
@@ -184,11 +183,7 @@ OF_OVERLAP = {"overlap_sms"}  # which nothing has unless single-batch overlap is
 
 def test_every_scheme_with_a_split_of_the_sms_can_be_tuned() -> None:
     for scheme in SCHEMES.values():
-        splits = {
-            name
-            for name in dataclasses.asdict(scheme.options)
-            if name.endswith("_sms") or name == "channels"
-        }
+        splits = {name for name in dataclasses.asdict(scheme.options) if name.endswith("_sms") or name == "channels"}
         assert splits - OF_OVERLAP == set(scheme.candidates) - GRAINS, scheme.name
         assert scheme.candidates or not scheme.tuned_by_default
         assert hasattr(scheme.options, "tile_order") == ("tile_order" in scheme.candidates)
@@ -211,10 +206,7 @@ def test_an_order_of_tiles_is_chosen(synthetic) -> None:
 def test_a_scheme_without_candidates_is_left_as_it_is(synthetic) -> None:
     trace, system = synthetic(ranks=4, tokens_per_rank=8), hwmodel.load("dgx-h100")
     assert not SCHEMES["ideal"].candidates
-    runs = [
-        replay.run(trace, system=system, scheme="ideal", layer=0, tune=tune_it)
-        for tune_it in (False, True)
-    ]
+    runs = [replay.run(trace, system=system, scheme="ideal", layer=0, tune=tune_it) for tune_it in (False, True)]
     assert runs[0].layers == runs[1].layers and runs[0].scheme == runs[1].scheme
     compared = replay.compare(trace, ["ideal", "comet"], system=system, layer=0, tune=True)
     assert compared["comet"].scheme.tuned and not compared["ideal"].scheme.tuned

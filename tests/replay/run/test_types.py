@@ -97,13 +97,10 @@ def test_a_comparison_leaves_out_schemes_whose_code_lacks_the_types(synthetic) -
 
 def test_fp8_rows_back_where_a_kernel_adds_them(synthetic) -> None:
     narrow, wide = (
-        replay.run(synthetic(), scheme="nccl-alltoall", layer=0, combine_rows=rows)
-        for rows in ("fp8", "bf16")
+        replay.run(synthetic(), scheme="nccl-alltoall", layer=0, combine_rows=rows) for rows in ("fp8", "bf16")
     )
     assert narrow.types == NumberTypes(gemm="bf16", dispatch_rows="bf16", combine_rows="fp8")
-    less, more = (
-        sum(one.layers[0].measures.payload_bytes["combine"].uplink) for one in (narrow, wide)
-    )
+    less, more = (sum(one.layers[0].measures.payload_bytes["combine"].uplink) for one in (narrow, wide))
     hidden = narrow.trace.hidden
     assert less * 2 * hidden == more * (hidden + 4 * -(-hidden // 128))
 
@@ -123,10 +120,12 @@ def test_types_of_fp4() -> None:
     assert mixed.operand_row_bytes(7168) == Precision("fp8").operand_row_bytes(7168)
     assert Precision("fp8", weights="fp8") == Precision("fp8")
     for gemm, weights, could in (
-        ("fp8", "nvfp4", "fp8 or mxfp4"), ("fp8", "bf16", "fp8 or mxfp4"),
-        ("bf16", "fp8", "bf16 or mxfp4 or nvfp4"), ("nvfp4", "mxfp4", "nvfp4"),
+        ("fp8", "nvfp4", "fp8 or mxfp4"),
+        ("fp8", "bf16", "fp8 or mxfp4"),
+        ("bf16", "fp8", "bf16 or mxfp4 or nvfp4"),
+        ("nvfp4", "mxfp4", "nvfp4"),
         ("fp32", "mxfp4", "fp32"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(UserError, match=f"weights of {gemm} GEMMs are {could}, not {weights}"):
             Precision(gemm, weights=weights)
 
@@ -147,29 +146,41 @@ def test_fp4_weights_of_a_replay(synthetic) -> None:
 
 def test_fp4_is_refused_where_it_is_not(synthetic) -> None:
     for settings, says in (
-        ({"scheme": "plain", "precision": "fp8", "weight_type": "mxfp4"},
-         "scheme 'plain': on dgx-h100 tensor cores multiply no mxfp4 weights beside fp8 rows, but"),
-        ({"scheme": "comet", "precision": "bf16", "weight_type": "nvfp4"},
-         "weights of its bf16 GEMMs are bf16 too, not nvfp4"),
-        ({"scheme": "megamoe", "system": "hgx-b200", "precision": "bf16", "weight_type": "nvfp4"},
-         "weights of its bf16 GEMMs are bf16 too or mxfp4, not nvfp4"),
-        ({"scheme": "plain", "precision": "bf16", "gemm_type": "nvfp4"},
-         "its GEMMs are bf16 or fp32 or fp8, not nvfp4"),
-        ({"scheme": "plain", "precision": "bf16", "weight_type": "mxfp4", "pass": "backward"},
-         "mxfp4 weights are for the forward pass alone"),
-    ):  # fmt: skip
+        (
+            {"scheme": "plain", "precision": "fp8", "weight_type": "mxfp4"},
+            "scheme 'plain': on dgx-h100 tensor cores multiply no mxfp4 weights beside fp8 rows, but",
+        ),
+        (
+            {"scheme": "comet", "precision": "bf16", "weight_type": "nvfp4"},
+            "weights of its bf16 GEMMs are bf16 too, not nvfp4",
+        ),
+        (
+            {"scheme": "megamoe", "system": "hgx-b200", "precision": "bf16", "weight_type": "nvfp4"},
+            "weights of its bf16 GEMMs are bf16 too or mxfp4, not nvfp4",
+        ),
+        (
+            {"scheme": "plain", "precision": "bf16", "gemm_type": "nvfp4"},
+            "its GEMMs are bf16 or fp32 or fp8, not nvfp4",
+        ),
+        (
+            {"scheme": "plain", "precision": "bf16", "weight_type": "mxfp4", "pass": "backward"},
+            "mxfp4 weights are for the forward pass alone",
+        ),
+    ):
         with pytest.raises(UserError, match=re.escape(says)):
             replay.run(synthetic(), layer=0, **settings)
 
 
 def test_normal_form_of_fp4() -> None:
-    one = set_up(
-        RunSpec(scheme="plain", precision="fp8", gemm_type="nvfp4", dispatch_rows="nvfp4"), {}
-    )
+    one = set_up(RunSpec(scheme="plain", precision="fp8", gemm_type="nvfp4", dispatch_rows="nvfp4"), {})
     two = set_up(
         RunSpec(
-            scheme="plain", precision="bf16", gemm_type="nvfp4", weight_type="nvfp4",
+            scheme="plain",
+            precision="bf16",
+            gemm_type="nvfp4",
+            weight_type="nvfp4",
             dispatch_rows="nvfp4",
-        ), {},
-    )  # fmt: skip
+        ),
+        {},
+    )
     assert one.spec == two.spec

@@ -22,19 +22,17 @@ def test_what_cannot_be_compared_says_why() -> None:
     for one in without:
         with pytest.raises(UserError) as refused:
             with_schemes(one)
-        assert (
-            str(refused.value)
-            == f"moereplay {one.command} has no compare: " + (one.lacking["compare"])
-        )
+        assert str(refused.value) == f"moereplay {one.command} has no compare: " + (one.lacking["compare"])
 
 
 def test_settings_come_back_from_their_toml() -> None:
     for spec in (
-        CollectiveSpec(op="allgather", bytes="1M..4M,7", algorithm=["ring", "nccl"], ranks=4,
-                       overrides={"link.links_per_gpu": 8}),
+        CollectiveSpec(
+            op="allgather", bytes="1M..4M,7", algorithm=["ring", "nccl"], ranks=4, overrides={"link.links_per_gpu": 8}
+        ),
         PlaceSpec(loads=["a.csv", "b.csv"], fit=(2, 4), slots=72),
         PlaceSpec(trace="t.h5", algorithm="file", **{"from": "map.json"}),
-    ):  # fmt: skip
+    ):
         assert type(spec).from_toml(spec.to_toml()) == spec
 
 

@@ -57,9 +57,7 @@ def without_them(trace: tracegen.RoutingTrace) -> tracegen.RoutingTrace:
     shape = trace.model_shape.model_copy(update={"num_experts": 16, "num_zero_experts": 0})
     ids = np.where(trace.expert_ids < 16, trace.expert_ids, trace.empty_slot)
     model = tracegen.TraceModel.from_shape(shape)
-    return dataclasses.replace(
-        trace, model=model, expert_ids=ids.astype(trace.expert_ids.dtype), stored_content_id=""
-    )
+    return dataclasses.replace(trace, model=model, expert_ids=ids.astype(trace.expert_ids.dtype), stored_content_id="")
 
 
 @pytest.mark.extended
@@ -92,9 +90,7 @@ def test_a_file_keeps_them_with_the_shape(tmp_path: Path, shape_file: Path) -> N
     assert back.model.shape is not None and back.model.shape.num_zero_experts == 8
     sizes = imported(tmp_path, num_experts=24, zero_experts=8, hidden_size=256)
     assert sizes.model.num_ffn_experts == 16
-    with pytest.raises(
-        UserError, match="zero_experts 4 contradicts with-zero-experts, which has 8"
-    ):
+    with pytest.raises(UserError, match="zero_experts 4 contradicts with-zero-experts, which has 8"):
         imported(tmp_path, model=shape_file, zero_experts=4)
     with pytest.raises(UserError, match="zero_experts 24: that is all of 24"):
         imported(tmp_path, num_experts=24, zero_experts=24, hidden_size=256)

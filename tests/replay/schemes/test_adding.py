@@ -21,9 +21,7 @@ def test_a_scheme_of_tensor_parallelism_is_added_as_the_document_says(
 ) -> None:
     section = ADDING.read_text(encoding="utf-8").partition("## A scheme of tensor parallelism")[2]
     first, *others = section.split("```")[1].strip().splitlines()
-    copied = re.fullmatch(
-        r"cp (\S+) (\S+) +# then rename the class to (\w+) and .* to \"(\w+)\"", first
-    )
+    copied = re.fullmatch(r"cp (\S+) (\S+) +# then rename the class to (\w+) and .* to \"(\w+)\"", first)
     assert copied is not None
     source, target, class_name, name = copied.groups()
     text = (ROOT / source).read_text(encoding="utf-8")

@@ -20,10 +20,12 @@ SYSTEM = hwmodel.load(
     "dgx-h100",
     {
         **ROUND,
-        "link.fan_out_efficiency": FAN_OUT, "link.scatter_efficiency": SCATTER,
-        "link.bulk_scatter_efficiency": BULK, "switch.multimem_efficiency": MULTIMEM,
+        "link.fan_out_efficiency": FAN_OUT,
+        "link.scatter_efficiency": SCATTER,
+        "link.bulk_scatter_efficiency": BULK,
+        "switch.multimem_efficiency": MULTIMEM,
     },
-)  # fmt: skip
+)
 
 Rates = tuple[float, float]
 """On the way out of a GPU and on the way in."""

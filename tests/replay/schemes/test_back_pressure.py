@@ -70,9 +70,7 @@ def test_sms_that_push_hold_on_until_their_rows_have_left(name: str) -> None:
     src, dst = graph.edges()
     outboxes = np.array(["outbox" in pool for pool in graph.pools.names])
     takes = np.flatnonzero(outboxes[graph.takes.pool])
-    held = set(
-        zip(graph.takes.task[takes].tolist(), graph.takes.released_by[takes].tolist(), strict=True)
-    )
+    held = set(zip(graph.takes.task[takes].tolist(), graph.takes.released_by[takes].tolist(), strict=True))
     assert (graph.takes.units[takes] == 1).all()
     for push, message in PUSHES[name]:
         issues = (graph.kind[src] == push) & (graph.kind[dst] == message)

@@ -14,8 +14,8 @@ import replay.schemes.tp.direct
 from replay.errors import UserError
 from replay.experiments.dense import compare, run
 from replay.experiments.dense.spec import TensorSpec
+from replay.model.arrays import Ints
 from replay.model.machine.kinds import Kind
-from replay.model.machine.machine import Ints
 from replay.model.work.transformer_layer import Core, Leave
 from replay.schemes import find
 from replay.schemes.contract import examine
@@ -183,12 +183,8 @@ DEFECTS: list[tuple[type[TensorScheme], str, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("scheme", "check", "layer", "said"), DEFECTS, ids=lambda one: getattr(one, "__name__", None)
-)
-def test_the_contract_says_what_is_wrong(
-    scheme: type[TensorScheme], check: str, layer: str, said: str
-) -> None:
+@pytest.mark.parametrize(("scheme", "check", "layer", "said"), DEFECTS, ids=lambda one: getattr(one, "__name__", None))
+def test_the_contract_says_what_is_wrong(scheme: type[TensorScheme], check: str, layer: str, said: str) -> None:
     assert not list(examine_case(case_of(Wrong(), layer)))
     found = [one.sentence for one in examine_case(case_of(scheme(), layer)) if one.check == check]
     assert any(re.search(said, sentence) for sentence in found), found

@@ -54,9 +54,12 @@ def round_npus(**more: float) -> System:
 def layer(ids: list[list[int]], num_ranks: int, precision: str, hidden: int = 512) -> LayerWork:
     experts = 1 + max(max(row) for row in ids)
     return small_layers.work(
-        np.array(ids, np.int32), num_ranks, experts, shape=ExpertShape(hidden, 64),
+        np.array(ids, np.int32),
+        num_ranks,
+        experts,
+        shape=ExpertShape(hidden, 64),
         precision=precision,
-    )  # fmt: skip
+    )
 
 
 def run(phase: str, work: LayerWork, system: System) -> tuple[Timeline, Machine]:
@@ -109,9 +112,12 @@ def test_the_more_cores_the_more_rows_at_once() -> None:
         work = layer([[1]] * rows + [[0]], 2, "fp8")
         # All tokens but the last one lie on rank 0.
         work = LayerWork(
-            work.expert_ids, np.array([0] * rows + [1], np.int32), work.placement, work.shape,
+            work.expert_ids,
+            np.array([0] * rows + [1], np.int32),
+            work.placement,
+            work.shape,
             work.precision,
-        )  # fmt: skip
+        )
         timeline, _ = run("dispatch", work, round_npus())
         sends = timeline.graph.kind == Kind.DISPATCH_SEND
         times.append(int(timeline.end_ps[sends].max()) - 3 * US)
@@ -160,9 +166,13 @@ def test_cube_cores_are_free_while_rows_move() -> None:
 def test_two_micro_batches_take_turns_beside_experts() -> None:
     """Rows of one micro-batch travel while the experts of the other have all cube cores."""
     settings = {
-        "scheme": "cann-ep", "system": "cloudmatrix384", "precision": "bf16", "layer": 12,
-        "ranks": 4, "tokens_per_rank": 64,
-    }  # fmt: skip
+        "scheme": "cann-ep",
+        "system": "cloudmatrix384",
+        "precision": "bf16",
+        "layer": 12,
+        "ranks": 4,
+        "tokens_per_rank": 64,
+    }
     alone = replay.run("gpt-oss-20b-decode", **settings)
     turns = replay.run("gpt-oss-20b-decode", interleave="tbo", **settings)
     assert turns.totals.makespan_us < 2 * alone.totals.makespan_us
@@ -175,8 +185,9 @@ def test_each_platform_refuses_the_other_in_one_line() -> None:
     assert "cann-ep" not in supported(hopper) and "cann-ep" not in SCHEMES
     assert COMPARED["deepep"].lacks(ascend) == {"cuda"}
     for scheme, system, lacking in (
-        ("deepep", "cloudmatrix384", "cuda"), ("cann-ep", "dgx-h100", "cann"),
-    ):  # fmt: skip
+        ("deepep", "cloudmatrix384", "cuda"),
+        ("cann-ep", "dgx-h100", "cann"),
+    ):
         with pytest.raises(UserError, match=f"needs {lacking}, which system '{system}' lacks"):
             replay.run("gpt-oss-20b-decode", scheme=scheme, system=system, layer=12)
 

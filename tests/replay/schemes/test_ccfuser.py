@@ -34,9 +34,12 @@ def rows_of(*counts: list[int], experts: int) -> LayerWork:
     ids = np.concatenate([np.repeat(np.arange(experts), each) for each in counts])
     assert np.bincount(owner, minlength=len(counts)).tolist() == [sum(each) for each in counts]
     return small_layers.work(
-        ids.astype(np.int32)[:, None], len(counts), experts, shape=SHAPE,
+        ids.astype(np.int32)[:, None],
+        len(counts),
+        experts,
+        shape=SHAPE,
         tokens_of_rank=[sum(each) for each in counts],
-    )  # fmt: skip
+    )
 
 
 def pair() -> LayerWork:
@@ -53,9 +56,7 @@ def times(timeline: Timeline, kind: Kind, rank: int = 0) -> list[tuple[int, int]
     """Start and end of a kind's tasks on a GPU, in order of their start."""
     graph = timeline.graph
     tasks = np.flatnonzero((graph.kind == kind) & (graph.rank == rank))
-    return sorted(
-        zip(timeline.start_ps[tasks].tolist(), timeline.visible_ps[tasks].tolist(), strict=True)
-    )
+    return sorted(zip(timeline.start_ps[tasks].tolist(), timeline.visible_ps[tasks].tolist(), strict=True))
 
 
 # ---- blocks --------------------------------------------------------------------------------------
@@ -73,8 +74,7 @@ def blocks_of(layer: LayerWork) -> list[tuple[Any, Any, Any]]:
 
     chosen = np.flatnonzero(blocks.rank == 0)
     return [
-        (described(blocks.local[i]), described(blocks.remote[i]), described(blocks.other[i]))
-        for i in chosen.tolist()
+        (described(blocks.local[i]), described(blocks.remote[i]), described(blocks.other[i])) for i in chosen.tolist()
     ]
 
 
@@ -83,7 +83,7 @@ def test_own_full_tiles_are_paired_with_all_others_rests_last() -> None:
     layer = rows_of([130, 64, 0, 0], [70, 5, 0, 0], experts=4)
     assert blocks_of(layer) == [
         ((0, 0, 64), (0, 1, 64), None),  # full tiles first
-        ((0, 0, 64), (0, 0, 2), None),  # then rests, the own ones too, by expert and size
+        ((0, 0, 64), (0, 0, 2), None),  # then rests, its own ones too, by expert and size
         ((1, 0, 64), (0, 1, 6), None),
         (None, (1, 1, 5), None),
     ]
@@ -180,9 +180,7 @@ def test_partial_tiles_are_multiplied_in_full() -> None:
 
 
 def test_registers_are_loaded_before_every_product() -> None:
-    ahead, behind = (
-        times(scheduled(pair(), loads_ahead=on), Kind.GEMM1)[0] for on in (True, False)
-    )
+    ahead, behind = (times(scheduled(pair(), loads_ahead=on), Kind.GEMM1)[0] for on in (True, False))
     # A step of both operands is asked for and written once; eight warps read all rows, and each
     # its own columns.
     nbytes = (2 * (64 + 512) + 8 * 64 + 512) * 1024 * 2
@@ -197,9 +195,13 @@ def test_registers_are_loaded_before_every_product() -> None:
 def test_nothing_is_got_before_all_ranks_have_filled_their_heap() -> None:
     layer = rows_of([64, 0], [64, 0], experts=2)
     layer = LayerWork(
-        layer.expert_ids, layer.source_rank.astype(np.int32), layer.placement, layer.shape,
-        layer.precision, is_backward=True,
-    )  # fmt: skip
+        layer.expert_ids,
+        layer.source_rank.astype(np.int32),
+        layer.placement,
+        layer.shape,
+        layer.precision,
+        is_backward=True,
+    )
     machine = Machine(round_machine(), GraphBuilder(KIND_NAMES), 2)
     late = np.array([0, 500 * US])
     start = machine.delay(Kind.MARK, Time(late), machine.mark(machine.ranks))

@@ -61,9 +61,12 @@ def finish(timeline: Timeline, kind: Kind) -> int:
 def one_token(targets: list[int], num_ranks: int = 8) -> LayerWork:
     """One token of rank 0 for one expert on each of the targets."""
     return small_layers.work(
-        np.array([targets], np.int32), num_ranks, num_ranks,
-        tokens_of_rank=[1] + [0] * (num_ranks - 1), shape=ExpertShape(1024, 64),
-    )  # fmt: skip
+        np.array([targets], np.int32),
+        num_ranks,
+        num_ranks,
+        tokens_of_rank=[1] + [0] * (num_ranks - 1),
+        shape=ExpertShape(1024, 64),
+    )
 
 
 def tile_ps(columns: int, inner: int) -> int:
@@ -86,9 +89,7 @@ def test_experts_alone_on_one_gpu_are_three_kernels_of_one_wave() -> None:
 def test_gemm_of_one_wave_and_a_bit_takes_two() -> None:
     # Seven experts: 7 x 16 = 112 column tiles on 100 SMs.
     ids = np.repeat(np.arange(7, dtype=np.int32), 50)[:, None]
-    timeline = run(
-        small_layers.work(ids, 1, 7, shape=ExpertShape(1024, 64)), "ideal", form="kernels"
-    )
+    timeline = run(small_layers.work(ids, 1, 7, shape=ExpertShape(1024, 64)), "ideal", form="kernels")
     length = finish(timeline, Kind.GEMM2) - begin(timeline, Kind.GEMM2)
     assert length == 2 * tile_ps(64, 64)
 
@@ -104,14 +105,20 @@ def test_deepep_dispatches_one_chunk_in_the_sum_of_its_steps() -> None:
     loading = 2048 / (5 * 512) * (100 + 60)  # rounds of five loads of 512 B; latency of memory
     assert loading == 128
     expected = (
-        3 * NS + (40 + 128) * NS  # one token looked at, one row begun and copied by a warp
-        + wire + UP  # uplink, switch
-        + wire + DOWN + VISIBLE
+        3 * NS
+        + (40 + 128) * NS  # one token looked at, one row begun and copied by a warp
+        + wire
+        + UP  # uplink, switch
+        + wire
+        + DOWN
+        + VISIBLE
         + one_way  # the acknowledgement that releases the tail
-        + one_way + VISIBLE + POLL  # the tail, seen by the receiver
+        + one_way
+        + VISIBLE
+        + POLL  # the tail, seen by the receiver
         + -(-2 * nbytes // 5)  # the copy through HBM
         + 2 * (60 + 20) * NS  # and in two halves through the receiving warp
-    )  # fmt: skip
+    )
     assert finish(timeline, Kind.DISPATCH_RECEIVE) - begin(timeline, Kind.DISPATCH_SEND) == expected
 
 
@@ -279,12 +286,8 @@ def test_dysharp_token_alone_goes_back_when_it_has_come() -> None:
 def test_reduction_buffer_holds_back_requests() -> None:
     # A port's buffer of 8 x 512 bytes has room for two rows; four tokens want to be summed.
     small = hwmodel.load("dgx-h100", {**ROUND, "switch.reduction_buffer_bytes": 512})
-    layer = small_layers.work(
-        np.full((4, 1), 1, np.int32), 2, 2, tokens_of_rank=[4, 0], shape=ExpertShape(1024, 64)
-    )
-    graph, _, _ = build_layer(
-        layer, small, SCHEMES["dysharp-basic"].with_options({"reduction": "wait"})
-    )
+    layer = small_layers.work(np.full((4, 1), 1, np.int32), 2, 2, tokens_of_rank=[4, 0], shape=ExpertShape(1024, 64))
+    graph, _, _ = build_layer(layer, small, SCHEMES["dysharp-basic"].with_options({"reduction": "wait"}))
     timeline = schedule(graph)
     asked = timeline.start_ps[tasks(timeline, Kind.COMBINE_REQUEST_UP)]
     summed = timeline.end_ps[tasks(timeline, Kind.COMBINE_DOWN)]

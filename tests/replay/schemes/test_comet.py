@@ -49,9 +49,7 @@ def elementwise_ps(read: int, written: int) -> int:
 
 
 @cache
-def four_tokens(
-    *, is_backward: bool = False, scheme: str = "flux", rows_of: str = "experts"
-) -> Timeline:
+def four_tokens(*, is_backward: bool = False, scheme: str = "flux", rows_of: str = "experts") -> Timeline:
     """Three tokens of rank 0 and one of rank 1, two experts on each rank.
 
     Pairs: three of rank 0 stay and three go to rank 1, one of rank 1 stays and one goes. Rank 0
@@ -69,8 +67,7 @@ def on(timeline: Timeline, group: str, kind: Kind) -> list[list[int]]:
     graph = timeline.graph
     groups = np.array([*graph.resources.groups, "nothing"])[graph.resource]
     return [
-        graph.duration_ps[(graph.kind == kind) & (groups == group) & (graph.rank == rank)].tolist()
-        for rank in RANKS
+        graph.duration_ps[(graph.kind == kind) & (groups == group) & (graph.rank == rank)].tolist() for rank in RANKS
     ]
 
 
@@ -100,15 +97,21 @@ def test_indices_are_made_of_all_tokens_slots_and_of_the_own_rows(is_backward: b
         kept = memory_ps((slots + rows + 4 * 3 + parts + tokens) * 4)
         # Between: the last of three copies of arguments, a counter; behind: the flags.
         assert on(four_tokens(is_backward=is_backward), "hbm", Kind.LAYOUT)[rank] == [
-            *known, *made, 0, 0, kept, 0,
-        ]  # fmt: skip
+            *known,
+            *made,
+            0,
+            0,
+            kept,
+            0,
+        ]
 
 
 def test_rows_pass_memory_in_every_kernel() -> None:
     timeline = four_tokens()
     assert on(timeline, "hbm", Kind.DISPATCH_MEMORY) == [
-        [elementwise_ps(3 * ROW, 3 * ROW)], [elementwise_ps(ROW, ROW)],
-    ]  # fmt: skip
+        [elementwise_ps(3 * ROW, 3 * ROW)],
+        [elementwise_ps(ROW, ROW)],
+    ]
     # Gate and up of 64 values are read, their product is written, four rows on each rank.
     assert on(timeline, "hbm", Kind.ACTIVATION) == [[memory_ps(4 * 2 * (128 + 64))]] * 2
     # Own tokens first: rank 0 adds three rows to two sums and sends one row of rank 1's token;
@@ -119,15 +122,17 @@ def test_rows_pass_memory_in_every_kernel() -> None:
     ]
     # Owners read what each GPU with experts of a token has stored.
     assert on(timeline, "hbm", Kind.UNPERMUTE) == [
-        [elementwise_ps(4 * ROW, 3 * ROW)], [elementwise_ps(2 * ROW, ROW)],
-    ]  # fmt: skip
+        [elementwise_ps(4 * ROW, 3 * ROW)],
+        [elementwise_ps(2 * ROW, ROW)],
+    ]
 
 
 def test_sms_fetch_rows_and_add_before_they_store() -> None:
     timeline = four_tokens()
     assert on(timeline, "comet-comm-1", Kind.DISPATCH_SEND) == [
-        [ROW * PULL], [2 * ROW * PULL, ROW * PULL],
-    ]  # fmt: skip
+        [ROW * PULL],
+        [2 * ROW * PULL, ROW * PULL],
+    ]
     assert on(timeline, "comet-comm-2", Kind.COMBINE_SEND) == [
         [3 * PART * READ + 2 * PART * WRITE, PART * (READ + PUSH)] * BLOCKS,
         [PART * (READ + WRITE), 3 * PART * READ + 2 * PART * PUSH] * BLOCKS,
@@ -139,16 +144,15 @@ def test_a_block_of_the_kernel_adds_24_tokens() -> None:
     ids = np.array([[1]] * 60, np.int32)
     layer = small_layers.work(ids, 2, 2, tokens_of_rank=[60, 0], shape=WIDE)
     timeline = schedule(build_layer(layer, round_machine(), SCHEMES["flux"])[0])
-    assert on(timeline, "comet-comm-2", Kind.COMBINE_SEND)[1] == [
-        rows * PART * (READ + PUSH) for rows in (24, 24, 12)
-    ] * BLOCKS  # fmt: skip
+    assert (
+        on(timeline, "comet-comm-2", Kind.COMBINE_SEND)[1]
+        == [rows * PART * (READ + PUSH) for rows in (24, 24, 12)] * BLOCKS
+    )
 
 
 @every(("hidden", "blocks"), [(1024, 8), (7168, 7), (1152, 9)])
 def test_columns_are_cut_as_in_flux(hidden: int, blocks: int) -> None:
-    layer = small_layers.work(
-        np.array([[1]], np.int32), 2, 2, tokens_of_rank=[1, 0], shape=ExpertShape(hidden, 64)
-    )
+    layer = small_layers.work(np.array([[1]], np.int32), 2, 2, tokens_of_rank=[1, 0], shape=ExpertShape(hidden, 64))
     graph, _, _ = build_layer(layer, round_machine(), SCHEMES["flux"])
     sent = graph.payload_bytes[graph.kind == Kind.COMBINE_UP]
     assert sent.tolist() == [2 * hidden // blocks] * blocks
@@ -168,9 +172,7 @@ def test_kernels_barriers_and_waits(is_backward: bool) -> None:
         # is told that it has come.
         synced = on(timeline, "nothing", Kind.DISPATCH_SYNC)[rank][-4:]
         assert (synced[0], sorted(synced[1:3]), synced[3]) == (barrier(2), TOLD[rank], barrier(2))
-        assert on(timeline, "nothing", Kind.COMBINE_SYNC)[rank] == [SEEN] * BLOCKS + [
-            barrier(2) + ACK
-        ]
+        assert on(timeline, "nothing", Kind.COMBINE_SYNC)[rank] == [SEEN] * BLOCKS + [barrier(2) + ACK]
         assert on(timeline, "host", Kind.DISPATCH_SYNC)[rank] == [HOST_WAIT]
 
 
@@ -266,9 +268,7 @@ def test_rows_are_fetched_from_the_nearest_source_first(name: str) -> None:
     assert order.tolist() == [1] * 4 + [2] * 4 + [3] * 4
 
 
-@pytest.mark.parametrize(
-    ("order", "waits"), [("arrival", [3, 7]), ("unit:1", [3, 7]), ("unit:2", [7])]
-)
+@pytest.mark.parametrize(("order", "waits"), [("arrival", [3, 7]), ("unit:1", [3, 7]), ("unit:2", [7])])
 def test_a_unit_of_tiles_waits_for_its_own_sources_alone(order: str, waits: list[int]) -> None:
     """Two tiles: 64 rows each of ranks 0 and 1, and 64 of rank 2."""
     scheme = SCHEMES["flux"].with_options({"dispatch_sms": 1, "tile_order": order})
@@ -297,9 +297,12 @@ def test_units_are_sorted_by_the_ranks_that_they_need(order: str) -> None:
     rng = np.random.default_rng(4)
     ranks, experts = 4, 6
     layer = small_layers.work(
-        small_layers.draw(ranks * 700, experts, 2, seed=5), ranks, experts,
-        tokens_of_rank=(rng.multinomial(ranks * 700, [0.1, 0.4, 0.3, 0.2])).tolist(), shape=WIDE,
-    )  # fmt: skip
+        small_layers.draw(ranks * 700, experts, 2, seed=5),
+        ranks,
+        experts,
+        tokens_of_rank=(rng.multinomial(ranks * 700, [0.1, 0.4, 0.3, 0.2])).tolist(),
+        shape=WIDE,
+    )
     scheme = SCHEMES["flux"].with_options({"tile_order": order})
     graph = build_layer(layer, round_machine(), scheme)[0]
     for rank in range(ranks):
@@ -310,9 +313,7 @@ def test_units_are_sorted_by_the_ranks_that_they_need(order: str) -> None:
             for row, first in enumerate(range(0, len(distance), 128)):
                 needs[expert, row] = int(distance[first : first + 128].max())
                 rows_of_expert[expert] = row + 1
-        gemm = np.flatnonzero(
-            (graph.kind == Kind.GEMM1) & (graph.rank == rank) & (graph.duration_ps > 0)
-        )
+        gemm = np.flatnonzero((graph.kind == Kind.GEMM1) & (graph.rank == rank) & (graph.duration_ps > 0))
         columns = len(gemm) // len(needs)
         tiles = [Tile(0, expert, row, column) for expert, row in needs for column in range(columns)]
         assert len(tiles) == len(gemm)
@@ -370,7 +371,7 @@ def test_the_paper_sends_a_row_for_each_expert_and_adds_in_the_kernel() -> None:
     timeline = four_tokens(scheme="comet")
     for kind in (Kind.ACTIVATION, Kind.UNPERMUTE, Kind.DISPATCH_MEMORY):
         assert not len(tasks(timeline, kind))
-    # Rows are read where their experts are, those for the other rank and those for the own tokens;
+    # Rows are read where their experts are, those for the other rank and those for its own tokens;
     # what owners add from elsewhere is in the cache. The sums of a block are written.
     assert [sorted(times) for times in on(timeline, "hbm", Kind.COMBINE_MEMORY)] == [
         sorted([elementwise_ps(*moved) for moved in of_rank] * BLOCKS)
@@ -378,11 +379,12 @@ def test_the_paper_sends_a_row_for_each_expert_and_adds_in_the_kernel() -> None:
             [(PART, 0), (3 * PART, 0), (0, 3 * PART)],
             [(3 * PART, 0), (PART, 0), (0, PART)],
         )
-    ]  # fmt: skip
+    ]
     assert on(timeline, "host", Kind.DISPATCH_SYNC) == [[], []]
     assert on(timeline, "comet-comm-2", Kind.COMBINE_SEND) == [
-        [PART * PUSH] * BLOCKS, [3 * PART * PUSH] * BLOCKS,
-    ]  # fmt: skip
+        [PART * PUSH] * BLOCKS,
+        [3 * PART * PUSH] * BLOCKS,
+    ]
     assert on(timeline, "comet-comm-2", Kind.COMBINE_RECEIVE) == [
         [6 * PART * READ + 3 * PART * WRITE] * BLOCKS,
         [2 * PART * READ + PART * WRITE] * BLOCKS,
@@ -418,9 +420,7 @@ def test_the_paper_begins_when_the_counts_have_come() -> None:
 
 
 @pytest.mark.parametrize(("scheme", "is_shared"), [("comet", True), ("flux", False)])
-def test_operands_stay_in_the_cache_unless_a_kernel_writes_them_anew(
-    scheme: str, is_shared: bool
-) -> None:
+def test_operands_stay_in_the_cache_unless_a_kernel_writes_them_anew(scheme: str, is_shared: bool) -> None:
     touches, kind = (graph := four_tokens(scheme=scheme).graph).touches, graph.kind
     touched = [set(touches.key[kind[touches.task] == gemm]) for gemm in (Kind.GEMM1, Kind.GEMM2)]
     assert bool(touched[0] & touched[1]) == is_shared
@@ -469,9 +469,18 @@ def test_rows_of_gpus_take_less_room() -> None:
 @every("scheme", ["comet", "flux"])
 @every(
     "name",
-    ["experts in two slices", "all experts", "several tiles", "some slots empty", "one gpu",
-     "zipf 4 ranks fp8", "backward several tiles", "uneven ranks", "no tokens"],
-)  # fmt: skip
+    [
+        "experts in two slices",
+        "all experts",
+        "several tiles",
+        "some slots empty",
+        "one gpu",
+        "zipf 4 ranks fp8",
+        "backward several tiles",
+        "uneven ranks",
+        "no tokens",
+    ],
+)
 def test_rows_of_gpus_keep_the_contract(scheme: str, name: str) -> None:
     chosen = SCHEMES[scheme].with_options({"rows_of": "gpus"})
     assert (chosen.traffic, SCHEMES[scheme].traffic == "copy") == ("copy", False)

@@ -18,9 +18,7 @@ from replay.schemes.contract.case import Case
 from replay.schemes.registry import EXAMPLES
 
 OF_EXPERTS = [
-    kind
-    for kind in Kind
-    if KINDS[kind].phase in ("gemm1", "activation", "gemm2", "wgrad") or kind == Kind.CAST
+    kind for kind in Kind if KINDS[kind].phase in ("gemm1", "activation", "gemm2", "wgrad") or kind == Kind.CAST
 ]
 SCHEMES_OF_ROWS = [*(name for name in SCHEMES if name != "ideal"), *EXAMPLES]
 

@@ -70,13 +70,9 @@ def test_every_file_is_there() -> None:
 
 
 BEFORE, DISPATCH, LINKS, COMBINE = list(sections())[1:5]
-PAID = frozenset(
-    name for row in cells().values() for name in row.values() if not name.startswith("no ")
-)
+PAID = frozenset(name for row in cells().values() for name in row.values() if not name.startswith("no "))
 
-EXCHANGES = frozenset(
-    ("all-gather", "all-reduce", "all-to-all", "all flags", "notify", "reservation", "stores")
-)
+EXCHANGES = frozenset(("all-gather", "all-reduce", "all-to-all", "all flags", "notify", "reservation", "stores"))
 SHOWN: dict[Kind, list[tuple[str, str, frozenset[str]]]] = {
     Kind.LAYOUT: [(BEFORE, "layout", PAID)],
     Kind.COUNT_UP: [
@@ -86,9 +82,7 @@ SHOWN: dict[Kind, list[tuple[str, str, frozenset[str]]]] = {
             EXCHANGES,
         ),
     ],
-    Kind.SIGNAL_UP: [
-        (BEFORE, "exchange of counts", frozenset({"flags", "reservation", "signals"}))
-    ],
+    Kind.SIGNAL_UP: [(BEFORE, "exchange of counts", frozenset({"flags", "reservation", "signals"}))],
     Kind.TOKEN_CAST: [(BEFORE, "cast to FP8 before the dispatch", PAID - {"staging"})],
     Kind.DISPATCH_SEND: [(DISPATCH, "reads at the source, SMs", PAID)],
     Kind.DISPATCH_MEMORY: [(DISPATCH, "staging copies", PAID)],
@@ -126,9 +120,7 @@ SHOWN: dict[Kind, list[tuple[str, str, frozenset[str]]]] = {
 @cache
 def graph_of(name: str) -> TaskGraph:
     scheme = (SCHEMES | EXAMPLES)[name]
-    gemm, rows = (
-        "fp8" if "fp8" in of else "bf16" for of in (scheme.gemm_types, scheme.dispatch_types)
-    )
+    gemm, rows = ("fp8" if "fp8" in of else "bf16" for of in (scheme.gemm_types, scheme.dispatch_types))
     ids = np.array([[0, 1], [0, 1], [0, 2], [2, 3], [1, 3], [0, 3]], np.int32)
     layers = (
         small_layers.work(

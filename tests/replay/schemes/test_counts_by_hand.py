@@ -24,9 +24,7 @@ HIDDEN = 256
 
 
 def domains(num_nodes: int, gpus_per_node: int) -> Domains:
-    system = hwmodel.load(
-        "dgx-h100", {"fabric.num_gpus": gpus_per_node, "fabric.num_domains": num_nodes}
-    )
+    system = hwmodel.load("dgx-h100", {"fabric.num_gpus": gpus_per_node, "fabric.num_domains": num_nodes})
     return Domains(system.fabric, num_nodes * gpus_per_node)
 
 
@@ -34,9 +32,13 @@ def work(ids: list[list[int]], tokens_of_rank: list[int], **given: Any) -> Layer
     """One expert a rank."""
     ranks = len(tokens_of_rank)
     return small_layers.work(
-        np.array(ids, np.int32), ranks, ranks, tokens_of_rank=tokens_of_rank,
-        shape=ExpertShape(HIDDEN, 64), **given,
-    )  # fmt: skip
+        np.array(ids, np.int32),
+        ranks,
+        ranks,
+        tokens_of_rank=tokens_of_rank,
+        shape=ExpertShape(HIDDEN, 64),
+        **given,
+    )
 
 
 def test_pangu_copies_its_own_part_of_what_is_gathered_and_sends_itself_no_sum() -> None:
@@ -57,11 +59,19 @@ def test_hybrid_ep_begins_with_the_next_node_and_goes_round() -> None:
     found = Relays.of(layer, domains(4, 1), np.array([0, 1, 0, 0]))
     sent = list(zip(found.chunk.tolist(), found.owner.tolist(), found.relay.tolist(), strict=True))
     assert sent == [
-        (0, 0, 1), (0, 1, 2), (0, 3, 0),  # to the next node
-        (0, 0, 2), (0, 1, 3), (0, 3, 1),  # two further on
-        (0, 0, 3), (0, 1, 0), (0, 3, 2),
-        (1, 0, 1), (1, 0, 2), (1, 0, 3),
-    ]  # fmt: skip
+        (0, 0, 1),
+        (0, 1, 2),
+        (0, 3, 0),  # to the next node
+        (0, 0, 2),
+        (0, 1, 3),
+        (0, 3, 1),  # two further on
+        (0, 0, 3),
+        (0, 1, 0),
+        (0, 3, 2),
+        (1, 0, 1),
+        (1, 0, 2),
+        (1, 0, 3),
+    ]
     assert found.rows.tolist() == [1] * 12
     assert found.token.tolist() == [0, 2, 3] * 3 + [1, 1, 1]
 

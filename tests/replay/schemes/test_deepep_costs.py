@@ -49,20 +49,28 @@ Lists = dict[Kind, list[tuple[int, int]]]
 def layer(precision: str, *, is_backward: bool = False) -> LayerWork:
     ids = np.array([[0, 1], [0, 2], [2, 3], [3, 2], [1, 3]], np.int32)
     return small_layers.work(
-        ids, 2, 4, tokens_of_rank=[3, 2], precision=precision,
-        shape=ExpertShape(HIDDEN, INTERMEDIATE), is_backward=is_backward,
-    )  # fmt: skip
+        ids,
+        2,
+        4,
+        tokens_of_rank=[3, 2],
+        precision=precision,
+        shape=ExpertShape(HIDDEN, INTERMEDIATE),
+        is_backward=is_backward,
+    )
 
 
-def replay(
-    work: LayerWork, *, cache_bytes: int = 50 << 20, **options: object
-) -> tuple[TaskGraph, Machine]:
+def replay(work: LayerWork, *, cache_bytes: int = 50 << 20, **options: object) -> tuple[TaskGraph, Machine]:
     """The tasks of the layer and their machine."""
     changes = {
-        "hbm.read_efficiency": 0.5, "hbm.write_efficiency": 0.5, "overheads.row_copy_ns": 1.0,
-        "overheads.fence_us": 6.0, "warp.reduce_step_ns": 10.0, "warp.reduce_source_ns": 2.0,
-        "warp.reduce_wait_ns": 4.0, "gpu.l2_bytes": cache_bytes,
-    }  # fmt: skip
+        "hbm.read_efficiency": 0.5,
+        "hbm.write_efficiency": 0.5,
+        "overheads.row_copy_ns": 1.0,
+        "overheads.fence_us": 6.0,
+        "warp.reduce_step_ns": 10.0,
+        "warp.reduce_source_ns": 2.0,
+        "warp.reduce_wait_ns": 4.0,
+        "gpu.l2_bytes": cache_bytes,
+    }
     graph = GraphBuilder(KIND_NAMES)
     machine = Machine(hwmodel.load("dgx-h100", {**ROUND, **changes}), graph, work.num_ranks)
     scheme = SCHEMES["deepep"].with_options(options)
@@ -101,14 +109,20 @@ FILL = total(both(8, EXPERTS), both(4, ROWS))
 CAST = [both(BF16_ROW + FP8_ROW, TOKENS)]
 SGLANG_FP8: Lists = {
     Kind.PERMUTE: [
-        both(IDS32 + IDS, TOKENS), COUNTS, FILL, expand(FP8_ROW), both(2 * 32, ROWS),
+        both(IDS32 + IDS, TOKENS),
+        COUNTS,
+        FILL,
+        expand(FP8_ROW),
+        both(2 * 32, ROWS),
     ],
     Kind.TOKEN_CAST: CAST,
     Kind.ACTIVATION: [
-        both(GATE_UP + PRODUCT, ROWS), both(PRODUCT + QUANTISED, ROWS), both(2 * 4, ROWS),
+        both(GATE_UP + PRODUCT, ROWS),
+        both(PRODUCT + QUANTISED, ROWS),
+        both(2 * 4, ROWS),
     ],
     Kind.UNPERMUTE: [reduce()],
-}  # fmt: skip
+}
 SGLANG_BF16: Lists = {
     Kind.PERMUTE: [both(IDS32 + IDS, TOKENS), COUNTS, FILL, expand(BF16_ROW)],
     Kind.TOKEN_CAST: [],
@@ -117,14 +131,19 @@ SGLANG_BF16: Lists = {
 }
 VLLM_FP8: Lists = {
     Kind.PERMUTE: [
-        both(IDS, COPIES), both(2 * IDS, COPIES), both(2 * IDS, COPIES), COUNTS,
-        both(4, ROWS), total(both(8, EXPERTS), both(4, PAIRS)),
-        expand(FP8_ROW, "vllm"), both(2 * 32, ROWS),
+        both(IDS, COPIES),
+        both(2 * IDS, COPIES),
+        both(2 * IDS, COPIES),
+        COUNTS,
+        both(4, ROWS),
+        total(both(8, EXPERTS), both(4, PAIRS)),
+        expand(FP8_ROW, "vllm"),
+        both(2 * 32, ROWS),
     ],
     Kind.TOKEN_CAST: CAST,
     Kind.ACTIVATION: [both(GATE_UP + QUANTISED, ROWS)],
     Kind.UNPERMUTE: [reduce("vllm"), both(2 * RESULT, TOKENS)],
-}  # fmt: skip
+}
 DEEPGEMM_FP8: Lists = {
     Kind.PERMUTE: [COUNTS, COUNTS, both(8, EXPERTS), both(2 * 32, COPIES)],
     Kind.TOKEN_CAST: [],
@@ -149,9 +168,7 @@ BARE_FP8: Lists = {
         ("bare", "fp8", BARE_FP8),
     ],
 )
-def test_every_kernel_of_the_stack_moves_its_bytes(
-    stack: str, precision: str, lists: Lists
-) -> None:
+def test_every_kernel_of_the_stack_moves_its_bytes(stack: str, precision: str, lists: Lists) -> None:
     graph, machine = replay(layer(precision), stack=stack)
     memory = in_class(graph, machine, ResourceClass.HBM)
     for kind, kernels in lists.items():
@@ -189,9 +206,7 @@ def test_rows_cross_the_memory_of_the_gpu_that_receives_them_twice() -> None:
         ("fp8", {"stack": "sglang", "cached_layout": True}, 2, 5 + 4 + 3 + 1),
     ],
 )
-def test_kernels_and_waits_of_the_host(
-    precision: str, options: dict[str, object], cast: int, behind: int
-) -> None:
+def test_kernels_and_waits_of_the_host(precision: str, options: dict[str, object], cast: int, behind: int) -> None:
     graph, machine = replay(layer(precision), **options)
     on_host = in_class(graph, machine, ResourceClass.HOST)
     cached = "cached_layout" in options
@@ -288,9 +303,12 @@ def test_single_rows_of_the_expansion_take_time_of_their_own(stack: str) -> None
 def test_rows_that_arrive_in_another_type_are_cast_once_each() -> None:
     ids = np.array([[0, 1], [0, 2], [2, 3], [3, 2], [1, 3]], np.int32)
     work = LayerWork(
-        ids, np.array([0, 0, 0, 1, 1], np.int32), layer("bf16").placement,
-        ExpertShape(HIDDEN, INTERMEDIATE), Precision("fp8", dispatch="bf16"),
-    )  # fmt: skip
+        ids,
+        np.array([0, 0, 0, 1, 1], np.int32),
+        layer("bf16").placement,
+        ExpertShape(HIDDEN, INTERMEDIATE),
+        Precision("fp8", dispatch="bf16"),
+    )
     graph, machine = replay(work, stack="vllm")
     memory = in_class(graph, machine, ResourceClass.HBM)
     for rank in (0, 1):

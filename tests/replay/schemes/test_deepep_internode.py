@@ -27,9 +27,7 @@ def nodes(count: int, **changes: float) -> hwmodel.System:
     return hwmodel.load("dgx-h100", {"fabric.num_domains": count, **changes})
 
 
-def built(
-    work: LayerWork, phase: str, system: hwmodel.System, **options: int
-) -> tuple[TaskGraph, Machine]:
+def built(work: LayerWork, phase: str, system: hwmodel.System, **options: int) -> tuple[TaskGraph, Machine]:
     graph = GraphBuilder(KIND_NAMES)
     machine = Machine(system, graph, work.num_ranks)
     scheme = SCHEMES["deepep"].with_options({"num_sms": 8, **options})
@@ -44,9 +42,12 @@ def run(work: LayerWork, phase: str, system: hwmodel.System, **options: int) -> 
 def one_row(expert: int, count: int = 1) -> LayerWork:
     """Tokens of GPU 0, of 16, whose expert is on the GPU of its number."""
     return small_layers.work(
-        np.array([[expert, -1]] * count, np.int32), 16, 16, tokens_of_rank=[count] + [0] * 15,
+        np.array([[expert, -1]] * count, np.int32),
+        16,
+        16,
+        tokens_of_rank=[count] + [0] * 15,
         shape=ExpertShape(HIDDEN, 64),
-    )  # fmt: skip
+    )
 
 
 # ---- bytes -------------------------------------------------------------------------------------
@@ -78,9 +79,12 @@ def test_a_token_crosses_to_a_node_once_however_many_of_its_gpus_want_it(
 @every(("chunk", "messages"), [(4, [4, 4, 2]), (20, [10])])
 def test_rows_go_to_a_node_in_chunks(phase: str, chunk: int, messages: list[int]) -> None:
     graph, machine = built(
-        one_row(9, 20), phase, nodes(2), num_sms=4,
+        one_row(9, 20),
+        phase,
+        nodes(2),
+        num_sms=4,
         **{f"rdma_{phase}_chunk": chunk},
-    )  # fmt: skip
+    )
     row = 2 * HIDDEN
     aligned = row + (32 if phase == "dispatch" else 16)  # source 8; ids and weights of 4, two each
     of_pcie = machine.resources.classes(graph)[graph.resource] == ResourceClass.PCIE_OUT
@@ -140,9 +144,7 @@ def test_the_way_of_a_row_to_its_expert(expert: int) -> None:
     there = costs.visible().ps if expert % 8 == 0 else there_ps(machine)
     passed = costs.poll().ps + cache + costs.warp_scan(1).ps + cache + cache + there
     received = costs.stream(2 * row).ps + memory + 3 * cache
-    expected = (
-        copied + network(machine, expert, row) + passed + nvlink(machine, expert, row) + received
-    )
+    expected = copied + network(machine, expert, row) + passed + nvlink(machine, expert, row) + received
     assert last.tolist() == [expected]
 
 
@@ -156,14 +158,9 @@ def test_the_way_of_a_row_back_to_its_owner(expert: int) -> None:
     steps = payload // 512
     # One source and the sum; a wait for each step, and for the source.
     summed = steps * (2 * warps.bulk_copy_ps + memory + warps.reduce_wait_ps)
-    at_owner = steps * (
-        warps.reduce_step_ps + warps.reduce_source_ps + cache + warps.reduce_wait_ps
-    )
+    at_owner = steps * (warps.reduce_step_ps + warps.reduce_source_ps + cache + warps.reduce_wait_ps)
     written = machine.system.hbm.elementwise_ps(0, payload)
-    expected = (
-        sent + nvlink(machine, expert, row) + summed + network(machine, expert, row) + at_owner
-        + written
-    )  # fmt: skip
+    expected = sent + nvlink(machine, expert, row) + summed + network(machine, expert, row) + at_owner + written
     assert schedule(graph).makespan_ps == expected
 
 
@@ -184,9 +181,12 @@ def test_a_forwarding_warp_reads_the_tail_of_every_node_that_it_has_rows_from() 
     owners = np.zeros(32, np.int64)
     owners[[0, 8, 16, 24]] = 1
     work = small_layers.work(
-        np.full((4, 1), 1, np.int32), 32, 32, tokens_of_rank=owners.tolist(),
+        np.full((4, 1), 1, np.int32),
+        32,
+        32,
+        tokens_of_rank=owners.tolist(),
         shape=ExpertShape(HIDDEN, 64),
-    )  # fmt: skip
+    )
     graph, machine = built(work, "dispatch", nodes(4), num_sms=4)
     costs = machine.costs
     forwarded = (graph.kind == Kind.DISPATCH_SEND) & (graph.rank == 0)
@@ -200,9 +200,7 @@ def test_a_forwarding_warp_reads_the_tail_of_every_node_that_it_has_rows_from() 
 def test_the_sum_at_the_forwarder_takes_as_many_copies_as_rows_and_sums() -> None:
     # Two tokens on GPUs 8 and 9, one on 9 alone: five rows, three sums.
     ids = np.array([[8, 9], [8, 9], [9, -1]], np.int32)
-    work = small_layers.work(
-        ids, 16, 16, tokens_of_rank=[3] + [0] * 15, shape=ExpertShape(HIDDEN, 64)
-    )
+    work = small_layers.work(ids, 16, 16, tokens_of_rank=[3] + [0] * 15, shape=ExpertShape(HIDDEN, 64))
     graph, machine = built(work, "combine", nodes(2, **{"warp.bulk_ns": 1000.0}), num_sms=2)
     added = (graph.kind == Kind.COMBINE_RECEIVE) & (graph.rank == 8)
     assert graph.duration_ps[added].tolist() == [(5 + 3) * 4 * US]
@@ -242,9 +240,7 @@ def test_the_sum_of_every_token_is_written_by_its_owner() -> None:
 
 @every("phase", PHASES)
 @every(("ring", "trips"), [(128, 1), (32, 1), (24, 3), (16, 3), (8, 7)])
-def test_a_ring_that_is_full_waits_for_a_counter_from_the_other_node(
-    phase: str, ring: int, trips: int
-) -> None:
+def test_a_ring_that_is_full_waits_for_a_counter_from_the_other_node(phase: str, ring: int, trips: int) -> None:
     # 32 tokens of a channel in chunks of four. Chunks beyond the ring wait until the first are
     # there and a counter is back: two trips more each time that the ring fills anew.
     system = nodes(2, **{"network.leaf_ns": 1e7})
@@ -259,8 +255,7 @@ def test_a_ring_inside_the_node_waits_for_whoever_empties_it(phase: str) -> None
     options = {"num_sms": 4, "dispatch_chunk": 2, "combine_chunk": 2}
     slow = {"overheads.poll_ns": 100_000.0}
     few, many = (
-        run(one_row(9, 64), phase, nodes(2, **slow), ring_tokens=ring, **options).makespan_ps
-        for ring in (4, 256)
+        run(one_row(9, 64), phase, nodes(2, **slow), ring_tokens=ring, **options).makespan_ps for ring in (4, 256)
     )
     assert few > many + 500 * US
 
@@ -371,9 +366,7 @@ def test_notify_tells_the_nodes_then_the_node_and_then_the_host() -> None:
         (("gh200-nvl32", 1), 32, ""),
     ],
 )
-def test_only_nodes_that_the_kernels_are_compiled_for(
-    system: tuple[str, int], ranks: int, reason: str
-) -> None:
+def test_only_nodes_that_the_kernels_are_compiled_for(system: tuple[str, int], ranks: int, reason: str) -> None:
     work = small_layers.work(small_layers.draw(ranks, ranks, 1), ranks, ranks)
     loaded = hwmodel.load(system[0], {"fabric.num_domains": system[1]})
     refused = SCHEMES["deepep"].refuses_on(work, loaded)
@@ -388,9 +381,7 @@ def test_a_channel_alone_does_not_do_between_nodes() -> None:
 
 
 def test_buffers_are_those_of_the_library_s_formulas() -> None:
-    work = small_layers.work(
-        small_layers.draw(64, 32, 4), 16, 32, shape=ExpertShape(7168, 64), precision="fp8"
-    )
+    work = small_layers.work(small_layers.draw(64, 32, 4), 16, 32, shape=ExpertShape(7168, 64), precision="fp8")
     scheme = SCHEMES["deepep"].with_options({"stack": "sglang"})
     found = {one.name: one.nbytes.tolist() for one in scheme.buffers(work, nodes(2))}
     # get_nvl_buffer_size_hint and get_rdma_buffer_size_hint, written out: 12 channels.

@@ -18,16 +18,21 @@ from replay.schemes.ep.deepep.stack import STACKS, StackKernel, StackSizes
 from replay.studies.validate import deepep_layer
 
 ORDER = (
-    Kind.TOKEN_CAST, Kind.LAYOUT, Kind.DISPATCH_SEND, Kind.PERMUTE, Kind.GEMM1, Kind.ACTIVATION,
-    Kind.GEMM2, Kind.UNPERMUTE, Kind.COMBINE_SYNC,
-)  # fmt: skip
+    Kind.TOKEN_CAST,
+    Kind.LAYOUT,
+    Kind.DISPATCH_SEND,
+    Kind.PERMUTE,
+    Kind.GEMM1,
+    Kind.ACTIVATION,
+    Kind.GEMM2,
+    Kind.UNPERMUTE,
+    Kind.COMBINE_SYNC,
+)
 
 
 @pytest.mark.parametrize("stack", ["sglang", "vllm"])
 def test_each_kernel_waits_for_the_one_before(stack: str) -> None:
-    work = small_layers.work(
-        small_layers.draw(64, 8, 2), 2, 8, precision="fp8", shape=ExpertShape(1024, 256)
-    )
+    work = small_layers.work(small_layers.draw(64, 8, 2), 2, 8, precision="fp8", shape=ExpertShape(1024, 256))
     # A host that launches at once: kernels wait for each other and for nothing else.
     system = hwmodel.load("dgx-h100", {"overheads.launch_us": 0.0})
     graph, _, _ = build_layer(work, system, SCHEMES["deepep"].with_options({"stack": stack}))
@@ -35,8 +40,7 @@ def test_each_kernel_waits_for_the_one_before(stack: str) -> None:
     gap = system.overheads.kernel_gap_ps("stream")
     busy = (graph.duration_ps > 0) & (graph.rank == 0)
     sent, returned = (
-        timeline.start_ps[busy & (graph.kind == kind)].min()
-        for kind in (Kind.DISPATCH_SEND, Kind.COMBINE_SEND)
+        timeline.start_ps[busy & (graph.kind == kind)].min() for kind in (Kind.DISPATCH_SEND, Kind.COMBINE_SEND)
     )
     until = -gap
     for kind in ORDER:

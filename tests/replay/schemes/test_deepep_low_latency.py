@@ -81,9 +81,13 @@ def to_rank(target: int, tokens: int = 1, num_ranks: int = 2, **more: Any) -> La
     """Tokens of rank 0, all for the only expert of another rank."""
     ids = np.full((tokens, 1), target, np.int32)
     return small_layers.work(
-        ids, num_ranks, num_ranks, tokens_of_rank=[tokens] + [0] * (num_ranks - 1),
-        shape=ExpertShape(HIDDEN, 64), **more,
-    )  # fmt: skip
+        ids,
+        num_ranks,
+        num_ranks,
+        tokens_of_rank=[tokens] + [0] * (num_ranks - 1),
+        shape=ExpertShape(HIDDEN, 64),
+        **more,
+    )
 
 
 def copied(row_bytes: int, unroll: int, latency: int) -> int:
@@ -109,9 +113,7 @@ def dispatched(row: int) -> int:
 
 
 @pytest.mark.parametrize(("precision", "row"), [("bf16", BF16_ROW), ("fp8", FP8_ROW)])
-def test_one_row_is_dispatched_in_the_sum_of_its_steps(
-    precision: str, row: int, machine: hwmodel.System
-) -> None:
+def test_one_row_is_dispatched_in_the_sum_of_its_steps(precision: str, row: int, machine: hwmodel.System) -> None:
     timeline = run(to_rank(1, precision=precision), machine)
     received = begun(1) + dispatched(row)
     assert finish(timeline, Kind.DISPATCH_RECEIVE) == received
@@ -144,13 +146,9 @@ def test_results_leave_when_they_have_come_from_memory() -> None:
 
 
 @pytest.mark.parametrize("choices", [1, 3, 8])
-def test_every_choice_of_a_token_takes_its_block_longer(
-    choices: int, machine: hwmodel.System
-) -> None:
+def test_every_choice_of_a_token_takes_its_block_longer(choices: int, machine: hwmodel.System) -> None:
     ids = np.arange(choices, dtype=np.int32)[None]
-    layer = small_layers.work(
-        ids, 8, 8, tokens_of_rank=[1] + [0] * 7, shape=ExpertShape(HIDDEN, 64)
-    )
+    layer = small_layers.work(ids, 8, 8, tokens_of_rank=[1] + [0] * 7, shape=ExpertShape(HIDDEN, 64))
     timeline = run(layer, machine)
     cast = MEMORY + copied(BF16_ROW + HEADER, 8, CACHE) + choices * CHOICE
     assert busy(timeline, Kind.DISPATCH_SEND, 0) == cast
@@ -212,9 +210,7 @@ def test_a_rank_without_tokens_is_waited_for(machine: hwmodel.System) -> None:
     late = 50 * US
     builder = GraphBuilder(KIND_NAMES)
     made = Machine(machine, builder, 3, "voq")
-    start = builder.add(
-        3, resource=-1, duration_ps=np.array([0, 0, late]), kind=Kind.BETWEEN, rank=made.ranks
-    )
+    start = builder.add(3, resource=-1, duration_ps=np.array([0, 0, late]), kind=Kind.BETWEEN, rank=made.ranks)
     SCHEMES["deepep-ll"].build(to_rank(1, num_ranks=3), made, start)
     timeline = schedule(builder.build())
     flags = timeline.start_ps[tasks(timeline, Kind.SIGNAL_UP, 2)]
@@ -227,9 +223,7 @@ def test_a_rank_without_tokens_is_waited_for(machine: hwmodel.System) -> None:
 def test_bytes_of_memory(machine: hwmodel.System) -> None:
     # FP8, 6 tokens of rank 0, 4 of them for one expert of rank 1 and 2 for the other.
     ids = np.array([[2], [2], [2], [2], [3], [3]], np.int32)
-    layer = small_layers.work(
-        ids, 2, 4, tokens_of_rank=[6, 0], shape=ExpertShape(HIDDEN, 256), precision="fp8"
-    )
+    layer = small_layers.work(ids, 2, 4, tokens_of_rank=[6, 0], shape=ExpertShape(HIDDEN, 256), precision="fp8")
     timeline = run(layer, machine, max_tokens=16)
     message = FP8_ROW + HEADER
     # 5 TB/s: five bytes a picosecond. Rows of six blocks of one token are rounded up apart.
@@ -240,13 +234,16 @@ def test_bytes_of_memory(machine: hwmodel.System) -> None:
     sent, added = 6 * BF16_ROW, 6 * BF16_ROW + (6 * BF16_ROW) ** 2 // machine.l2.num_bytes
     slots = 2 * 2 * 16  # two experts, sixteen tokens of two ranks each
     expected = {
-        (Kind.LAYOUT, 0): 6 * (4 + 8), (Kind.LAYOUT, 1): 0,
-        (Kind.DISPATCH_MEMORY, 0): cast, (Kind.DISPATCH_MEMORY, 1): packed,
-        (Kind.COMBINE_MEMORY, 0): added, (Kind.COMBINE_MEMORY, 1): sent,
+        (Kind.LAYOUT, 0): 6 * (4 + 8),
+        (Kind.LAYOUT, 1): 0,
+        (Kind.DISPATCH_MEMORY, 0): cast,
+        (Kind.DISPATCH_MEMORY, 1): packed,
+        (Kind.COMBINE_MEMORY, 0): added,
+        (Kind.COMBINE_MEMORY, 1): sent,
         # 6 rows of gate and up in BF16 in, of FP8 with scales out; scales of all slots in and out.
         (Kind.ACTIVATION, 1): 6 * (512 * 2 + 256 + 2 * 4) + 2 * 4 * slots * 256 // 128,
         (Kind.PERMUTE, 1): 0,
-    }  # fmt: skip
+    }
     hbm = np.array(["hbm" in name for name in [*timeline.graph.resources.names, ""]])
     for (kind, rank), nbytes in expected.items():
         of = tasks(timeline, kind, rank)
@@ -352,16 +349,10 @@ def test_the_combine_clears_a_signal_before_it_flags(machine: hwmodel.System) ->
 
 
 @every(("hidden", "sent"), [(96, 2048), (2048, 2048), (2880, 3072), (4097, 5120), (8192, 8192)])
-def test_rows_are_padded_to_a_size_that_is_compiled(
-    hidden: int, sent: int, machine: hwmodel.System
-) -> None:
-    layer = small_layers.work(
-        np.full((1, 1), 1, np.int32), 2, 2, tokens_of_rank=[1, 0], shape=ExpertShape(hidden, 64)
-    )
+def test_rows_are_padded_to_a_size_that_is_compiled(hidden: int, sent: int, machine: hwmodel.System) -> None:
+    layer = small_layers.work(np.full((1, 1), 1, np.int32), 2, 2, tokens_of_rank=[1, 0], shape=ExpertShape(hidden, 64))
     graph = run(layer, machine).graph
-    [out], [back] = (
-        np.flatnonzero(graph.kind == kind) for kind in (Kind.DISPATCH_UP, Kind.COMBINE_UP)
-    )
+    [out], [back] = (np.flatnonzero(graph.kind == kind) for kind in (Kind.DISPATCH_UP, Kind.COMBINE_UP))
     assert graph.payload_bytes[out] == graph.payload_bytes[back] == 2 * hidden
     assert graph.wire_bytes[out] == write_packets(2 * sent + HEADER)
     assert graph.wire_bytes[back] == write_packets(2 * sent)
@@ -370,9 +361,7 @@ def test_rows_are_padded_to_a_size_that_is_compiled(
 def test_between_domains_a_flag_leaves_behind_its_rows() -> None:
     two = hwmodel.load("dgx-h100", {"fabric.num_domains": 2})
     ids = np.full((1, 1), 8, np.int32)
-    layer = small_layers.work(
-        ids, 16, 16, tokens_of_rank=[1] + [0] * 15, shape=ExpertShape(HIDDEN, 64)
-    )
+    layer = small_layers.work(ids, 16, 16, tokens_of_rank=[1] + [0] * 15, shape=ExpertShape(HIDDEN, 64))
     timeline = run(layer, two)
     graph = timeline.graph
     ports = graph.resource[tasks(timeline, Kind.DISPATCH_UP)]
@@ -384,8 +373,9 @@ def test_between_domains_a_flag_leaves_behind_its_rows() -> None:
     # Packing depends on the rows themselves, not on the order of one queue alone.
     waits = Dependencies(timeline)
     for received, arriving in (
-        (Kind.DISPATCH_RECEIVE, Kind.DISPATCH_DOWN), (Kind.COMBINE_RECEIVE, Kind.COMBINE_DOWN),
-    ):  # fmt: skip
+        (Kind.DISPATCH_RECEIVE, Kind.DISPATCH_DOWN),
+        (Kind.COMBINE_RECEIVE, Kind.COMBINE_DOWN),
+    ):
         for last in tasks(timeline, received).tolist():
             assert set(tasks(timeline, arriving).tolist()) <= waits.before([last])
 
@@ -393,9 +383,12 @@ def test_between_domains_a_flag_leaves_behind_its_rows() -> None:
 def test_the_activation_starts_blocks_for_experts_without_rows(machine: hwmodel.System) -> None:
     # 64 experts a rank with 2 x 128 columns, one of them with a row: 64 x 2 x 32 blocks of 1 ns.
     layer = small_layers.work(
-        np.full((1, 1), 64, np.int32), 2, 128, tokens_of_rank=[1, 0],
+        np.full((1, 1), 64, np.int32),
+        2,
+        128,
+        tokens_of_rank=[1, 0],
         shape=ExpertShape(HIDDEN, 256),
-    )  # fmt: skip
+    )
     timeline = run(layer, machine)
     for rank in range(2):
         last = timeline.visible_ps[tasks(timeline, Kind.ACTIVATION, rank)].max()
@@ -416,8 +409,7 @@ def test_it_is_ahead_with_few_tokens_and_behind_with_many(launch: Any) -> None:
         ids = small_layers.draw(8 * tokens, 64, 8)
         layer = small_layers.work(ids, 8, 64, shape=ExpertShape(7168, 512), precision="fp8")
         return [
-            replay_layer(layer, system, SCHEMES[name], launch).measures.makespan_us
-            for name in ("deepep-ll", "deepep")
+            replay_layer(layer, system, SCHEMES[name], launch).measures.makespan_us for name in ("deepep-ll", "deepep")
         ]
 
     system = hwmodel.load("dgx-h100")
@@ -442,9 +434,7 @@ REFUSED: dict[str, tuple[LayerWork, str]] = {
 
 
 @every(("layer", "said"), REFUSED.values(), ids=REFUSED)
-def test_what_the_kernels_have_no_code_for_is_refused_in_one_line(
-    layer: LayerWork, said: str
-) -> None:
+def test_what_the_kernels_have_no_code_for_is_refused_in_one_line(layer: LayerWork, said: str) -> None:
     scheme = SCHEMES["deepep-ll"]
     assert said in scheme.refuses(layer)
     with pytest.raises(LayerRefusedError, match=said):

@@ -29,9 +29,7 @@ def system(**changes: float) -> System:
 def layer(tokens: list[int], *, is_backward: bool = False) -> LayerWork:
     """Tokens of two ranks, each for one expert of either; four experts."""
     ids = np.tile(np.array([[0, 2]], np.int32), (sum(tokens), 1))
-    return small_layers.work(
-        ids, 2, 4, tokens_of_rank=tokens, shape=ExpertShape(1024, 64), is_backward=is_backward
-    )
+    return small_layers.work(ids, 2, 4, tokens_of_rank=tokens, shape=ExpertShape(1024, 64), is_backward=is_backward)
 
 
 def replay(phase: str, work: LayerWork, on: System, **options: object) -> Timeline:

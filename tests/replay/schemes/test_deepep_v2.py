@@ -52,17 +52,24 @@ UP, DOWN, VISIBLE = 150 * NS, 100 * NS, 30 * NS
 def layer(precision: str = "fp8", *, is_backward: bool = False) -> LayerWork:
     ids = np.array([[0, 1], [0, 2], [2, 3], [3, 2], [1, 3]], np.int32)
     return small_layers.work(
-        ids, 2, 4, tokens_of_rank=[3, 2], precision=precision,
-        shape=ExpertShape(HIDDEN, INTERMEDIATE), is_backward=is_backward,
-    )  # fmt: skip
+        ids,
+        2,
+        4,
+        tokens_of_rank=[3, 2],
+        precision=precision,
+        shape=ExpertShape(HIDDEN, INTERMEDIATE),
+        is_backward=is_backward,
+    )
 
 
 def replay(work: LayerWork, **options: object) -> tuple[TaskGraph, Machine]:
     """The tasks of a layer on round numbers, with four SMs that push, and their machine."""
     changes = {
-        "hbm.read_efficiency": 0.5, "hbm.write_efficiency": 0.5, "overheads.row_copy_ns": 1.0,
+        "hbm.read_efficiency": 0.5,
+        "hbm.write_efficiency": 0.5,
+        "overheads.row_copy_ns": 1.0,
         "overheads.grid_barrier_us": 0.7,
-    }  # fmt: skip
+    }
     graph = GraphBuilder(KIND_NAMES)
     machine = Machine(hwmodel.load("dgx-h100", {**ROUND, **changes}), graph, work.num_ranks)
     scheme = SCHEMES["deepep-v2"].with_options({"num_sms": 4, **options})
@@ -115,9 +122,14 @@ def test_sms_keep_the_links_busy_and_a_quarter_more() -> None:
 
 def test_the_kernels_have_as_many_sms_as_the_formula_says() -> None:
     graph, machine = replay(layer(), num_sms=0)
-    assert machine.sms.ledger[0].left == 100 - sms("dgx-h100", 2, **{
-        "link.bandwidth_GB_per_s": 125.0, "link.links_per_gpu": 8,
-    })  # fmt: skip
+    assert machine.sms.ledger[0].left == 100 - sms(
+        "dgx-h100",
+        2,
+        **{
+            "link.bandwidth_GB_per_s": 125.0,
+            "link.links_per_gpu": 8,
+        },
+    )
     assert graph.kind.size
 
 
@@ -155,9 +167,7 @@ def test_gradients_of_gate_weights_come_back_with_the_row() -> None:
 
 
 def test_rows_are_padded_to_what_a_warp_combines_at_once() -> None:
-    work = small_layers.work(
-        np.array([[1]], np.int32), 2, 2, tokens_of_rank=[1, 0], shape=ExpertShape(1000, 64)
-    )
+    work = small_layers.work(np.array([[1]], np.int32), 2, 2, tokens_of_rank=[1, 0], shape=ExpertShape(1000, 64))
     graph, _ = replay(work)
     for kind, nbytes in ((Kind.DISPATCH_UP, 2048 + 32), (Kind.COMBINE_UP, 2048)):
         chosen = (graph.kind == kind) & (graph.payload_bytes > 0)
@@ -168,7 +178,7 @@ def test_rows_are_padded_to_what_a_warp_combines_at_once() -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_epilogues_move_their_bytes(rank: int) -> None:
     copies, pairs, tokens = COPIES[rank], PAIRS[rank], TOKENS[rank]
-    sources = (4, 3)[rank]  # GPUs that hold rows of the own tokens, counted for each token
+    sources = (4, 3)[rank]  # GPUs that hold rows of its own tokens, counted for each token
     graph, machine = replay(layer())
     expanded = copies * OUT + pairs * (FP8_ROW + 4) + copies * METADATA
     assert memory(graph, machine, Kind.PERMUTE, rank) == [-(-expanded // RATE)]
@@ -220,9 +230,7 @@ def test_buffers_have_a_slot_for_every_token_of_every_gpu() -> None:
 
 def one_row(**options: object) -> tuple[Timeline, Machine]:
     """One token of GPU 0 for one expert of GPU 1."""
-    work = small_layers.work(
-        np.array([[1]], np.int32), 2, 2, tokens_of_rank=[1, 0], shape=ExpertShape(HIDDEN, 64)
-    )
+    work = small_layers.work(np.array([[1]], np.int32), 2, 2, tokens_of_rank=[1, 0], shape=ExpertShape(HIDDEN, 64))
     graph, machine = replay(work, **options)
     return schedule(graph), machine
 
@@ -259,9 +267,12 @@ def test_the_host_launches_the_epilogue_when_it_has_read_the_counts() -> None:
 def test_an_sm_adds_up_the_rows_of_a_token_before_it_sends_one() -> None:
     # Token 0 has both experts on GPU 1, token 1 one of them.
     work = small_layers.work(
-        np.array([[2, 3], [0, 2]], np.int32), 2, 4, tokens_of_rank=[2, 0],
+        np.array([[2, 3], [0, 2]], np.int32),
+        2,
+        4,
+        tokens_of_rank=[2, 0],
         shape=ExpertShape(HIDDEN, 64),
-    )  # fmt: skip
+    )
     for expands, times in (
         (True, [BF16_ROW * 2 * 5 + BF16_ROW * 20, BF16_ROW * 10]),
         (False, [BF16_ROW * 10, BF16_ROW * 10]),
@@ -272,16 +283,12 @@ def test_an_sm_adds_up_the_rows_of_a_token_before_it_sends_one() -> None:
 
 
 def test_tokens_go_round_the_sms() -> None:
-    work = small_layers.work(
-        np.full((8, 1), 1, np.int32), 2, 2, tokens_of_rank=[8, 0], shape=ExpertShape(HIDDEN, 64)
-    )
+    work = small_layers.work(np.full((8, 1), 1, np.int32), 2, 2, tokens_of_rank=[8, 0], shape=ExpertShape(HIDDEN, 64))
     graph, _ = replay(work)
     for kind in (Kind.DISPATCH_SEND, Kind.COMBINE_SEND):
         sent = (graph.kind == kind) & (graph.duration_ps > 0)
         assert len(set(graph.resource[sent].tolist())) == 4
-        assert graph.duration_ps[sent].sum() == 8 * 10 * (
-            BACK if kind == Kind.DISPATCH_SEND else BF16_ROW
-        )
+        assert graph.duration_ps[sent].sum() == 8 * 10 * (BACK if kind == Kind.DISPATCH_SEND else BF16_ROW)
 
 
 # ---- kernels and waits ---------------------------------------------------------------------------
@@ -300,9 +307,7 @@ def test_tokens_go_round_the_sms() -> None:
         ({}, True, 8 + 2, 0),  # two weight gradients more
     ],
 )
-def test_kernels_and_waits_of_the_host(
-    options: dict[str, object], backward: bool, launches: int, waits: int
-) -> None:
+def test_kernels_and_waits_of_the_host(options: dict[str, object], backward: bool, launches: int, waits: int) -> None:
     _, machine = replay(layer(is_backward=backward), **options)
     program = machine.host.program
     assert sum(one.launches for one in program) == launches

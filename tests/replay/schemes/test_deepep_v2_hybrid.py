@@ -33,9 +33,12 @@ def nodes(count: int, **changes: float) -> hwmodel.System:
 def rows_to(expert: int, count: int = 1, ranks: int = 16) -> LayerWork:
     """Tokens of GPU 0 whose expert is on the GPU of its number."""
     return small_layers.work(
-        np.full((count, 1), expert, np.int32), ranks, ranks,
-        tokens_of_rank=[count] + [0] * (ranks - 1), shape=ExpertShape(HIDDEN, 64),
-    )  # fmt: skip
+        np.full((count, 1), expert, np.int32),
+        ranks,
+        ranks,
+        tokens_of_rank=[count] + [0] * (ranks - 1),
+        shape=ExpertShape(HIDDEN, 64),
+    )
 
 
 def built(work: LayerWork, phase: str, system: hwmodel.System) -> tuple[TaskGraph, Machine]:
@@ -86,10 +89,9 @@ def test_the_way_of_a_row_out(expert: int) -> None:
     graph, machine = built(rows_to(expert), "dispatch", nodes(2))
     costs = machine.costs
     stored = costs.sm_store(SLOT).ps + costs.memory_load().ps
-    if expert < 8:  # into the own node's buffer, where another warp sees it
-        across = costs.visible().ps + costs.poll().ps
-    else:
-        across = put_ps(machine.system, SLOT) + costs.poll().ps
+    # Into its own node's buffer, where another warp sees it, or through the cards.
+    there_ps = costs.visible().ps if expert < 8 else put_ps(machine.system, SLOT)
+    across = there_ps + costs.poll().ps
     expected = 2 * stored + across + stored_ps(machine, expert, SLOT)
     timeline = schedule(graph)
     rows = np.isin(graph.kind, [Kind.DISPATCH_SEND, Kind.DISPATCH_DOWN]) & (graph.resource >= 0)
@@ -113,9 +115,7 @@ def test_the_way_of_a_row_back(expert: int) -> None:
 def test_a_token_is_written_once_for_all_cards_and_once_for_the_own_node() -> None:
     # Experts on GPUs 0, 9 and 17 of 24; 9 and 17 alone; 0 alone.
     ids = np.array([[0, 9, 17], [9, 17, -1], [0, -1, -1]], np.int32)
-    work = small_layers.work(
-        ids, 24, 24, tokens_of_rank=[3] + [0] * 23, shape=ExpertShape(HIDDEN, 64)
-    )
+    work = small_layers.work(ids, 24, 24, tokens_of_rank=[3] + [0] * 23, shape=ExpertShape(HIDDEN, 64))
     graph, machine = built(work, "dispatch", nodes(3))
     of_owner = (graph.kind == Kind.DISPATCH_SEND) & (graph.rank == 0) & (graph.resource >= 0)
     once, twice = (machine.costs.sm_store(n * SLOT).ps for n in (1, 2))
@@ -125,9 +125,12 @@ def test_a_token_is_written_once_for_all_cards_and_once_for_the_own_node() -> No
 
 def test_the_sum_of_a_node_waits_for_all_of_its_rows() -> None:
     work = small_layers.work(
-        np.array([[8, 9, 10]], np.int32), 16, 16, tokens_of_rank=[1] + [0] * 15,
+        np.array([[8, 9, 10]], np.int32),
+        16,
+        16,
+        tokens_of_rank=[1] + [0] * 15,
         shape=ExpertShape(HIDDEN, 64),
-    )  # fmt: skip
+    )
     graph, machine = built(work, "combine", nodes(2))
     added = (graph.kind == Kind.COMBINE_RECEIVE) & (graph.rank == 8)
     assert graph.duration_ps[added].tolist() == [machine.costs.sm_add(3 * ROW, ROW).ps]

@@ -19,7 +19,7 @@ import tracegen
 from hwmodel import System
 from replay.chains.chain import Built
 from replay.chains.layer import build_layer
-from replay.engine import GraphBuilder, TaskGraph, Timeline, Touched, schedule
+from replay.engine import GraphBuilder, TaskGraph, Timeline, TouchOutcome, schedule
 from replay.errors import UserError
 from replay.experiments.base.names import row_names
 from replay.experiments.layer.tables.every import mechanisms_table
@@ -43,9 +43,7 @@ def build(
     return built, schedule(built.graph)
 
 
-def replayed(
-    layer: LayerWork, system: System | None = None, scheme: str = "dysharp", **options: Any
-) -> Measures:
+def replayed(layer: LayerWork, system: System | None = None, scheme: str = "dysharp", **options: Any) -> Measures:
     made = SCHEMES[scheme].with_options(options)
     return replay_layer(layer, system or round_machine(), made).measures
 
@@ -98,12 +96,8 @@ def everybody_to_eight() -> LayerWork:
 def test_payload_efficiency_at_eight_targets(options: dict[str, Any], data: int, wire: int) -> None:
     options = {"gate_weights": "free", **options}
     apart = options.pop("acks", "merged") == "apart"
-    papers = hwmodel.load(
-        "gh200-nvl32", {"link.sm_write_ack_flits": 1.0, "switch.multicast_acks_merged": not apart}
-    )
-    result = replay_layer(
-        everybody_to_eight(), papers, SCHEMES["dysharp-basic"].with_options(options)
-    ).measures
+    papers = hwmodel.load("gh200-nvl32", {"link.sm_write_ack_flits": 1.0, "switch.multicast_acks_merged": not apart})
+    result = replay_layer(everybody_to_eight(), papers, SCHEMES["dysharp-basic"].with_options(options)).measures
     ports = result.wire_bytes["dispatch"]
     payload = result.payload_bytes["dispatch"]
     carried = sum(payload.uplink) + sum(payload.downlink)
@@ -135,9 +129,7 @@ def flits(addressing: str, lists: str, listed: int, here: list[int]) -> tuple[in
         *(("dynamic", x) for x in ("trimmed", "kept", "stripped")),
     ],
 )
-def test_bytes_of_every_way_to_name_targets(
-    addressing: str, lists: str, answers: str, loopback: bool
-) -> None:
+def test_bytes_of_every_way_to_name_targets(addressing: str, lists: str, answers: str, loopback: bool) -> None:
     # Ten experts on one of three GPUs: lists of more than one flit.
     ids = small_layers.draw(60, 24, 12, seed=3)
     placement = [0] * 10 + [1] * 8 + [2] * 6
@@ -162,9 +154,14 @@ def test_bytes_of_every_way_to_name_targets(
         combine["up"] += sum(parts) * response_packets(row)
         combine["down"] += response_packets(row) + packets * answered * FLIT
     _, timeline = build(
-        layer, scheme="dysharp-basic", addressing=addressing, target_lists=lists, answers=answers,
-        loopback=loopback, gate_weights="free",
-    )  # fmt: skip
+        layer,
+        scheme="dysharp-basic",
+        addressing=addressing,
+        target_lists=lists,
+        answers=answers,
+        loopback=loopback,
+        gate_weights="free",
+    )
     wire = timeline.graph.wire_bytes
 
     def on(name: str) -> int:
@@ -223,9 +220,7 @@ def test_results_from_memory_are_read_before_they_are_added(scheme: str) -> None
 
 
 def test_a_row_in_segments_is_pipelined_over_its_way() -> None:
-    layer = small_layers.work(
-        np.array([[1]], np.int32), 2, 2, tokens_of_rank=[1, 0], shape=ExpertShape(1024, 64)
-    )
+    layer = small_layers.work(np.array([[1]], np.int32), 2, 2, tokens_of_rank=[1, 0], shape=ExpertShape(1024, 64))
     push, wire, gap = 4 * 128 * 10, 4 * (8 + 2) * FLIT, 2 * US
     _, timeline = build(layer, segment_packets=4, port_rate="line", gate_weights="free")
     downs = of_kind(timeline, Kind.DISPATCH_DOWN)
@@ -272,9 +267,7 @@ def test_without_the_switch_every_answer_is_loaded_and_added() -> None:
 
 @pytest.mark.parametrize("segment_packets", [0, 4])
 def test_a_gpu_has_a_row_when_all_its_segments_are_there(segment_packets: int) -> None:
-    layer = small_layers.work(
-        np.array([[1]], np.int32), 2, 2, tokens_of_rank=[1, 0], shape=ExpertShape(1024, 64)
-    )
+    layer = small_layers.work(np.array([[1]], np.int32), 2, 2, tokens_of_rank=[1, 0], shape=ExpertShape(1024, 64))
     _, timeline = build(layer, segment_packets=segment_packets)
     arrived = timeline.visible_ps[of_kind(timeline, Kind.DISPATCH_DOWN)].max()
     assert timeline.start_ps[of_kind(timeline, Kind.GEMM1)].min() == arrived + 5 * NS  # a poll
@@ -339,15 +332,10 @@ def test_lookups_of_tiles_and_of_tokens(slots: str) -> None:
 @every("slots", ["arrival", "source"])
 @every("scheme", ["dysharp", "dysharp-comet", "dysharp-fusion-only"])
 @every("name", ["several tiles", "one gpu", "own rank only", "some slots empty"])
-def test_tables_of_tiles_and_tokens_are_empty_in_the_end(
-    name: str, scheme: str, slots: str
-) -> None:
+def test_tables_of_tiles_and_tokens_are_empty_in_the_end(name: str, scheme: str, slots: str) -> None:
     built, timeline = build(small_layers.ALL[name](), scheme=scheme, slots=slots)
     touches, names = built.graph.touches, built.graph.tables.groups
-    mine = [
-        row for row, table in enumerate(touches.table)
-        if names[table] in ("tile status", "output readiness")
-    ]  # fmt: skip
+    mine = [row for row, table in enumerate(touches.table) if names[table] in ("tile status", "output readiness")]
     order = sorted(mine, key=lambda row: (timeline.start_ps[touches.task[row]], touches.drops[row]))
     held: set[tuple[int, int]] = set()
     for row in order:
@@ -363,7 +351,7 @@ def test_tables_are_those_of_the_gpu_that_needs_them() -> None:
     layer = small_layers.ALL["zipf 8 ranks"]()
     built, timeline = build(layer)
     touches, tables = built.graph.touches, built.graph.tables
-    new = (timeline.touched & Touched.OUTCOME) == Touched.NEW
+    new = (timeline.touched & TouchOutcome.OUTCOME) == TouchOutcome.NEW
     found = Counter(tables.names[table] for table in touches.table[new].tolist())
     tokens = np.bincount(layer.source_rank[np.unique(layer.copy_token)], minlength=8)
     rows = np.bincount(layer.pair_rank, minlength=8)
@@ -391,7 +379,7 @@ def test_what_is_only_forgotten_is_no_lookup_and_costs_nothing() -> None:
     built, timeline = build(layer, tile_entries=1)
     touches = built.graph.touches
     groups = np.array(built.graph.tables.groups)
-    missed = (timeline.touched & Touched.OUTCOME) == Touched.MISSED
+    missed = (timeline.touched & TouchOutcome.OUTCOME) == TouchOutcome.MISSED
     missed &= groups[touches.table] == "tile status"
     # The entry of an expert that is full leaves as the scheduler sees its last tile.
     forgets = touches.drops & (built.graph.kind[touches.task] == Kind.DISPATCH_SYNC)
@@ -447,12 +435,12 @@ def test_outcomes_are_those_of_an_ordered_dictionary(entries: int, segment_packe
             if len(set(touches.task[same].tolist())) > 1:
                 break
             key = int(touches.key[touch])
-            outcome = Touched.HIT
+            outcome = TouchOutcome.HIT
             if key not in memory:
-                outcome = Touched.MISSED if (table, key) in seen else Touched.NEW
+                outcome = TouchOutcome.MISSED if (table, key) in seen else TouchOutcome.NEW
                 if len(memory) == entries:
                     memory.popitem(last=False)
-                    outcome |= Touched.EVICTED
+                    outcome |= TouchOutcome.EVICTED
             memory[key] = None
             memory.move_to_end(key)
             seen.add((table, key))
@@ -477,14 +465,9 @@ def test_more_entries_never_miss_more_where_a_miss_costs_nothing() -> None:
 def test_a_missed_lookup_costs_an_access_to_memory() -> None:
     # Two tokens of one owner to one expert: the second takes the only entry, so that the first
     # is missed when it is pulled.
-    layer = small_layers.work(
-        np.array([[1], [1]], np.int32), 2, 2, tokens_of_rank=[2, 0], shape=ExpertShape(1024, 64)
-    )
+    layer = small_layers.work(np.array([[1], [1]], np.int32), 2, 2, tokens_of_rank=[2, 0], shape=ExpertShape(1024, 64))
     plain, missing = (build(layer, tlb_entries=entries)[1] for entries in (2, 1))
-    asked = [
-        timeline.visible_ps[of_kind(timeline, Kind.COMBINE_REQUEST_DOWN)]
-        for timeline in (plain, missing)
-    ]
+    asked = [timeline.visible_ps[of_kind(timeline, Kind.COMBINE_REQUEST_DOWN)] for timeline in (plain, missing)]
     assert (asked[1] - asked[0]).tolist() == [60 * NS, 60 * NS]
 
 
@@ -503,8 +486,7 @@ def test_a_full_buffer_sends_partial_sums_early_and_each_costs_a_row() -> None:
     assert bytes_of(tight, "evictions") == use["evictions"] * response_packets(row)
     assert tight.payload_bytes == roomy.payload_bytes
     down = [
-        sum(result.wire_bytes["combine"].downlink)
-        - sum(result.mechanisms.wire_bytes["acks"].downlink)
+        sum(result.wire_bytes["combine"].downlink) - sum(result.mechanisms.wire_bytes["acks"].downlink)
         for result in (roomy, tight)
     ]
     assert down[1] - down[0] == use["evictions"] * response_packets(row)
@@ -564,9 +546,7 @@ def test_a_buffer_that_waits_holds_rows_until_they_have_left() -> None:
 @every(("experts", "rows_in"), [([0], 1), ([0, 1], 1), ([0, 2], 2), ([2, 3], 1)])
 def test_rows_that_the_owner_adds_up(experts: list[int], rows_in: int) -> None:
     # Two experts per GPU: a GPU gives the sum of its experts' rows.
-    layer = small_layers.work(
-        np.array([experts], np.int32), 2, 4, tokens_of_rank=[1, 0], shape=ExpertShape(1024, 64)
-    )
+    layer = small_layers.work(np.array([experts], np.int32), 2, 4, tokens_of_rank=[1, 0], shape=ExpertShape(1024, 64))
     row, gap, push, poll = 2048, 2 * US, 2048 * 10, 5 * NS
     _, timeline = build(layer, results="cache")
     written = of_kind(timeline, Kind.COMBINE_RECEIVE)
@@ -597,9 +577,7 @@ def test_a_token_is_not_asked_for_before_all_its_gpus_have_told() -> None:
 def test_an_sm_stops_issuing_when_its_queue_is_full() -> None:
     # One SM that is faster than the port: rows pile up in its queue of one message (beside the one
     # being issued), and the third begins when the first has left.
-    layer = small_layers.work(
-        np.full((4, 1), 1, np.int32), 2, 2, tokens_of_rank=[4, 0], shape=ExpertShape(1024, 64)
-    )
+    layer = small_layers.work(np.full((4, 1), 1, np.int32), 2, 2, tokens_of_rank=[4, 0], shape=ExpertShape(1024, 64))
     fast = hwmodel.load("dgx-h100", {**ROUND, "gpu.sm_push_GB_per_s": 100000.0})
     push = 2048 // 100 + 1
     for depth, third in ((1, "left"), (0, "issued"), (10**6, "issued")):
@@ -607,8 +585,9 @@ def test_an_sm_stops_issuing_when_its_queue_is_full() -> None:
         sends = of_kind(timeline, Kind.DISPATCH_SEND)
         ups = of_kind(timeline, Kind.DISPATCH_UP)
         expected = {
-            "left": timeline.end_ps[ups[0]], "issued": timeline.start_ps[sends[0]] + 2 * push,
-        }[third]  # fmt: skip
+            "left": timeline.end_ps[ups[0]],
+            "issued": timeline.start_ps[sends[0]] + 2 * push,
+        }[third]
         assert timeline.start_ps[sends[2]] == expected
 
 
@@ -626,12 +605,12 @@ def test_groups_of_sms_run_one_gemm_each() -> None:
     ("scheme", "push", "pull"),
     [
         # Of each row 7 copies take 7 ps a byte of a downlink. Its SM stores it twice, into the
-        # switch and for its own GPU: 2 x 10. Its sum is loaded once (20), added to the own one
+        # switch and for its own GPU: 2 x 10. Its sum is loaded once (20), added to its own one
         # (2 x 5) and written (20).
         ("dysharp", 3, 8),
         ("dysharp-comet", 3, 8),
         ("dysharp-basic", 3, 8),
-        # Seven stores and the own one: 80. Seven loads, 8 rows added, one sum: 140 + 40 + 20 would
+        # Seven stores and its own one: 80. Seven loads, 8 rows added, one sum: 140 + 40 + 20 would
         # be 29 of 100 SMs, and a quarter is the most.
         ("dysharp-fusion-only", 12, 25),
     ],
@@ -649,9 +628,7 @@ def test_as_many_sms_move_rows_as_keep_up_with_the_port(scheme: str, push: int, 
 
 def test_without_rows_for_others_one_sm_moves_them() -> None:
     layer = small_layers.work(np.zeros((4, 1), np.int32), 1, 1)
-    graph, asked = (
-        build(layer, **options)[0].graph for options in ({}, {"dispatch_sms": 1, "combine_sms": 1})
-    )
+    graph, asked = (build(layer, **options)[0].graph for options in ({}, {"dispatch_sms": 1, "combine_sms": 1}))
     assert (schedule(graph).end_ps == schedule(asked).end_ps).all()
 
 
@@ -741,20 +718,18 @@ def test_uplinks_serve_requests_and_responses_in_turn() -> None:
 
 @every("phase", ["dispatch", "combine"])
 @every(("depth", "sms", "waits"), [(31, 1, 2), (32, 1, 3), (16, 2, 4)])
-def test_every_sm_has_a_queue_of_so_many_packets(
-    phase: str, depth: int, sms: int, waits: int
-) -> None:
+def test_every_sm_has_a_queue_of_so_many_packets(phase: str, depth: int, sms: int, waits: int) -> None:
     # Four tokens of 16 packets. SMs and targets are far ahead of a slow port, so that nothing
     # leaves before all that find room have been issued.
-    layer = small_layers.work(
-        np.full((4, 1), 1, np.int32), 2, 2, tokens_of_rank=[4, 0], shape=ExpertShape(1024, 64)
-    )
+    layer = small_layers.work(np.full((4, 1), 1, np.int32), 2, 2, tokens_of_rank=[4, 0], shape=ExpertShape(1024, 64))
     machine = hwmodel.load(
         "dgx-h100",
-        {**ROUND, "link.bandwidth_GB_per_s": 0.1, **dict.fromkeys(
-            ("gpu.sm_push_GB_per_s", "gpu.sm_read_GB_per_s", "gpu.sm_write_GB_per_s"), 1e5
-        )},
-    )  # fmt: skip
+        {
+            **ROUND,
+            "link.bandwidth_GB_per_s": 0.1,
+            **dict.fromkeys(("gpu.sm_push_GB_per_s", "gpu.sm_read_GB_per_s", "gpu.sm_write_GB_per_s"), 1e5),
+        },
+    )
     options: dict[str, Any] = {f"{phase}_sms": sms, "multimem_queue": depth}
     _, timeline = build(layer, machine, "dysharp-basic", **options)
     kinds = {
@@ -771,9 +746,7 @@ def test_every_sm_has_a_queue_of_so_many_packets(
 
 def test_fixed_slots_wait_for_their_source() -> None:
     # Tiles of two rows, two sources with two tokens each, which they push one after the other.
-    layer = small_layers.work(
-        np.full((4, 1), 2, np.int32), 3, 3, tokens_of_rank=[2, 2, 0], shape=ExpertShape(1024, 64)
-    )
+    layer = small_layers.work(np.full((4, 1), 2, np.int32), 3, 3, tokens_of_rank=[2, 2, 0], shape=ExpertShape(1024, 64))
     push = 2048 * 10
     begun = {}
     for slots in ("arrival", "source"):
@@ -789,9 +762,7 @@ def test_fixed_slots_wait_for_their_source() -> None:
 
 def test_order_of_tiles() -> None:
     layer = small_layers.ALL["several tiles"]()
-    by_expert, by_arrival = (
-        build(layer, tile_order=order)[0].graph for order in ("expert", "arrival")
-    )
+    by_expert, by_arrival = (build(layer, tile_order=order)[0].graph for order in ("expert", "arrival"))
     for kind in (Kind.GEMM1, Kind.GEMM2):
         tiles = by_expert.kind == kind
         assert (by_expert.priority[tiles] == by_expert.tag[tiles]).all()
@@ -804,8 +775,10 @@ def test_each_of_two_kernels_has_all_sms_but_those_that_move_its_rows() -> None:
     resources = built.graph.resources
     # Backward: gradients of the down projection's input come first.
     for kind, group, servers in (
-        (Kind.GEMM2, "sm", 90), (Kind.GEMM1, "sm-2", 80), (Kind.WGRAD, "sm-2", 80),
-    ):  # fmt: skip
+        (Kind.GEMM2, "sm", 90),
+        (Kind.GEMM1, "sm-2", 80),
+        (Kind.WGRAD, "sm-2", 80),
+    ):
         used = np.unique(built.graph.resource[of_kind(timeline, kind)])
         assert {resources.groups[index] for index in used} == {group}
         assert set(resources.servers[used].tolist()) == {servers}
@@ -816,9 +789,7 @@ def test_each_of_two_kernels_has_all_sms_but_those_that_move_its_rows() -> None:
 
 
 def test_groups_that_take_all_sms_are_refused() -> None:
-    with pytest.raises(
-        UserError, match="take 100 SMs; the GPU has 100 SMs, and some must multiply"
-    ):
+    with pytest.raises(UserError, match="take 100 SMs; the GPU has 100 SMs, and some must multiply"):
         build(small_layers.ALL["one token"](), dispatch_sms=50, combine_sms=30, gemm2_sms=20)
 
 
@@ -851,22 +822,16 @@ def test_backward_ends_with_the_weight_gradients() -> None:
 
 def test_report_of_two_layers_is_that_of_their_sums() -> None:
     # Layers in which the fullest tables, tiles and ratios differ.
-    trace = tracegen.generate.generate(
-        "zipf", "olmoe-1b-7b", ranks=4, tokens_per_rank=12, layers=2, seed=4, skew=0.8
-    )
+    trace = tracegen.generate.generate("zipf", "olmoe-1b-7b", ranks=4, tokens_per_rank=12, layers=2, seed=4, skew=0.8)
     results = []
     for scheme, options in (("dysharp", {"tlb_entries": 8}), ("moe-hub", {})):
         first, second = (
-            replay.run(trace, system=round_machine(), scheme=scheme, options=options, layer=layer)
-            for layer in (0, 1)
+            replay.run(trace, system=round_machine(), scheme=scheme, options=options, layer=layer) for layer in (0, 1)
         )
         results.append(first.model_copy(update={"layers": [*first.layers, *second.layers]}))
     table = mechanisms_table(results)
     assert table is not None
-    told = [
-        {str(what): str(use) for name, what, use in table.rows if name == whose}
-        for whose in row_names(results)
-    ]
+    told = [{str(what): str(use) for name, what, use in table.rows if name == whose} for whose in row_names(results)]
     for result, lines in zip(results, told, strict=True):
         layers = [layer.measures.mechanisms for layer in result.layers]
         assert len(layers) == 2

@@ -41,9 +41,7 @@ def domains(num: int, size: int) -> System:
 
 def layer(**given: Any) -> LayerWork:
     ids = np.array(IDS, np.int32)
-    return small_layers.work(
-        ids, 4, 8, tokens_of_rank=[4, 0, 0, 0], shape=ExpertShape(HIDDEN, 64), **given
-    )
+    return small_layers.work(ids, 4, 8, tokens_of_rank=[4, 0, 0, 0], shape=ExpertShape(HIDDEN, 64), **given)
 
 
 def graph_of(name: str, **options: Any) -> TaskGraph:
@@ -65,7 +63,7 @@ def test_a_row_crosses_once_for_each_domain(name: str) -> None:
     for phase, out, into in (("dispatch", 0, 2), ("combine", 2, 0)):
         ports = {port: rows for port, rows in carried[phase].items() if rows and "nic" in port[0]}
         assert ports == {("nic-out", out): 3 * ROW, ("nic-in", into): 3 * ROW}
-    # In the other domain tokens 0 and 1 go on to GPU 3; in the own one 1 and 2 go to GPU 1.
+    # In the other domain tokens 0 and 1 go on to GPU 3; in its own one 1 and 2 go to GPU 1.
     assert carried["dispatch"]["uplink", 2] == carried["dispatch"]["downlink", 3] == 2 * ROW
     assert carried["dispatch"]["uplink", 0] == carried["combine"]["downlink", 0] == 2 * ROW
     assert carried["combine"]["uplink", 3] == 2 * ROW
@@ -74,23 +72,21 @@ def test_a_row_crosses_once_for_each_domain(name: str) -> None:
 @every("name", VARIANTS)
 def test_the_gpu_that_rows_come_to_stores_adds_and_asks(name: str) -> None:
     graph = graph_of(name)
-    # Rows of tokens 0 and 1 on to GPU 3, those of tokens 0 and 3 into the own memory.
+    # Rows of tokens 0 and 1 on to GPU 3, those of tokens 0 and 3 into its own memory.
     assert on_sms(graph, Kind.DISPATCH_SEND, 2) == [PUSH * ROW] * 4
-    # Of GPU 0: three rows to the network card, two to GPU 1, token 1 into the own memory.
+    # Of GPU 0: three rows to the network card, two to GPU 1, token 1 into its own memory.
     assert on_sms(graph, Kind.DISPATCH_SEND, 0) == [PUSH * ROW] * 6
     # It asks for the sums of tokens 0 and 1, and adds its own rows: two rows, one, one.
     assert len(on_sms(graph, Kind.COMBINE_SEND, 2)) == 2
     adds = [rows * READ * ROW + WRITE * ROW for rows in (1, 1, 2)]
     assert on_sms(graph, Kind.COMBINE_RECEIVE, 2) == adds
-    # At the owner: a sum from abroad; that, the own row and GPU 1's; GPU 1's; a sum from abroad.
+    # At the owner: a sum from abroad; that, its own row and GPU 1's; GPU 1's; a sum from abroad.
     owner = [rows * READ * ROW + WRITE * ROW for rows in (1, 1, 1, 3)]
     assert on_sms(graph, Kind.COMBINE_RECEIVE, 0) == owner
 
 
 @pytest.mark.parametrize(("gate_weights", "each"), [("packets", 6), ("free", 2)])
-def test_ids_and_weights_of_the_domains_experts_cross_with_the_row(
-    gate_weights: str, each: int
-) -> None:
+def test_ids_and_weights_of_the_domains_experts_cross_with_the_row(gate_weights: str, each: int) -> None:
     graph = graph_of("dysharp", gate_weights=gate_weights)
     names = np.array([*graph.resources.names, ""])[graph.resource]
     out = (names == "nic-out 0") & (graph.kind == Kind.DISPATCH_UP)
@@ -145,17 +141,14 @@ def test_rows_come_in_at_the_gpu_of_the_owners_index(name: str) -> None:
 def test_one_domain_of_several_is_a_domain_alone(name: str) -> None:
     work = small_layers.ALL["zipf 8 ranks"]()
     alone, one = (
-        schedule(build_layer(work, hwmodel.load(preset), SCHEMES[name])[0])
-        for preset in ("dgx-h100", "dgx-h100-x2")
+        schedule(build_layer(work, hwmodel.load(preset), SCHEMES[name])[0]) for preset in ("dgx-h100", "dgx-h100-x2")
     )
     assert np.array_equal(alone.start_ps, one.start_ps)
     assert np.array_equal(alone.visible_ps, one.visible_ps)
 
 
 def test_memory_has_room_for_rows_of_others() -> None:
-    buffers = {
-        one.name: one.nbytes.tolist() for one in SCHEMES["dysharp"].buffers(layer(), domains(2, 2))
-    }
+    buffers = {one.name: one.nbytes.tolist() for one in SCHEMES["dysharp"].buffers(layer(), domains(2, 2))}
     rows = [0, 0, 3 * ROW, 0]
     assert buffers["rows for others of the domain"] == buffers["sums of the domain"] == rows
 
@@ -163,5 +156,5 @@ def test_memory_has_room_for_rows_of_others() -> None:
 def test_a_domain_that_is_not_full_is_refused() -> None:
     work = small_layers.work(small_layers.draw(12, 12, 2), 3, 12)
     assert SCHEMES["dysharp"].refuses_on(work, domains(2, 2)) == (
-        "3 ranks do not fill nodes of 2: rows go to the GPU of the own index in others"
+        "3 ranks do not fill nodes of 2: rows go to the GPU of the same index in others"
     )

@@ -45,15 +45,22 @@ CHANNELS = 8
 def layer(precision: str = "bf16", *, is_backward: bool = False) -> LayerWork:
     ids = np.array([[0, 1], [0, 2], [2, 3], [3, 2], [1, 3]], np.int32)
     return small_layers.work(
-        ids, 2, 4, tokens_of_rank=[3, 2], precision=precision,
-        shape=ExpertShape(HIDDEN, INTERMEDIATE), is_backward=is_backward,
-    )  # fmt: skip
+        ids,
+        2,
+        4,
+        tokens_of_rank=[3, 2],
+        precision=precision,
+        shape=ExpertShape(HIDDEN, INTERMEDIATE),
+        is_backward=is_backward,
+    )
 
 
 def replay(work: LayerWork, **options: object) -> tuple[TaskGraph, Machine]:
     changes = {
-        "hbm.read_efficiency": 0.5, "hbm.write_efficiency": 0.5, "overheads.row_copy_ns": 0.0,
-    }  # fmt: skip
+        "hbm.read_efficiency": 0.5,
+        "hbm.write_efficiency": 0.5,
+        "overheads.row_copy_ns": 0.0,
+    }
     graph = GraphBuilder(KIND_NAMES)
     machine = Machine(hwmodel.load("dgx-h100", {**ROUND, **changes}), graph, work.num_ranks)
     given = {"group_size": 1, "channels": CHANNELS, **options}
@@ -89,8 +96,9 @@ def test_eight_gpus_have_two_steps(ranks: int, steps: int) -> None:
     assert len(steps_of(work, work, scheme.options.group_size)) == steps
     listed = program(scheme, work, hwmodel.load("dgx-h100", {"fabric.num_gpus": ranks}))
     assert [one.launches for one in listed if one.name == "sends and receives of rows"] == [
-        2 * steps, 2 * steps,
-    ]  # fmt: skip
+        2 * steps,
+        2 * steps,
+    ]
 
 
 def test_a_step_brings_rows_to_the_group_so_many_behind() -> None:
@@ -115,9 +123,7 @@ def test_groups_are_no_larger_than_all_gpus() -> None:
 def test_calls_have_the_rows_of_their_step() -> None:
     for step, parts in enumerate(steps_of(layer(), layer(), 1)):
         rows = [part.call.rows.tolist() for part in parts]
-        assert [list(of_rank) for of_rank in zip(*rows, strict=True)] == [
-            PARTS[step][rank] for rank in range(2)
-        ]
+        assert [list(of_rank) for of_rank in zip(*rows, strict=True)] == [PARTS[step][rank] for rank in range(2)]
 
 
 def test_an_expert_is_multiplied_once_a_step() -> None:
@@ -143,9 +149,7 @@ def times(timeline: Timeline, kind: Kind, rank: int) -> tuple[int, int]:
 def two_rows_here_many_there() -> LayerWork:
     """GPU 0 has all rows of step 0 long before those of step 1 have left."""
     ids = np.array([[0]] * 2 + [[1]] * 4000, np.int32)
-    return small_layers.work(
-        ids, 2, 2, tokens_of_rank=[4002, 0], shape=ExpertShape(1024, 64), precision="bf16"
-    )
+    return small_layers.work(ids, 2, 2, tokens_of_rank=[4002, 0], shape=ExpertShape(1024, 64), precision="bf16")
 
 
 def test_experts_of_a_step_run_beside_the_next_dispatch() -> None:
@@ -164,9 +168,14 @@ def test_a_combine_follows_the_experts_of_its_step(is_backward: bool) -> None:
     # Experts take longer than the host takes to launch what follows them.
     ids = np.repeat(np.arange(2, dtype=np.int32), 2000)[:, None]
     work = small_layers.work(
-        ids, 2, 2, tokens_of_rank=[2000, 2000], shape=ExpertShape(1024, 1024), precision="bf16",
+        ids,
+        2,
+        2,
+        tokens_of_rank=[2000, 2000],
+        shape=ExpertShape(1024, 1024),
+        precision="bf16",
         is_backward=is_backward,
-    )  # fmt: skip
+    )
     graph, _ = replay(work, group_size=2)
     timeline = schedule(graph)
     for rank in range(2):
@@ -194,9 +203,7 @@ def test_rows_of_the_own_experts_go_through_nccl_too(rank: int, back: list[int])
     graph, machine = replay(layer())
     counts = [2 * 2 * 8] * 2  # of two experts, to itself and from the other
     rows = [n for step in PARTS.values() for n in step[rank] if n]
-    assert memory(graph, machine, Kind.DISPATCH_MEMORY, rank) == about(
-        [*counts, *(2 * n * ROW for n in rows)]
-    )
+    assert memory(graph, machine, Kind.DISPATCH_MEMORY, rank) == about([*counts, *(2 * n * ROW for n in rows)])
     assert memory(graph, machine, Kind.COMBINE_MEMORY, rank) == about([2 * n * ROW for n in back])
 
 
@@ -206,12 +213,8 @@ def test_kernels_around_the_steps_forward(precision: str, rank: int) -> None:
     row = ROW if precision == "bf16" else WIDE
     graph, machine = replay(layer(precision))
     owned, got, tokens = OWNED[rank], GOT[rank], TOKENS[rank]
-    assert memory(graph, machine, Kind.LAYOUT, rank) == about(
-        [8 * owned, 0, 16 * owned, 0, 16 * owned]
-    )
-    assert memory(graph, machine, Kind.PERMUTE, rank) == about(
-        [2 * owned * row, (2 * got + owned) * row]
-    )
+    assert memory(graph, machine, Kind.LAYOUT, rank) == about([8 * owned, 0, 16 * owned, 0, 16 * owned])
+    assert memory(graph, machine, Kind.PERMUTE, rank) == about([2 * owned * row, (2 * got + owned) * row])
     copies = [2 * n * row for step in PARTS.values() for n in step[rank] if n]
     around = [owned * row, 2 * owned * row, (owned + tokens) * row]
     assert memory(graph, machine, Kind.UNPERMUTE, rank) == about([*copies, *around])
@@ -269,9 +272,7 @@ def test_smaller_groups_launch_more_kernels(size: int, kernels: int) -> None:
 
 def test_a_gpu_without_rows_of_a_part_launches_nothing_for_it() -> None:
     ids = np.array([[0], [0]], np.int32)
-    work = small_layers.work(
-        ids, 2, 2, tokens_of_rank=[2, 0], shape=ExpertShape(64, 16), precision="bf16"
-    )
+    work = small_layers.work(ids, 2, 2, tokens_of_rank=[2, 0], shape=ExpertShape(64, 16), precision="bf16")
     graph, _ = replay(work)
     gaps = graph.duration_ps[(graph.kind == Kind.LAUNCH) & (graph.rank == 1)]
     more = graph.duration_ps[(graph.kind == Kind.LAUNCH) & (graph.rank == 0)]

@@ -27,7 +27,7 @@ from replay.model.compute.shadows import Rates
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
 from replay.model.machine.resources import ResourceClass
-from replay.model.work.capacity import Carried, with_shadows
+from replay.model.work.capacity import CarriedLayer, with_shadows
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
@@ -47,15 +47,22 @@ RATE = 5  # bytes of memory in a picosecond
 def layer(*, is_backward: bool = False, precision: str = "bf16") -> LayerWork:
     ids = np.array([[0, 2], [2, 1], [2, 3], [2, 0], [2, 3]], np.int32)
     return small_layers.work(
-        ids, 2, 4, tokens_of_rank=[3, 2], shape=ExpertShape(HIDDEN, INTERMEDIATE),
-        is_backward=is_backward, precision=precision,
-    )  # fmt: skip
+        ids,
+        2,
+        4,
+        tokens_of_rank=[3, 2],
+        shape=ExpertShape(HIDDEN, INTERMEDIATE),
+        is_backward=is_backward,
+        precision=precision,
+    )
 
 
 def replay(work: LayerWork, **options: object) -> tuple[TaskGraph, Machine]:
     changes = {
-        "hbm.read_efficiency": 0.5, "hbm.write_efficiency": 0.5, "overheads.row_copy_ns": 0.0,
-    }  # fmt: skip
+        "hbm.read_efficiency": 0.5,
+        "hbm.write_efficiency": 0.5,
+        "overheads.row_copy_ns": 0.0,
+    }
     graph = GraphBuilder(KIND_NAMES)
     machine = Machine(hwmodel.load("dgx-h100", {**ROUND, **changes}), graph, work.num_ranks)
     scheme = SCHEMES["fastermoe"].with_options({"group_size": 1, **SLOW, **options})
@@ -63,7 +70,7 @@ def replay(work: LayerWork, **options: object) -> tuple[TaskGraph, Machine]:
     return graph.build(), machine
 
 
-def num_shadowed(carried: Carried) -> int:
+def num_shadowed(carried: CarriedLayer) -> int:
     """Experts of the layer whose weights every rank has."""
     held = np.zeros(0, np.int64) if carried.expert is None else carried.expert[carried.expert >= 0]
     return int((np.bincount(held) > 1).sum())
@@ -102,16 +109,12 @@ VALUES = 3 * HIDDEN * INTERMEDIATE
         (11, [1]),  # 61, 62: the policy stops, though 20 + 33 were less
     ],
 )
-def test_experts_of_most_rows_until_it_gains_nothing(
-    rows_of_weights: int, chosen: list[int]
-) -> None:
+def test_experts_of_most_rows_until_it_gains_nothing(rows_of_weights: int, chosen: list[int]) -> None:
     # All that a row costs is its way, four times its bytes.
     bandwidth, free = 1e9, 1e30
     shape = ExpertShape(HIDDEN, 4 * HIDDEN * rows_of_weights // (3 * HIDDEN))
     work = loaded(20, 90, 50, 40)
-    work = LayerWork(
-        work.expert_ids, work.source_rank.astype(np.int32), work.placement, shape, work.precision
-    )
+    work = LayerWork(work.expert_ids, work.source_rank.astype(np.int32), work.placement, shape, work.precision)
     exact = 3 * shape.hidden * shape.intermediate / (4 * shape.hidden)
     assert abs(exact - rows_of_weights) < 1
     assert shadows.choose(work, Rates(bandwidth, free)).tolist() == chosen
@@ -280,9 +283,11 @@ def test_weights_follow_the_dispatches_and_precede_their_rows() -> None:
     assert times(timeline, Kind.WEIGHTS_UP, HOME)[0] > times(timeline, Kind.DISPATCH_DOWN, HOME)[1]
     before = Dependencies(timeline).before(tasks(graph, Kind.GEMM1, 0, tag=4))
     assert before >= {
-        *tasks(graph, Kind.WEIGHTS_SEND, 0), *tasks(graph, Kind.WEIGHTS_MEMORY, 0),
-        *tasks(graph, Kind.GEMM2, 0, tag=0), *tasks(graph, Kind.GEMM2, 0, tag=1),
-    }  # fmt: skip
+        *tasks(graph, Kind.WEIGHTS_SEND, 0),
+        *tasks(graph, Kind.WEIGHTS_MEMORY, 0),
+        *tasks(graph, Kind.GEMM2, 0, tag=0),
+        *tasks(graph, Kind.GEMM2, 0, tag=1),
+    }
 
 
 @pytest.mark.parametrize("is_backward", [False, True])
@@ -311,8 +316,6 @@ def test_shadows_run_first_backward_and_their_gradients_are_added_when_reduced()
 def test_all_gpus_are_told_the_loads_of_all() -> None:
     with_policy, _ = replay(layer(), gemm_TFLOP_per_s=1e9)
     without, _ = replay(layer(), shadowing=False)
-    told = [
-        int(graph.wire_bytes[graph.kind == Kind.COUNT_UP].sum()) for graph in (with_policy, without)
-    ]
+    told = [int(graph.wire_bytes[graph.kind == Kind.COUNT_UP].sum()) for graph in (with_policy, without)]
     assert told[0] > told[1]
     assert not (with_policy.kind == Kind.WEIGHTS_UP).any()

@@ -28,20 +28,35 @@ NS = 1000  # picoseconds
 # One byte a picosecond is 1000 GB/s; an SM multiplies one operation a picosecond.
 ROUND = {
     **WHOLE_BLOCKS,
-    "link.bandwidth_GB_per_s": 125.0, "link.efficiency": 1.0, "link.links_per_gpu": 8,
-    "link.propagation_ns": 100.0, "link.sm_write_ack_flits": 0.0, "link.scatter_efficiency": 0.5,
-    "switch.traversal_ns": 50.0, "gpu.num_sms": 100, "gpu.write_visibility_ns": 30.0,
-    "gpu.sm_push_GB_per_s": 100.0, "gpu.sm_read_GB_per_s": 200.0, "gpu.sm_write_GB_per_s": 50.0,
-    "hbm.peak_GB_per_s": 10000.0, "hbm.stream_efficiency": 0.5, "hbm.write_efficiency": 0.4,
-    "compute.bf16_peak_TFLOP_per_s": 100.0, "compute.bf16_efficiency": 1.0,
+    "link.bandwidth_GB_per_s": 125.0,
+    "link.efficiency": 1.0,
+    "link.links_per_gpu": 8,
+    "link.propagation_ns": 100.0,
+    "link.sm_write_ack_flits": 0.0,
+    "link.scatter_efficiency": 0.5,
+    "switch.traversal_ns": 50.0,
+    "gpu.num_sms": 100,
+    "gpu.write_visibility_ns": 30.0,
+    "gpu.sm_push_GB_per_s": 100.0,
+    "gpu.sm_read_GB_per_s": 200.0,
+    "gpu.sm_write_GB_per_s": 50.0,
+    "hbm.peak_GB_per_s": 10000.0,
+    "hbm.stream_efficiency": 0.5,
+    "hbm.write_efficiency": 0.4,
+    "compute.bf16_peak_TFLOP_per_s": 100.0,
+    "compute.bf16_efficiency": 1.0,
     "compute.bf16_grouped_efficiency": 1.0,
     "compute.bf16_grouped_whole_tiles": False,
-    "compute.fp32_peak_TFLOP_per_s": 100.0, "compute.fp32_efficiency": 1.0,
-    "compute.mma_rows": 64, "compute.tile_overhead_ns": 12.0,
+    "compute.fp32_peak_TFLOP_per_s": 100.0,
+    "compute.fp32_efficiency": 1.0,
+    "compute.mma_rows": 64,
+    "compute.tile_overhead_ns": 12.0,
     "compute.special_function_clocks": 0.0,
-    "compute.operand_bytes_per_clock": 1e6, "compute.mma_sync_efficiency": 1.0,
-    "overheads.kernel_gap_stream_us": 2.0, "overheads.poll_ns": 5.0,
-}  # fmt: skip
+    "compute.operand_bytes_per_clock": 1e6,
+    "compute.mma_sync_efficiency": 1.0,
+    "overheads.kernel_gap_stream_us": 2.0,
+    "overheads.poll_ns": 5.0,
+}
 GAP, POLLS, VISIBLE = 2000 * NS, 10 * NS, 30 * NS
 WAY = 250 * NS  # two links and the switch
 OVERHEAD = 12 * NS
@@ -83,9 +98,14 @@ def is_remote(layer: LayerWork, expert: int, owner: int) -> bool:
 def uneven(precision: str = "bf16", *, is_backward: bool = False) -> LayerWork:
     """Packets of a few rows, of several tiles and of none."""
     return small_layers.work(
-        small_layers.draw(1500, 12, 2, skew=1.6), 4, 12, tokens_of_rank=[700, 0, 500, 300],
-        shape=ExpertShape(200, 96, gated=False), precision=precision, is_backward=is_backward,
-    )  # fmt: skip
+        small_layers.draw(1500, 12, 2, skew=1.6),
+        4,
+        12,
+        tokens_of_rank=[700, 0, 500, 300],
+        shape=ExpertShape(200, 96, gated=False),
+        precision=precision,
+        is_backward=is_backward,
+    )
 
 
 # ---- times -------------------------------------------------------------------------------------
@@ -108,11 +128,21 @@ def test_a_token_that_travels() -> None:
     flag = 48 + WAY + 48 + VISIBLE  # half a flit, its byte enables and a header
     timeline = run(one_token(1))
     assert timeline.makespan_ps == (
-        GAP + 128 * 10  # pushed at 100 GB/s
-        + row + WAY + flag  # acknowledged before the signal leaves
-        + POLLS + TILE + POLLS + TILE
-        + row + WAY + flag + POLLS + ADD
-    )  # fmt: skip
+        GAP
+        + 128 * 10  # pushed at 100 GB/s
+        + row
+        + WAY
+        + flag  # acknowledged before the signal leaves
+        + POLLS
+        + TILE
+        + POLLS
+        + TILE
+        + row
+        + WAY
+        + flag
+        + POLLS
+        + ADD
+    )
 
 
 def test_a_token_that_stays() -> None:
@@ -130,9 +160,7 @@ def test_no_layer_is_faster_than_its_bytes_and_its_tiles(precision: str) -> None
     packets = packets_of(layer)
     for rank in range(4):
         tiles = sum(
-            -(-rows // 128)
-            for (expert, _), rows in packets.items()
-            if layer.placement.expert_rank[expert] == rank
+            -(-rows // 128) for (expert, _), rows in packets.items() if layer.placement.expert_rank[expert] == rank
         )
         # A column tile of 96, then one of 128 and one of 72 (in FP32 of 64 at most), on 100 SMs.
         operations = tiles * 2 * 128 * 200 * 96 * 2
@@ -275,9 +303,7 @@ def test_tiles_are_cut_from_packets(tile_rows: int, tile_columns: int) -> None:
         assert found == {expert: count * -(-n // tile_columns) for expert, count in tiles.items()}
     ((rank, rows, full),) = machine.notes.tiles
     assert full == tile_rows
-    assert Counter(rank.tolist()) == Counter(
-        int(layer.placement.expert_rank[expert]) for expert in tiles.elements()
-    )
+    assert Counter(rank.tolist()) == Counter(int(layer.placement.expert_rank[expert]) for expert in tiles.elements())
     assert rows.sum() == sum(packets_of(layer).values())
     assert 0 < rows.min() <= rows.max() <= tile_rows
 
@@ -286,11 +312,14 @@ def test_fragments_cost_what_full_tiles_do() -> None:
     # 256 rows for each of two experts: from one source two tiles each, from four sources four.
     whole, parts = (
         small_layers.work(
-            np.tile(np.array([[0, 1]], np.int32), (256, 1)), 4, 8, tokens_of_rank=tokens,
+            np.tile(np.array([[0, 1]], np.int32), (256, 1)),
+            4,
+            8,
+            tokens_of_rank=tokens,
             shape=ExpertShape(64, 4096, gated=False),
         )
         for tokens in ([256, 0, 0, 0], [64, 64, 64, 64])
-    )  # fmt: skip
+    )
     assert sum(row_tiles(whole, 128).values()) == 4
     assert sum(row_tiles(parts, 128).values()) == 8
     work_of = {}
@@ -369,8 +398,7 @@ def test_gemm2_of_a_row_tile_waits_for_all_columns_of_its_gemm1_and_for_no_other
     graph = timeline.graph
     for expert in range(12):
         first, second = (
-            np.flatnonzero((graph.kind == kind) & (graph.tag == expert))
-            for kind in (Kind.GEMM1, Kind.GEMM2)
+            np.flatnonzero((graph.kind == kind) & (graph.tag == expert)) for kind in (Kind.GEMM1, Kind.GEMM2)
         )
         tiles = row_tiles(layer, 128)[expert]
         if not tiles:
@@ -413,9 +441,7 @@ def test_every_tile_comes_back_with_a_flag_and_is_added_once() -> None:
             flags[1, owner] += tiles
             payload[0, rank] += rows * 200 * 4
             payload[1, owner] += rows * 200 * 4
-    for way, (notify, data) in enumerate(
-        ((Kind.NOTIFY_UP, Kind.COMBINE_UP), (Kind.NOTIFY_DOWN, Kind.COMBINE_DOWN))
-    ):
+    for way, (notify, data) in enumerate(((Kind.NOTIFY_UP, Kind.COMBINE_UP), (Kind.NOTIFY_DOWN, Kind.COMBINE_DOWN))):
         told, sent = of_kind(graph, notify), of_kind(graph, data)
         for rank in range(4):
             assert (graph.rank[told] == rank).sum() == flags[way, rank]
@@ -467,10 +493,7 @@ def test_padding_is_sent_only_on_request_and_is_never_payload() -> None:
 def test_packets_on_the_link_can_be_smaller() -> None:
     layer = uneven()
     graphs = {size: build(layer, packet_bytes=size)[0] for size in (64, 128)}
-    rows = sum(
-        rows for (expert, owner), rows in packets_of(layer).items()
-        if is_remote(layer, expert, owner)
-    )  # fmt: skip
+    rows = sum(rows for (expert, owner), rows in packets_of(layer).items() if is_remote(layer, expert, owner))
     for size, graph in graphs.items():
         # 400 bytes of a row out: whole packets and a rest of 16; tiles of 128 and 16 bytes back.
         out = 16 * (400 // 16 + -(-400 // size))
@@ -507,10 +530,7 @@ def test_a_packet_keeps_its_first_rows(factor: float, is_backward: bool) -> None
     columns = 2 if is_backward else 1  # each writes its own part
     assert (graph.kind[written] == Kind.GEMM1).sum() == tiles * columns
     for rank in range(4):
-        out = sum(
-            rows for (expert, owner), rows in kept.items()
-            if owner == rank and is_remote(layer, expert, owner)
-        )  # fmt: skip
+        out = sum(rows for (expert, owner), rows in kept.items() if owner == rank and is_remote(layer, expert, owner))
         mine = (graph.kind == Kind.DISPATCH_UP) & (graph.rank == rank)
         assert graph.payload_bytes[mine].sum() == out * 400
     # A token whose rows were all dropped goes nowhere.
@@ -556,7 +576,5 @@ def test_impossible_options_are_refused(options: dict[str, object], said: str) -
 def test_an_operating_system_without_processors_is_refused() -> None:
     system = hwmodel.load("dgx-h100", {"gpu.num_sms": 1})
     scheme = SCHEMES["flashdmoe"].with_options({"blocks_per_sm": 1})
-    with pytest.raises(
-        UserError, match=r"blocks_per_sm=1 .* the GPU has 1 SM, and some must multiply"
-    ):
+    with pytest.raises(UserError, match=r"blocks_per_sm=1 .* the GPU has 1 SM, and some must multiply"):
         build_layer(one_token(0), system, scheme)

@@ -50,15 +50,22 @@ both = each("types", ["fp8", "bf16"])
 def layer(types: str, **more: object) -> LayerWork:
     ids = np.array([[0, 1], [0, 2], [2, 3], [3, 2], [1, 3]], np.int32)
     return small_layers.work(
-        ids, 2, 4, tokens_of_rank=[3, 2], precision=TYPES[types],
-        shape=ExpertShape(HIDDEN, INTERMEDIATE), **more,
-    )  # fmt: skip
+        ids,
+        2,
+        4,
+        tokens_of_rank=[3, 2],
+        precision=TYPES[types],
+        shape=ExpertShape(HIDDEN, INTERMEDIATE),
+        **more,
+    )
 
 
 def replay(work: LayerWork) -> tuple[TaskGraph, Machine]:
     changes = {
-        "hbm.read_efficiency": 0.5, "hbm.write_efficiency": 0.5, "overheads.row_copy_ns": 0.0,
-    }  # fmt: skip
+        "hbm.read_efficiency": 0.5,
+        "hbm.write_efficiency": 0.5,
+        "overheads.row_copy_ns": 0.0,
+    }
     graph = GraphBuilder(KIND_NAMES)
     machine = Machine(hwmodel.load("dgx-h100", {**ROUND, **changes}), graph, work.num_ranks)
     PUSH.build(work, machine, machine.mark(machine.ranks))
@@ -96,16 +103,12 @@ def test_memory_of_the_kernels(types: str, rank: int) -> None:
     # The inbox, the round, counts of two choices a token, the acknowledgement.
     assert memory(graph, machine, Kind.LAYOUT, rank) == about([inbox, 0, 3 * 4 * 2 * tokens, 0])
     assert memory(graph, machine, Kind.PERMUTE, rank) == about([2 * got * (row + 16)])
-    assert sum(memory(graph, machine, Kind.COMBINE_MEMORY, rank)) == pytest.approx(
-        got * 2 * HIDDEN, abs=4 * RATE
-    )
+    assert sum(memory(graph, machine, Kind.COMBINE_MEMORY, rank)) == pytest.approx(got * 2 * HIDDEN, abs=4 * RATE)
     back = OWNED[rank] * row if types == "fp8" else tokens * 2 * row
     assert memory(graph, machine, Kind.UNPERMUTE, rank) == about(
         [4 * MOST * 2, got * (16 + 2 * 4), back + tokens * 2 * HIDDEN]
     )
-    assert memory(graph, machine, Kind.TOKEN_CAST, rank) == (
-        about([2 * HIDDEN] * tokens) if types == "fp8" else []
-    )
+    assert memory(graph, machine, Kind.TOKEN_CAST, rank) == (about([2 * HIDDEN] * tokens) if types == "fp8" else [])
 
 
 @both
@@ -138,9 +141,12 @@ def test_time_of_sms(types: str, rank: int) -> None:
 def test_rows_in_bf16_are_cast_where_they_are_expanded() -> None:
     ids = np.array([[0, 1]] * 4, np.int32)
     work = small_layers.work(
-        ids, 2, 2, shape=ExpertShape(HIDDEN, INTERMEDIATE),
+        ids,
+        2,
+        2,
+        shape=ExpertShape(HIDDEN, INTERMEDIATE),
         precision=Precision("fp8", dispatch="bf16", combine="fp8"),
-    )  # fmt: skip
+    )
     graph, machine = replay(work)
     moved = 4 * (ROW["bf16"] + ROW["fp8"] + 2 * 16)
     assert memory(graph, machine, Kind.PERMUTE, 0) == about([moved])
@@ -226,9 +232,13 @@ def test_small_layers_are_launches() -> None:
 def test_the_contract_with_rows_in_fp8_both_ways(name: str) -> None:
     made = small_layers.LAYERS[name]()
     work = LayerWork(
-        made.expert_ids, made.source_rank.astype(np.int32), made.placement, made.shape,
-        TYPES["fp8"], shared=made.shared,
-    )  # fmt: skip
+        made.expert_ids,
+        made.source_rank.astype(np.int32),
+        made.placement,
+        made.shape,
+        TYPES["fp8"],
+        shared=made.shared,
+    )
     assert not PUSH.refuses(work)
     assert not list(examine_case(Case(PUSH, name, work)))
 

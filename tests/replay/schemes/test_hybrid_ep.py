@@ -44,23 +44,28 @@ UP, DOWN, VISIBLE, ACCESS, LOAD = 150 * NS, 100 * NS, 30 * NS, 20 * NS, 60 * NS
 def layer(precision: str = "fp8", *, is_backward: bool = False) -> LayerWork:
     ids = np.array([[0, 1], [0, 2], [2, 3], [3, 2], [1, 3]], np.int32)
     return small_layers.work(
-        ids, 2, 4, tokens_of_rank=[3, 2], precision=precision,
-        shape=ExpertShape(HIDDEN, INTERMEDIATE), is_backward=is_backward,
-    )  # fmt: skip
+        ids,
+        2,
+        4,
+        tokens_of_rank=[3, 2],
+        precision=precision,
+        shape=ExpertShape(HIDDEN, INTERMEDIATE),
+        is_backward=is_backward,
+    )
 
 
 def one_row(hidden: int = HIDDEN) -> LayerWork:
     """One token of GPU 0 for one expert of GPU 1."""
-    return small_layers.work(
-        np.array([[1]], np.int32), 2, 2, tokens_of_rank=[1, 0], shape=ExpertShape(hidden, 64)
-    )
+    return small_layers.work(np.array([[1]], np.int32), 2, 2, tokens_of_rank=[1, 0], shape=ExpertShape(hidden, 64))
 
 
 def replay(work: LayerWork, **options: object) -> tuple[TaskGraph, Machine]:
     changes = {
-        "hbm.read_efficiency": 0.5, "hbm.write_efficiency": 0.5, "overheads.row_copy_ns": 1.0,
+        "hbm.read_efficiency": 0.5,
+        "hbm.write_efficiency": 0.5,
+        "overheads.row_copy_ns": 1.0,
         "overheads.grid_barrier_us": 0.7,
-    }  # fmt: skip
+    }
     graph = GraphBuilder(KIND_NAMES)
     machine = Machine(hwmodel.load("dgx-h100", {**ROUND, **changes}), graph, work.num_ranks)
     scheme = SCHEMES["hybrid-ep"].with_options({"num_sms": 4, **options})
@@ -86,9 +91,7 @@ def finish(timeline: Timeline, kind: Kind, rank: int) -> int:
 
 def wires(graph: TaskGraph, kind: Kind) -> list[tuple[int, int]]:
     chosen = (graph.kind == kind) & (graph.payload_bytes > 0)
-    return list(
-        zip(graph.payload_bytes[chosen].tolist(), graph.wire_bytes[chosen].tolist(), strict=True)
-    )
+    return list(zip(graph.payload_bytes[chosen].tolist(), graph.wire_bytes[chosen].tolist(), strict=True))
 
 
 # ---- preprocessing -------------------------------------------------------------------------------
@@ -130,9 +133,7 @@ def test_flags_of_all_tokens_are_gathered() -> None:
         ({}, True, 15 + 2, 0),
     ],
 )
-def test_kernels_and_waits_of_the_host(
-    options: dict[str, object], backward: bool, launches: int, waits: int
-) -> None:
+def test_kernels_and_waits_of_the_host(options: dict[str, object], backward: bool, launches: int, waits: int) -> None:
     _, machine = replay(layer(is_backward=backward), **options)
     program = machine.host.program
     assert sum(one.launches for one in program) == launches
@@ -219,9 +220,14 @@ def test_a_thread_walks_through_all_gpus_for_each_store_of_a_row(
     # A token of GPU 0 for three experts of GPU 1, one of eight GPUs; then for one on each of three.
     for experts, rows in (([3, 4, 5], 1), ([3, 6, 9], 3)):
         work = small_layers.work(
-            np.array([experts], np.int32), 8, 24, tokens_of_rank=[1] + [0] * 7,
-            shape=ExpertShape(512, 64), precision=precision, is_backward=is_backward,
-        )  # fmt: skip
+            np.array([experts], np.int32),
+            8,
+            24,
+            tokens_of_rank=[1] + [0] * 7,
+            shape=ExpertShape(512, 64),
+            precision=precision,
+            is_backward=is_backward,
+        )
         graph, _ = replay(work)
         pushes = (graph.kind == Kind.DISPATCH_SEND) & (graph.rank == 0) & (graph.duration_ps > 0)
         assert graph.duration_ps[pushes].tolist() == [LOOK * 8 * stores // rows] * rows
@@ -234,9 +240,7 @@ def test_an_sm_stores_many_bytes_longer_than_its_thread_walks() -> None:
 
 
 def test_an_sm_takes_whole_chunks_of_tokens() -> None:
-    work = small_layers.work(
-        np.full((12, 1), 1, np.int32), 2, 2, tokens_of_rank=[12, 0], shape=ExpertShape(HIDDEN, 64)
-    )
+    work = small_layers.work(np.full((12, 1), 1, np.int32), 2, 2, tokens_of_rank=[12, 0], shape=ExpertShape(HIDDEN, 64))
     for chunk, used in ((128, 1), (4, 3), (2, 4)):
         graph, _ = replay(work, chunk_tokens=chunk)
         for kind in (Kind.DISPATCH_SEND, Kind.COMBINE_SEND, Kind.COMBINE_RECEIVE):
@@ -250,9 +254,7 @@ def test_few_tokens_leave_most_sms_without_a_chunk() -> None:
     for chunk in (128, 32):
         graph, _ = replay(work, chunk_tokens=chunk, cached_layout=True)
         timeline = schedule(graph)
-        ends[chunk] = finish(timeline, Kind.DISPATCH_SEND, 0) - begin(
-            timeline, Kind.DISPATCH_SEND, 0
-        )
+        ends[chunk] = finish(timeline, Kind.DISPATCH_SEND, 0) - begin(timeline, Kind.DISPATCH_SEND, 0)
     assert ends[128] > 3 * ends[32]
 
 

@@ -30,9 +30,12 @@ def nodes(count: int, **changes: float) -> hwmodel.System:
 def rows_to(expert: int, count: int = 1) -> LayerWork:
     """Tokens of GPU 0, of 16, whose expert is on the GPU of its number."""
     return small_layers.work(
-        np.full((count, 1), expert, np.int32), 16, 16, tokens_of_rank=[count] + [0] * 15,
+        np.full((count, 1), expert, np.int32),
+        16,
+        16,
+        tokens_of_rank=[count] + [0] * 15,
         shape=ExpertShape(HIDDEN, 64),
-    )  # fmt: skip
+    )
 
 
 def built(
@@ -145,7 +148,7 @@ def test_blocks_pull_chunk_after_chunk() -> None:
 def test_nodes_that_are_not_full_are_refused() -> None:
     work = small_layers.work(small_layers.draw(24, 12, 2), 12, 12)
     reason = SCHEMES["hybrid-ep"].refuses_on(work, nodes(2))
-    assert "12 ranks do not fill nodes of 8: rows go to the GPU of the own index" in reason
+    assert "12 ranks do not fill nodes of 8: rows go to the GPU of the same index" in reason
     whole = small_layers.work(small_layers.draw(32, 16, 2), 16, 16)
     assert SCHEMES["hybrid-ep"].refuses_on(whole, nodes(2)) == ""
 

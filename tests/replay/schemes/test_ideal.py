@@ -99,9 +99,7 @@ def variants(scheme: Scheme) -> Iterator[dict[str, object]]:
 
 
 @pytest.mark.parametrize("turn", turns(len(FEW) * len(OUT_OF_BALANCE)))
-@pytest.mark.parametrize(
-    "scheme", mostly_extended([name for name in OTHERS if about(SCHEMES[name].options)])
-)
+@pytest.mark.parametrize("scheme", mostly_extended([name for name in OTHERS if about(SCHEMES[name].options)]))
 def test_no_option_beats_it(scheme: str, turn: int) -> None:
     taken = [name for name in FEW if not SCHEMES[scheme].refuses(small_layers.ALL[name]())]
     replayed = 0
@@ -133,12 +131,9 @@ def test_neither_form_beats_it(machine_name: str, form: str) -> None:
 def test_little_lies_between_it_and_the_experts_in_one_kernel(machine_name: str) -> None:
     """64 tiles high and one wide for each of 2 x 66 SMs, in each GEMM: nothing is left over."""
     shape = ExpertShape(hidden=33 * 256, intermediate=33 * 128)
-    work = small_layers.work(
-        np.repeat(np.arange(2, dtype=np.int32), 256)[:, None], 2, 2, shape=shape
-    )
+    work = small_layers.work(np.repeat(np.arange(2, dtype=np.int32), 256)[:, None], 2, 2, shape=shape)
     fused, least = (
-        takes_ps(machine_name, work, SCHEMES["ideal"].with_options({"form": form}))
-        for form in ("fused", "least")
+        takes_ps(machine_name, work, SCHEMES["ideal"].with_options({"form": form})) for form in ("fused", "least")
     )
     assert fused is not None and least is not None
     assert least <= fused < 1.1 * least

@@ -32,9 +32,7 @@ def layer(is_backward: bool = False) -> LayerWork:
 
 def takes(is_backward: bool = False, **changed: float) -> int:
     """Picoseconds on a machine of round numbers."""
-    system = hwmodel.load(
-        "dgx-h100", {**ROUND, **{k.replace("__", "."): v for k, v in changed.items()}}
-    )
+    system = hwmodel.load("dgx-h100", {**ROUND, **{k.replace("__", "."): v for k, v in changed.items()}})
     graph, ends, _ = build_layer(layer(is_backward), system, SCHEMES["ideal"])
     return int(schedule(graph).visible_ps[ends].max())
 
@@ -70,8 +68,7 @@ def test_shared_experts_beside_the_dispatch_are_work_as_well() -> None:
     alone, both = (
         int(schedule(graph).visible_ps[ends].max())
         for graph, ends, _ in (
-            build_layer(one, system, SCHEMES["ideal"])
-            for one in (layer(), layer().with_shared(INNER))
+            build_layer(one, system, SCHEMES["ideal"]) for one in (layer(), layer().with_shared(INNER))
         )
     )
     tokens = 128  # 120, in steps of 64
@@ -88,23 +85,25 @@ def test_nothing_is_launched_in_its_own_form() -> None:
 # Token 0 of GPU 0 goes to GPUs 1 and 2 and to its own, token 1 of GPU 0 to GPU 1 twice, token 2 of
 # GPU 2 to its own: GPU 0 owes three rows, or two tokens, of which GPU 1 gets two and GPU 2 one.
 EXCHANGED = small_layers.work(
-    np.array([[0, 2, 4], [2, 3, -1], [4, -1, -1]], np.int32), 3, 6,
-    tokens_of_rank=[2, 0, 1], shape=ExpertShape(HIDDEN, INNER),
-)  # fmt: skip
+    np.array([[0, 2, 4], [2, 3, -1], [4, -1, -1]], np.int32),
+    3,
+    6,
+    tokens_of_rank=[2, 0, 1],
+    shape=ExpertShape(HIDDEN, INNER),
+)
 ROW_PS = write_packets(2 * HIDDEN)  # of BF16, at a byte a picosecond
 
 
 def ports_ps(rows: str, form: str = "communication", **changed: float) -> dict[str, list[int]]:
     """Time that each port is busy, and the layer's."""
-    system = hwmodel.load(
-        "dgx-h100", {**ROUND, **{k.replace("__", "."): v for k, v in changed.items()}}
-    )
+    system = hwmodel.load("dgx-h100", {**ROUND, **{k.replace("__", "."): v for k, v in changed.items()}})
     scheme = SCHEMES["ideal"].with_options({"form": form, "rows": rows})
     graph, ends, machine = build_layer(EXCHANGED, system, scheme)
     busy = np.bincount(
-        graph.resource[graph.resource >= 0], graph.duration_ps[graph.resource >= 0],
+        graph.resource[graph.resource >= 0],
+        graph.duration_ps[graph.resource >= 0],
         len(graph.resources),
-    )  # fmt: skip
+    )
     return {
         "up": busy[machine.resources.uplink].tolist(),
         "down": busy[machine.resources.downlink].tolist(),
@@ -112,9 +111,7 @@ def ports_ps(rows: str, form: str = "communication", **changed: float) -> dict[s
     }
 
 
-@pytest.mark.parametrize(
-    "rows, up, down", [("copy", [3, 2, 1], [3, 2, 1]), ("switch", [2, 2, 1], [2, 2, 1])]
-)
+@pytest.mark.parametrize("rows, up, down", [("copy", [3, 2, 1], [3, 2, 1]), ("switch", [2, 2, 1], [2, 2, 1])])
 def test_ports_carry_the_least_rows_both_ways(rows: str, up: list[int], down: list[int]) -> None:
     """Out of GPU 0 in the dispatch, into it in the combine; the others the other way round."""
     assert ports_ps(rows) == {
@@ -127,19 +124,23 @@ def test_ports_carry_the_least_rows_both_ways(rows: str, up: list[int], down: li
 def test_rows_have_the_types_of_the_layer() -> None:
     """Out in FP8 with a scale of four bytes for each 128 values, back in BF16."""
     work = small_layers.work(
-        np.array([[1]], np.int32), 2, 2, tokens_of_rank=[1, 0],
-        shape=ExpertShape(HIDDEN, INNER), precision="fp8",
-    )  # fmt: skip
+        np.array([[1]], np.int32),
+        2,
+        2,
+        tokens_of_rank=[1, 0],
+        shape=ExpertShape(HIDDEN, INNER),
+        precision="fp8",
+    )
     scheme = SCHEMES["ideal"].with_options({"form": "communication"})
     graph, _, _ = build_layer(work, hwmodel.load("dgx-h100", ROUND), scheme)
-    took = {
-        Kind(kind): int(ps) for kind, ps in zip(graph.kind, graph.duration_ps, strict=True) if ps
-    }
+    took = {Kind(kind): int(ps) for kind, ps in zip(graph.kind, graph.duration_ps, strict=True) if ps}
     out = write_packets(HIDDEN + 4 * HIDDEN // 128)
     assert took == {
-        Kind.DISPATCH_UP: out, Kind.DISPATCH_DOWN: out,
-        Kind.COMBINE_UP: ROW_PS, Kind.COMBINE_DOWN: ROW_PS,
-    }  # fmt: skip
+        Kind.DISPATCH_UP: out,
+        Kind.DISPATCH_DOWN: out,
+        Kind.COMBINE_UP: ROW_PS,
+        Kind.COMBINE_DOWN: ROW_PS,
+    }
 
 
 def test_dispatch_and_combine_share_a_port() -> None:

@@ -41,9 +41,7 @@ def replayed(label: str, types: Precision, *, is_backward: bool) -> Spent:
 
 @every(("types", "is_backward"), [*((types, False) for types in TYPES), (TYPES[0], True)], ids=str)
 @every("label", IN_TURN)
-def test_nothing_works_in_the_gap_between_kernels(
-    label: str, types: Precision, is_backward: bool
-) -> None:
+def test_nothing_works_in_the_gap_between_kernels(label: str, types: Precision, is_backward: bool) -> None:
     if label == "deepep-ll" and is_backward:
         return
     spent = replayed(label, types, is_backward=is_backward)
@@ -63,7 +61,5 @@ def test_nothing_works_in_the_gap_between_kernels(
         begin, end = timeline.start_ps[gaps][:, None], timeline.end_ps[gaps][:, None]
         assert (begin[1:] >= end[:-1]).all()
         inside = (timeline.start_ps[working] < end) & (timeline.visible_ps[working] > begin)
-        names = [
-            (Kind(graph.kind[working[b]]).name, int(begin[a, 0])) for a, b in np.argwhere(inside)
-        ]
+        names = [(Kind(graph.kind[working[b]]).name, int(begin[a, 0])) for a, b in np.argwhere(inside)]
         assert not names

@@ -29,12 +29,8 @@ ROUND_TRIP = 2 * (UP + DOWN) + ACCESS
 SEEN = VISIBLE + POLL
 
 
-def work(
-    ids: list[list[int]], tokens: list[int], experts: int, shape: ExpertShape = WIDE
-) -> LayerWork:
-    return small_layers.work(
-        np.array(ids, np.int32), len(tokens), experts, tokens_of_rank=tokens, shape=shape
-    )
+def work(ids: list[list[int]], tokens: list[int], experts: int, shape: ExpertShape = WIDE) -> LayerWork:
+    return small_layers.work(np.array(ids, np.int32), len(tokens), experts, tokens_of_rank=tokens, shape=shape)
 
 
 def scheduled(layer: LayerWork, system: hwmodel.System | None = None, **options: Any) -> Timeline:
@@ -44,9 +40,7 @@ def scheduled(layer: LayerWork, system: hwmodel.System | None = None, **options:
 
 def tasks(timeline: Timeline, kind: Kind, rank: int | None = None) -> np.ndarray:
     graph = timeline.graph
-    return np.flatnonzero(
-        (graph.kind == kind) & ((graph.rank == rank) if rank is not None else True)
-    )
+    return np.flatnonzero((graph.kind == kind) & ((graph.rank == rank) if rank is not None else True))
 
 
 def starts(timeline: Timeline, kind: Kind, rank: int | None = None) -> list[int]:
@@ -63,13 +57,20 @@ def last(timeline: Timeline, kind: Kind, rank: int | None = None) -> int:
 @every(
     ("expected", "experts", "height"),
     [
-        (1, 32, 16), (10, 32, 16), (11, 32, 32), (24, 32, 32),
+        (1, 32, 16),
+        (10, 32, 16),
+        (11, 32, 32),
+        (24, 32, 32),
         (25, 32, 64),  # 30 with a standard deviation
-        (58, 32, 128), (100, 32, 128), (170, 32, 192),
-        (190, 32, 240), (190, 8, 128),  # few experts take two tiles
-        (256, 32, 192), (1024, 32, 240),
+        (58, 32, 128),
+        (100, 32, 128),
+        (170, 32, 192),
+        (190, 32, 240),
+        (190, 8, 128),  # few experts take two tiles
+        (256, 32, 192),
+        (1024, 32, 240),
     ],
-)  # fmt: skip
+)
 def test_heights_by_expected_rows(expected: float, experts: int, height: int) -> None:
     assert tile_rows(expected, experts) == height
 
@@ -155,7 +156,7 @@ def test_pieces_of_a_row_are_waited_for(pull_bytes: int, pieces: int) -> None:
     timeline = scheduled(work([[0], [0]], [1, 1], 2), pull_bytes=pull_bytes)
     asked = tasks(timeline, Kind.DISPATCH_SEND, 0)
     durations = timeline.graph.duration_ps[asked].tolist()
-    # Behind its number the own row comes first; the last piece of the other one travels.
+    # Behind its number its own row comes first; the last piece of the other one travels.
     assert durations == [(1 + pieces) * MEMORY, MEMORY + (pieces - 1) * ROUND_TRIP]
 
 
@@ -193,9 +194,13 @@ def test_the_gate_weight_comes_behind_the_scales_beside_the_row() -> None:
     came = 2 * (ROW // 128) * flit + 2 * row + weight
     assert stored - asked == ROUND_TRIP + came + MEMORY
     fp8 = small_layers.work(
-        np.zeros((1, 1), np.int32), 2, 2, tokens_of_rank=[0, 1], shape=ExpertShape(1024, 128),
+        np.zeros((1, 1), np.int32),
+        2,
+        2,
+        tokens_of_rank=[0, 1],
+        shape=ExpertShape(1024, 128),
         precision=small_layers.Precision("fp8", dispatch="fp8"),
-    )  # fmt: skip
+    )
     asked, stored = far(scheduled(fp8))
     row, scales = write_packets(1024), flit + 4 * 1024 // 128
     came = 2 * (1024 // 128) * flit + 2 * row + scales
@@ -312,6 +317,7 @@ def test_its_memory() -> None:
 
 
 def test_rows_are_multiplied_as_they_come() -> None:
-    mixed = small_layers.work(np.zeros((2, 1), np.int32), 2, 2, precision=small_layers.Precision(
-        "fp8", dispatch="bf16"))  # fmt: skip
+    mixed = small_layers.work(
+        np.zeros((2, 1), np.int32), 2, 2, precision=small_layers.Precision("fp8", dispatch="bf16")
+    )
     assert SCHEME.refuses(mixed) == "its fp8 GEMMs read rows as they come, which are bf16"

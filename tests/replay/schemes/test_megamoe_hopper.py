@@ -26,7 +26,7 @@ from replay.schemes.ep.megamoe.hopper import (
     LAGS,
     UNIT_TILES,
     WAVES,
-    Stream,
+    TaskOrder,
     Version,
     lag_of,
     pairs,
@@ -43,9 +43,13 @@ FP8 = Precision("fp8", dispatch="fp8")
 
 def work(ids: Any, tokens: list[int], experts: int, shape: ExpertShape = SHAPE) -> LayerWork:
     return small_layers.work(
-        np.array(ids, np.int32), len(tokens), experts, tokens_of_rank=tokens, shape=shape,
+        np.array(ids, np.int32),
+        len(tokens),
+        experts,
+        tokens_of_rank=tokens,
+        shape=shape,
         precision=FP8,
-    )  # fmt: skip
+    )
 
 
 def scheduled(layer: LayerWork, values: dict[str, Any] | None = None, **options: Any) -> Timeline:
@@ -87,16 +91,17 @@ def tiles_of(experts_of_rank: list[list[int]]) -> RowTiles:
     expert = np.repeat(np.arange(len(counts)), counts)
     full = np.full(len(expert), 64, np.int64)
     return RowTiles(
-        expert=expert, rank=rank_of_expert[expert], rows=full, moved_rows=full,
+        expert=expert,
+        rank=rank_of_expert[expert],
+        rows=full,
+        moved_rows=full,
         first_of_expert=np.searchsorted(expert, np.arange(len(counts) + 1)),
         block_m=np.full(len(experts_of_rank), 64, np.int64),
         block_n=np.full(len(experts_of_rank), 128, np.int64),
-    )  # fmt: skip
+    )
 
 
-def listed(
-    tiles: RowTiles, rank: int, columns: tuple[int, int], lag: int, by_columns: bool
-) -> list[tuple[int, ...]]:
+def listed(tiles: RowTiles, rank: int, columns: tuple[int, int], lag: int, by_columns: bool) -> list[tuple[int, ...]]:
     """The list of a GPU's tasks (GEMM, row tile, column), the obvious way."""
     mine = np.flatnonzero(tiles.rank == rank).tolist()
     if not lag and not by_columns:
@@ -105,17 +110,9 @@ def listed(
     for tile in mine:
         of_expert.setdefault(int(tiles.expert[tile]), []).append(tile)
     if not lag:
-        return [
-            (g, t, c)
-            for g in (0, 1)
-            for own in of_expert.values()
-            for c in range(columns[g])
-            for t in own
-        ]
+        return [(g, t, c) for g in (0, 1) for own in of_expert.values() for c in range(columns[g]) for t in own]
     all_units = [
-        own[first : first + UNIT_TILES]
-        for own in of_expert.values()
-        for first in range(0, len(own), UNIT_TILES)
+        own[first : first + UNIT_TILES] for own in of_expert.values() for first in range(0, len(own), UNIT_TILES)
     ]
     found = []
     for first in range(0, len(all_units) + lag + GROUP_UNITS, GROUP_UNITS):
@@ -141,19 +138,15 @@ def test_tasks_are_listed_unit_by_unit(
     counts: list[list[int]], columns: tuple[int, int], lag: int, by_columns: bool
 ) -> None:
     tiles = tiles_of(counts)
-    cells = [
-        (np.repeat(np.arange(len(tiles)), n), np.tile(np.arange(n), len(tiles))) for n in columns
-    ]
-    keys = [Stream(lag, by_columns).keys(tiles, *cells[gemm], gemm) for gemm in (0, 1)]
+    cells = [(np.repeat(np.arange(len(tiles)), n), np.tile(np.arange(n), len(tiles))) for n in columns]
+    keys = [TaskOrder(lag, by_columns).keys(tiles, *cells[gemm], gemm) for gemm in (0, 1)]
     both = [np.concatenate(each) for each in zip(*keys, strict=True)]
     gemm = np.repeat([0, 1], [len(tile) for tile, _ in cells])
     tile, column = (np.concatenate([cell[which] for cell in cells]) for which in (0, 1))
     for rank in range(len(counts)):
         order = np.lexsort(both)
         order = order[tiles.rank[tile[order]] == rank]
-        found = list(
-            zip(gemm[order].tolist(), tile[order].tolist(), column[order].tolist(), strict=True)
-        )
+        found = list(zip(gemm[order].tolist(), tile[order].tolist(), column[order].tolist(), strict=True))
         expected = listed(tiles, rank, columns, lag, by_columns)
         assert found == expected
         seen: set[tuple[int, int]] = set()
@@ -197,9 +190,7 @@ def test_tasks_of_a_block_follow_one_another() -> None:
 
 
 @every(("sources", "waits"), [(2, False), (3, True)])
-def test_a_block_goes_on_when_all_but_two_messages_of_its_tile_have_left(
-    sources: int, waits: bool
-) -> None:
+def test_a_block_goes_on_when_all_but_two_messages_of_its_tile_have_left(sources: int, waits: bool) -> None:
     # One row of GPU 0's expert from each of them, eight columns of 128, one SM, slow links.
     layer = work([[0]] * sources, [0] + [1] * sources, 1 + sources)
     slow = {"gpu.num_sms": 1, "link.efficiency": 0.001}
@@ -270,9 +261,7 @@ def test_few_tokens_keep_the_order_in_waves() -> None:
 
 
 @every(("schedule", "waits"), [("lag", True), ("waves", False)])
-def test_blocks_that_share_loads_begin_when_the_rows_of_both_are_there(
-    schedule: str, waits: bool
-) -> None:
+def test_blocks_that_share_loads_begin_when_the_rows_of_both_are_there(schedule: str, waits: bool) -> None:
     # Rows of the second of two tiles are pulled behind those of the first.
     layer = work([[0]] * 256, [0, 256], 2, ExpertShape(1024, 256))
     timeline = scheduled(layer, {"link.efficiency": 0.001}, schedule=schedule)
@@ -301,10 +290,12 @@ def test_pairs_load_weights_once() -> None:
 @every(
     ("schedule", "rows", "scalings", "shared", "columns", "staged", "lookups"),
     [
-        ("waves", 20, 1, 0, 128, 14, 8), ("waves", 128, 3, 16, 256, 14, 8),
-        ("lag", 20, 0, 0, 256, 14, 8), ("lag", 128, 1, 32, 256, 2, 1),
+        ("waves", 20, 1, 0, 128, 14, 8),
+        ("waves", 128, 3, 16, 256, 14, 8),
+        ("lag", 20, 0, 0, 256, 14, 8),
+        ("lag", 128, 1, 32, 256, 2, 1),
     ],
-)  # fmt: skip
+)
 def test_warps_that_multiply_scale_sums_and_look_up_owners(
     schedule: str, rows: int, scalings: int, shared: int, columns: int, staged: int, lookups: int
 ) -> None:
@@ -350,9 +341,7 @@ def test_sums_carry_a_scale_to_the_next_step_from_a_width_on(
 
 def test_gemm1_stages_what_it_has_activated() -> None:
     staged = [
-        version.warp_work(is_high, 4096)[0].staged_bytes
-        for version in (WAVES, LAGS)
-        for is_high in (False, True)
+        version.warp_work(is_high, 4096)[0].staged_bytes for version in (WAVES, LAGS) for is_high in (False, True)
     ]
     assert staged == [3, 3, 7, 0]
 

@@ -25,15 +25,17 @@ def megatron(experts: str = "te", **options: int) -> Scheme:
     return SCHEMES["megatron"].with_options({"experts": experts, **options})
 
 
-def one_gpu(
-    rows: list[int], *, precision: str | Precision = "bf16", is_backward: bool = False
-) -> LayerWork:
+def one_gpu(rows: list[int], *, precision: str | Precision = "bf16", is_backward: bool = False) -> LayerWork:
     """Tokens of one expert each, rows of 256 values, one column of tiles in the first GEMM."""
     ids = np.repeat(np.arange(len(rows), dtype=np.int32), rows)[:, None]
     return small_layers.work(
-        ids, 1, len(rows), shape=ExpertShape(256, 64, gated=False), precision=precision,
+        ids,
+        1,
+        len(rows),
+        shape=ExpertShape(256, 64, gated=False),
+        precision=precision,
         is_backward=is_backward,
-    )  # fmt: skip
+    )
 
 
 def run(work: LayerWork, scheme: Scheme) -> Timeline:
@@ -133,9 +135,7 @@ def test_gradients_lose_their_padding_twice() -> None:
     ],
     ids=str,
 )
-def test_what_it_has_no_code_for_it_refuses(
-    precision: Precision, experts: str, reason: str
-) -> None:
+def test_what_it_has_no_code_for_it_refuses(precision: Precision, experts: str, reason: str) -> None:
     assert reason in megatron(experts).refuses(one_gpu([4], precision=precision))
 
 

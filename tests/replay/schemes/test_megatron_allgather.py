@@ -25,9 +25,14 @@ def layer(tokens: list[int], *, back: str = "bf16", is_backward: bool = False) -
     """Top-2 of two experts a rank."""
     ids = small_layers.draw(sum(tokens), 2 * len(tokens), 2, seed=2)
     return small_layers.work(
-        ids, len(tokens), 2 * len(tokens), tokens_of_rank=tokens, is_backward=is_backward,
-        shape=ExpertShape(HIDDEN, 64), precision=Precision("bf16", combine=back),
-    )  # fmt: skip
+        ids,
+        len(tokens),
+        2 * len(tokens),
+        tokens_of_rank=tokens,
+        is_backward=is_backward,
+        shape=ExpertShape(HIDDEN, 64),
+        precision=Precision("bf16", combine=back),
+    )
 
 
 @every("is_backward", [False, True])
@@ -63,10 +68,7 @@ def test_what_is_gathered_besides_are_flags_and_probabilities() -> None:
 def test_it_has_two_waits_and_as_many_experts_kernels() -> None:
     ids = np.arange(64, dtype=np.int32).reshape(8, 8)
     ours, theirs = (
-        {
-            one.name: one.launches
-            for one in program(SCHEMES[name], small_layers.work(ids, 8, 64), SYSTEM)
-        }
+        {one.name: one.launches for one in program(SCHEMES[name], small_layers.work(ids, 8, 64), SYSTEM)}
         for name in ("megatron-allgather", "megatron")
     )
     assert list(ours.values()).count(0) == 2
@@ -89,11 +91,7 @@ def test_time_does_not_depend_on_where_tokens_go_but_in_the_experts() -> None:
     sent = [replay_layer(work, SYSTEM, SCHEME).measures.payload_bytes for work in (one, eight)]
     assert sent[0] == sent[1]
     exact = [
-        np.sum(
-            replay_layer(work, SYSTEM, SCHEMES["megatron"])
-            .measures.payload_bytes["dispatch"]
-            .uplink
-        )
+        np.sum(replay_layer(work, SYSTEM, SCHEMES["megatron"]).measures.payload_bytes["dispatch"].uplink)
         for work in (one, eight)
     ]
     ring = np.sum(sent[0]["dispatch"].uplink)

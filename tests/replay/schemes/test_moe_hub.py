@@ -32,22 +32,39 @@ US = 1_000_000
 # A port moves one byte a picosecond; an SM stores a tenth of that and multiplies one FLOP.
 ROUND = {
     **WHOLE_BLOCKS,
-    "link.bandwidth_GB_per_s": 125.0, "link.efficiency": 1.0, "link.links_per_gpu": 8,
-    "link.propagation_ns": 100.0, "link.sm_write_ack_flits": 0.0, "link.fan_out_efficiency": 1.0,
-    "switch.traversal_ns": 50.0, "switch.virtual_channels": 8, "switch.flits_per_channel": 60000,
-    "gpu.num_sms": 100, "gpu.sm_push_GB_per_s": 100.0, "gpu.sm_read_GB_per_s": 200.0,
-    "gpu.sm_write_GB_per_s": 50.0, "gpu.write_visibility_ns": 30.0, "hbm.latency_ns": 60.0,
-    "hbm.peak_GB_per_s": 10000.0, "hbm.stream_efficiency": 0.5, "hbm.write_efficiency": 0.4,
-    "compute.bf16_peak_TFLOP_per_s": 100.0, "compute.bf16_efficiency": 1.0,
+    "link.bandwidth_GB_per_s": 125.0,
+    "link.efficiency": 1.0,
+    "link.links_per_gpu": 8,
+    "link.propagation_ns": 100.0,
+    "link.sm_write_ack_flits": 0.0,
+    "link.fan_out_efficiency": 1.0,
+    "switch.traversal_ns": 50.0,
+    "switch.virtual_channels": 8,
+    "switch.flits_per_channel": 60000,
+    "gpu.num_sms": 100,
+    "gpu.sm_push_GB_per_s": 100.0,
+    "gpu.sm_read_GB_per_s": 200.0,
+    "gpu.sm_write_GB_per_s": 50.0,
+    "gpu.write_visibility_ns": 30.0,
+    "hbm.latency_ns": 60.0,
+    "hbm.peak_GB_per_s": 10000.0,
+    "hbm.stream_efficiency": 0.5,
+    "hbm.write_efficiency": 0.4,
+    "compute.bf16_peak_TFLOP_per_s": 100.0,
+    "compute.bf16_efficiency": 1.0,
     "compute.bf16_grouped_efficiency": 1.0,
     "compute.bf16_grouped_whole_tiles": False,
-    "compute.mma_rows": 64, "compute.tile_overhead_ns": 11.0,
+    "compute.mma_rows": 64,
+    "compute.tile_overhead_ns": 11.0,
     "compute.special_function_clocks": 0.0,
-    "compute.operand_bytes_per_clock": 1e6, "compute.bf16_blocks": [[128, 64]],
+    "compute.operand_bytes_per_clock": 1e6,
+    "compute.bf16_blocks": [[128, 64]],
     "compute.bf16_grouped_blocks": [[128, 64]],
-    "overheads.kernel_gap_stream_us": 2.0, "overheads.poll_ns": 5.0,
-    "overheads.barrier_base_ns": 1000.0, "overheads.barrier_per_peer_ns": 10.0,
-}  # fmt: skip
+    "overheads.kernel_gap_stream_us": 2.0,
+    "overheads.poll_ns": 5.0,
+    "overheads.barrier_base_ns": 1000.0,
+    "overheads.barrier_per_peer_ns": 10.0,
+}
 
 UP, DOWN, VISIBLE = 150 * NS, 100 * NS, 30 * NS
 GAP, POLL, TILE_OVERHEAD = 2 * US, 5 * NS, 11 * NS
@@ -62,9 +79,11 @@ TIMER, LOOKUP, LAUNCH = 100 * NS, 10 * NS, 100 * NS
 PUSH_OUT, PUSH_BACK = (ROW + 8) * 10, ROW * 10
 
 ABLATIONS: dict[str, dict[str, object]] = {
-    "none": {"rpm": False, "dam": False}, "+rpm": {"dam": False}, "+dam": {"rpm": False},
+    "none": {"rpm": False, "dam": False},
+    "+rpm": {"dam": False},
+    "+dam": {"rpm": False},
     "full": {},
-}  # fmt: skip
+}
 
 
 @cache
@@ -93,14 +112,22 @@ def report(built: Built, timeline: Timeline) -> Mechanisms:
 
 
 def layer_of(
-    ids: list[list[int]], ranks: int, experts: int, tokens: list[int], *, inter: int = 32,
+    ids: list[list[int]],
+    ranks: int,
+    experts: int,
+    tokens: list[int],
+    *,
+    inter: int = 32,
     hidden: int = HIDDEN,
-) -> LayerWork:  # fmt: skip
+) -> LayerWork:
     """Tokens by owner; experts lie contiguously."""
     return small_layers.work(
-        np.array(ids, np.int32).reshape(len(ids), -1), ranks, experts, tokens_of_rank=tokens,
+        np.array(ids, np.int32).reshape(len(ids), -1),
+        ranks,
+        experts,
+        tokens_of_rank=tokens,
         shape=ExpertShape(hidden, inter),
-    )  # fmt: skip
+    )
 
 
 def of_kind(graph: TaskGraph, *kinds: Kind) -> np.ndarray:
@@ -236,9 +263,7 @@ def test_rows_of_own_experts_take_the_same_way_without_the_link() -> None:
 
 
 def random_layer(tokens: int = 40) -> LayerWork:
-    return small_layers.work(
-        small_layers.draw(tokens, 8, 3, seed=4), 4, 8, shape=ExpertShape(HIDDEN, 32)
-    )
+    return small_layers.work(small_layers.draw(tokens, 8, 3, seed=4), 4, 8, shape=ExpertShape(HIDDEN, 32))
 
 
 def remote_rows(layer: LayerWork) -> dict[tuple[int, int], int]:
@@ -261,9 +286,7 @@ def test_wire_bytes_of_every_port(name: str) -> None:
     for rank in range(4):
         sent = sum(count for (src, _), count in rows.items() if src == rank)
         received = sum(count for (_, dst), count in rows.items() if dst == rank)
-        assert wire["dispatch"]["uplink", rank] == wire["dispatch"]["downlink", rank] + (
-            (sent - received) * there
-        )
+        assert wire["dispatch"]["uplink", rank] == wire["dispatch"]["downlink", rank] + ((sent - received) * there)
         assert wire["dispatch"]["uplink", rank] == sent * there
         assert wire["combine"]["uplink", rank] == received * back
 
@@ -322,8 +345,11 @@ def uplink_tasks(timeline: Timeline, rank: int, kind: Kind = Kind.DISPATCH_UP) -
 def destinations(timeline: Timeline, rank: int) -> list[int]:
     """Where each message of an uplink goes, in the order in which they start."""
     graph = timeline.graph
-    after = {src: dst for src, dst in zip(*(e.tolist() for e in graph.edges()), strict=True)
-             if graph.kind[dst] == Kind.DISPATCH_DOWN}  # fmt: skip
+    after = {
+        src: dst
+        for src, dst in zip(*(e.tolist() for e in graph.edges()), strict=True)
+        if graph.kind[dst] == Kind.DISPATCH_DOWN
+    }
     return [int(graph.rank[after[task]]) for task in uplink_tasks(timeline, rank)]
 
 
@@ -407,8 +433,7 @@ def test_late_packets_and_acknowledgements_wait_for_nobodys_turn() -> None:
         mine = mine[(graph.payload_bytes[mine] > 0) == payload]
         assert len(mine) > 100
         return max(
-            int(timeline.start_ps[task])
-            - max(int(timeline.visible_ps[src]) for src in before[task])
+            int(timeline.start_ps[task]) - max(int(timeline.visible_ps[src]) for src in before[task])
             for task in mine.tolist()
         )
 
@@ -471,9 +496,7 @@ def test_a_flow_has_as_much_under_way_as_the_room_of_its_class(rows_in_buffer: i
     starts = timeline.start_ps[uplink_tasks(timeline, 0)]
     # Room comes back when a row has left the downlink.
     loop = MERGED + UP + MERGED
-    assert (starts[rows_in_buffer:] - starts[:-rows_in_buffer]).tolist() == (
-        [loop] * (12 - rows_in_buffer)
-    )
+    assert (starts[rows_in_buffer:] - starts[:-rows_in_buffer]).tolist() == ([loop] * (12 - rows_in_buffer))
 
 
 @every("name", ABLATIONS)
@@ -491,16 +514,18 @@ def test_a_row_longer_than_a_channel_or_a_queue_still_passes(name: str) -> None:
 def test_rows_fill_tiles_in_order_of_arrival() -> None:
     # GPU 0's own 100 rows are there before GPU 1's 100 for the same expert, tokens the other way.
     layer = small_layers.work(
-        np.zeros((200, 1), np.int32), 2, 2, tokens_of_rank=[100, 100], placement=[1, 0],
+        np.zeros((200, 1), np.int32),
+        2,
+        2,
+        tokens_of_rank=[100, 100],
+        placement=[1, 0],
         shape=ExpertShape(HIDDEN, 32),
-    )  # fmt: skip
+    )
     timeline = run(layer)
     graph, gates = timeline.graph, timeline.graph.gates
     assert gates.tile_slots.tolist() == [128, 72]
     arrived = timeline.visible_ps[gates.member_task]
-    assert timeline.landed_tile[np.lexsort((gates.member_task, arrived))].tolist() == (
-        [0] * 128 + [1] * 72
-    )
+    assert timeline.landed_tile[np.lexsort((gates.member_task, arrived))].tolist() == ([0] * 128 + [1] * 72)
     # Every row goes back only when its own tile is done.
     for member, waiter, tile in zip(
         range(200), gates.member_waiter.tolist(), timeline.landed_tile.tolist(), strict=True
@@ -572,12 +597,8 @@ def test_every_row_comes_back_to_its_own_token() -> None:
     built = build(layer)
     timeline = schedule(built.graph)
     gates, waits = timeline.graph.gates, Dependencies(timeline)
-    sent = dict(
-        zip(*(ids.tolist() for ids in reversed(built.machine.notes.followed("sent"))), strict=True)
-    )
-    sums = dict(
-        zip(*(ids.tolist() for ids in built.machine.notes.followed("combined")), strict=True)
-    )
+    sent = dict(zip(*(ids.tolist() for ids in reversed(built.machine.notes.followed("sent"))), strict=True))
+    sums = dict(zip(*(ids.tolist() for ids in built.machine.notes.followed("combined")), strict=True))
     found = []
     for member, waiter in zip(gates.member_task, gates.member_waiter, strict=True):
         (token,) = (sent[task] for task in waits.before([int(member)]) if task in sent)
@@ -639,9 +660,7 @@ def test_blocks_that_poll_keep_their_sms_from_tiles_that_are_ready(rpm: bool) ->
 
 @pytest.mark.parametrize("order", ["expert", "arrival"])
 def test_ready_tiles_go_by_expert_or_in_order_of_arrival(order: str) -> None:
-    layer = small_layers.work(
-        small_layers.draw(900, 6, 2, seed=3), 3, 6, shape=ExpertShape(128, 256)
-    )
+    layer = small_layers.work(small_layers.draw(900, 6, 2, seed=3), 3, 6, shape=ExpertShape(128, 256))
     timeline = run(layer, machine(gpu__num_sms=4), tile_order=order, store_sms=1)
     graph, before = timeline.graph, predecessors(timeline.graph)
     overtaken = 0
@@ -673,9 +692,13 @@ IN_BLOCKS = [
 
 def test_a_tile_that_is_cast_is_launched_for_the_cast_and_for_the_product() -> None:
     layer = small_layers.work(
-        np.array([[1]], np.int32), 2, 2, tokens_of_rank=[1, 0], precision=CASTING,
+        np.array([[1]], np.int32),
+        2,
+        2,
+        tokens_of_rank=[1, 0],
+        precision=CASTING,
         shape=ExpertShape(HIDDEN, 128),
-    )  # fmt: skip
+    )
     timeline = run(layer)
     casts, products = (of_kind(timeline.graph, kind) for kind in (Kind.CAST, Kind.GEMM1))
     there = GAP + PUSH_OUT + max(way(MERGED), TIMER + way(ADDRESS)) + LOOKUP
@@ -689,18 +712,14 @@ def test_a_tile_that_is_cast_is_launched_for_the_cast_and_for_the_product() -> N
 
 
 @every(("name", "types"), IN_BLOCKS, ids=str)
-def test_every_task_on_an_sm_belongs_to_a_block_that_has_it(
-    name: str, types: str | Precision
-) -> None:
+def test_every_task_on_an_sm_belongs_to_a_block_that_has_it(name: str, types: str | Precision) -> None:
     layer = small_layers.work(
         small_layers.draw(600, 4, 2), 2, 4, precision=types, shape=ExpertShape(256, 128)
     ).with_shared(128)
     timeline = run(layer, **ABLATIONS[name])
     graph = timeline.graph
     blocks = blocks_on_sms(graph)
-    on_sms = np.flatnonzero(
-        np.isin(graph.resource, [i for i, g in enumerate(graph.resources.groups) if g == "sm"])
-    )
+    on_sms = np.flatnonzero(np.isin(graph.resource, [i for i, g in enumerate(graph.resources.groups) if g == "sm"]))
     assert sorted(last for _, last in blocks) == on_sms.tolist()
     for claim, last in blocks:
         assert graph.rank[claim] == graph.rank[last]
@@ -743,9 +762,7 @@ def test_kernels_follow_one_another_without_the_data_availability_manager(rpm: b
 
 
 def test_grid_order_is_by_expert_and_ready_tiles_wait_their_turn() -> None:
-    layer = small_layers.work(
-        small_layers.draw(900, 6, 2, seed=3), 3, 6, shape=ExpertShape(128, 256)
-    )
+    layer = small_layers.work(small_layers.draw(900, 6, 2, seed=3), 3, 6, shape=ExpertShape(128, 256))
     timeline = run(layer, machine(gpu__num_sms=4), dam=False, store_sms=1)
     graph = timeline.graph
     for rank in range(3):

@@ -64,9 +64,7 @@ def test_one_kernel_gathers_all_where_ids_are_not_known(backward: bool) -> None:
     system = hwmodel.load("dgx-h100")
     times = [
         schedule(
-            build_layer(
-                layer, system, find("nccl-allgather").with_options({"gathers_at_once": one})
-            )[0]
+            build_layer(layer, system, find("nccl-allgather").with_options({"gathers_at_once": one}))[0]
         ).makespan_ps
         for one in (False, True)
     ]

@@ -35,12 +35,16 @@ def described(timeline: Timeline, kinds: dict[Kind, Kind]) -> Tasks:
     names = [*graph.resources.names, "nothing"]
     return Counter(
         (
-            kinds[Kind(graph.kind[task])], names[graph.resource[task]], int(graph.rank[task]),
-            int(graph.duration_ps[task]), int(graph.latency_ps[task]), int(graph.wire_bytes[task]),
+            kinds[Kind(graph.kind[task])],
+            names[graph.resource[task]],
+            int(graph.rank[task]),
+            int(graph.duration_ps[task]),
+            int(graph.latency_ps[task]),
+            int(graph.wire_bytes[task]),
             int(timeline.start_ps[task] - begin),
         )
         for task in chosen.tolist()
-    )  # fmt: skip
+    )
 
 
 def alone(system: hwmodel.System, num_ranks: int, collective: str, nbytes: int) -> Timeline:
@@ -58,9 +62,7 @@ def even_layer(num_ranks: int, rows: int, hidden: int) -> LayerWork:
 @every("num_ranks", [2, 4, 8])
 @every(("rows", "hidden"), [(1, 64), (4, 2048), (16, 512), (8, 4096), (64, 4096), (640, 4096)])
 @every("preset", ["dgx-h100", "hgx-b200"])
-def test_the_schemes_all_to_all_is_the_validated_one(
-    preset: str, num_ranks: int, rows: int, hidden: int
-) -> None:
+def test_the_schemes_all_to_all_is_the_validated_one(preset: str, num_ranks: int, rows: int, hidden: int) -> None:
     system = hwmodel.load(preset)
     graph, _, _ = build_layer(even_layer(num_ranks, rows, hidden), system, SCHEMES["nccl-alltoall"])
     in_layer = described(schedule(graph), COMBINE_KINDS)
@@ -118,8 +120,7 @@ def on(group: str, kind: Kind) -> list[list[int]]:
     graph = four_tokens().graph
     groups = np.array([*graph.resources.groups, "nothing"])[graph.resource]
     return [
-        graph.duration_ps[(graph.kind == kind) & (groups == group) & (graph.rank == rank)].tolist()
-        for rank in (0, 1)
+        graph.duration_ps[(graph.kind == kind) & (groups == group) & (graph.rank == rank)].tolist() for rank in (0, 1)
     ]
 
 
@@ -131,9 +132,14 @@ def test_memory_reads_and_writes_every_row_of_every_kernel() -> None:
         # place for each; and places of the received rows for each sort. Splits are a few bytes.
         flags, places = tokens[rank] * 4, got[rank] * 4
         assert on("hbm", Kind.LAYOUT)[rank] == [
-            memory_ps(flags), 0, 0, 0, memory_ps(flags * (1 + 5 * 4)),
-            memory_ps(places), memory_ps(places),
-        ]  # fmt: skip
+            memory_ps(flags),
+            0,
+            0,
+            0,
+            memory_ps(flags * (1 + 5 * 4)),
+            memory_ps(places),
+            memory_ps(places),
+        ]
         # A row for each pair is made of the tokens'; then rows are sorted by expert.
         assert on("hbm", Kind.PERMUTE)[rank] == [
             elementwise_ps(tokens[rank] * ROW, sent[rank] * ROW),
@@ -145,26 +151,23 @@ def test_memory_reads_and_writes_every_row_of_every_kernel() -> None:
         ]
         # What came and what stays is copied: rows, then gate weights of four bytes.
         assert on("hbm", Kind.DISPATCH_MEMORY)[rank] == [
-            memory_ps(2 * rows * nbytes)
-            for nbytes in (ROW, 4)
-            for rows in (received[rank], own[rank])
-        ]  # fmt: skip
+            memory_ps(2 * rows * nbytes) for nbytes in (ROW, 4) for rows in (received[rank], own[rank])
+        ]
         assert on("hbm", Kind.COMBINE_MEMORY)[rank] == [
             memory_ps(2 * rows * ROW) for rows in (returned[rank], own[rank])
-        ]  # fmt: skip
+        ]
 
 
 def test_sms_store_what_goes_and_copy_what_stays() -> None:
     own, gone, back = (3, 1), (3, 1), (1, 3)
     for rank in (0, 1):
         assert on("nccl", Kind.DISPATCH_SEND)[rank] == [
-            each
-            for nbytes in (ROW, 4)
-            for each in (gone[rank] * nbytes * LL_PASS, own[rank] * nbytes * COPY)
+            each for nbytes in (ROW, 4) for each in (gone[rank] * nbytes * LL_PASS, own[rank] * nbytes * COPY)
         ]
         assert on("nccl", Kind.COMBINE_SEND)[rank] == [
-            back[rank] * ROW * LL_PASS, own[rank] * ROW * COPY,
-        ]  # fmt: skip
+            back[rank] * ROW * LL_PASS,
+            own[rank] * ROW * COPY,
+        ]
 
 
 def test_the_host_waits_once_for_the_gathered_counts() -> None:
@@ -176,10 +179,7 @@ def test_the_host_waits_once_for_the_gathered_counts() -> None:
     part = 4 * 8  # a rank's counts, by protocol LL in one step, and then copied
     wire = write_packets(2 * part)
     summed = counted + GAP + SMALL_KERNEL  # the splits to send
-    gathered = (
-        summed + GAP + LL_START + part * LL_PASS
-        + 2 * wire + UP + DOWN + VISIBLE + POLL + part * LL_PASS
-    )  # fmt: skip
+    gathered = summed + GAP + LL_START + part * LL_PASS + 2 * wire + UP + DOWN + VISIBLE + POLL + part * LL_PASS
     # Four kernels for what will be received, and three of four copies, before the wait.
     assert timeline.start_ps[wait].max() == gathered + 7 * (GAP + SMALL_KERNEL)
     # Nothing is sent before the host knows how much, and has launched the kernel.

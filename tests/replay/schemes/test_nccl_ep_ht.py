@@ -31,24 +31,28 @@ BARRIER, GRID, GAP, ACKNOWLEDGED = 1010 * NS, 700 * NS, 2000 * NS, 250 * NS
 
 def layer(*, is_backward: bool = False) -> LayerWork:
     ids = np.array([[0, 1], [0, 2], [2, 3], [3, 2], [1, 3]], np.int32)
-    return small_layers.work(
-        ids, 2, 4, tokens_of_rank=[3, 2], shape=ExpertShape(HIDDEN, 128), is_backward=is_backward
-    )
+    return small_layers.work(ids, 2, 4, tokens_of_rank=[3, 2], shape=ExpertShape(HIDDEN, 128), is_backward=is_backward)
 
 
 def rows_to(expert: int, count: int = 1) -> LayerWork:
     """Tokens of GPU 0, of 16, whose expert is on the GPU of its number."""
     return small_layers.work(
-        np.full((count, 1), expert, np.int32), 16, 16, tokens_of_rank=[count] + [0] * 15,
+        np.full((count, 1), expert, np.int32),
+        16,
+        16,
+        tokens_of_rank=[count] + [0] * 15,
         shape=ExpertShape(HIDDEN, 64),
-    )  # fmt: skip
+    )
 
 
 def replay(work: LayerWork, nodes: int = 1, **options: object) -> tuple[TaskGraph, Machine]:
     changes = {
-        "hbm.read_efficiency": 0.5, "hbm.write_efficiency": 0.5, "overheads.row_copy_ns": 1.0,
-        "overheads.grid_barrier_us": 0.7, "fabric.num_domains": nodes,
-    }  # fmt: skip
+        "hbm.read_efficiency": 0.5,
+        "hbm.write_efficiency": 0.5,
+        "overheads.row_copy_ns": 1.0,
+        "overheads.grid_barrier_us": 0.7,
+        "fabric.num_domains": nodes,
+    }
     graph = GraphBuilder(KIND_NAMES)
     machine = Machine(hwmodel.load("dgx-h100", {**ROUND, **changes}), graph, work.num_ranks)
     scheme = HT.with_options({"num_sms": 4, **options})
@@ -81,9 +85,15 @@ def test_maps_are_of_bits_and_weights_are_spread_out_and_chosen(rank: int) -> No
     slots = 2 * MOST
     chosen = slots * 2 + COPIES[rank] * TOPK * 4 + slots * TOPK * (8 + 4)
     assert memory(graph, machine, Kind.LAYOUT, rank) == moved(
-        flags, places, ids + ids + bits, 4 * 2 * 8, 2 * bits + places + COPIES[rank] * 2,
-        TOKENS[rank] * EXPERTS * 4, spread, chosen,
-    )  # fmt: skip
+        flags,
+        places,
+        ids + ids + bits,
+        4 * 2 * 8,
+        2 * bits + places + COPIES[rank] * 2,
+        TOKENS[rank] * EXPERTS * 4,
+        spread,
+        chosen,
+    )
 
 
 def test_blocks_of_the_scan_wait_for_all_before_them() -> None:
@@ -126,9 +136,7 @@ def test_between_nodes_tokens_are_copied_for_the_card() -> None:
         ({}, True, 2 + 1 + 3 + 1 + 2 + 2, 1),  # two weight gradients more
     ],
 )
-def test_kernels_and_waits_of_the_host(
-    options: dict[str, object], backward: bool, launches: int, waits: int
-) -> None:
+def test_kernels_and_waits_of_the_host(options: dict[str, object], backward: bool, launches: int, waits: int) -> None:
     _, machine = replay(layer(is_backward=backward), **options)
     program = machine.host.program
     assert sum(one.launches for one in program) == launches
@@ -151,9 +159,7 @@ def test_a_row_takes_the_weights_of_a_node_s_experts_with_it() -> None:
 
 
 def test_weights_of_a_node_are_a_multiple_of_four() -> None:
-    work = small_layers.work(
-        np.array([[1]], np.int32), 3, 3, tokens_of_rank=[1, 0, 0], shape=ExpertShape(HIDDEN, 64)
-    )
+    work = small_layers.work(np.array([[1]], np.int32), 3, 3, tokens_of_rank=[1, 0, 0], shape=ExpertShape(HIDDEN, 64))
     graph, _ = replay(work)
     chosen = (graph.kind == Kind.DISPATCH_UP) & (graph.payload_bytes > 0)
     assert graph.wire_bytes[chosen].tolist() == [write_packets(ROW + 4 * 4)]
@@ -181,9 +187,7 @@ def test_kernels_meet_behind_rows_that_go_out_and_before_those_that_come_back() 
 
 
 @every(("phase", "messages"), [("dispatch", [6, 64]), ("combine", [6] + [8] * 8)])
-def test_tokens_go_out_in_chunks_and_sums_come_back_in_eights(
-    phase: str, messages: list[int]
-) -> None:
+def test_tokens_go_out_in_chunks_and_sums_come_back_in_eights(phase: str, messages: list[int]) -> None:
     graph, machine = replay(rows_to(9, 70), nodes=2)
     of_card = machine.resources.classes(graph)[graph.resource] == ResourceClass.PCIE_OUT
     chosen = of_card & (graph.resource >= 0) & (graph.payload_bytes > 0)
@@ -213,6 +217,4 @@ def test_buffers_have_room_for_rows_of_the_worst_case() -> None:
     assert found["received rows"] == [count * ROW for count in COPIES]
     assert found["permuted rows"] == [count * ROW for count in PAIRS]
     several = HT.buffers(rows_to(9), hwmodel.load("dgx-h100", {"fabric.num_domains": 2}))
-    assert {one.name: one.nbytes.tolist() for one in several}["rows of other nodes"] == [
-        3 * (ROW + 4 * 8)
-    ] * 16
+    assert {one.name: one.nbytes.tolist() for one in several}["rows of other nodes"] == [3 * (ROW + 4 * 8)] * 16

@@ -45,9 +45,12 @@ def elementwise_ps(read: int, written: int) -> int:
 def one_token(**options: bool) -> Timeline:
     """One token of rank 0 for both experts of rank 1 and one of rank 2."""
     layer = small_layers.work(
-        np.array([[2, 3, 4]], np.int32), RANKS, EXPERTS,
-        tokens_of_rank=[1] + [0] * (RANKS - 1), shape=ExpertShape(1024, 64),
-    )  # fmt: skip
+        np.array([[2, 3, 4]], np.int32),
+        RANKS,
+        EXPERTS,
+        tokens_of_rank=[1] + [0] * (RANKS - 1),
+        shape=ExpertShape(1024, 64),
+    )
     graph, _, _ = build_layer(layer, round_machine(), SCHEMES["nvls"].with_options(options))
     return schedule(graph)
 
@@ -100,19 +103,17 @@ def test_a_sum_takes_a_part_of_every_rank() -> None:
 def test_memory_is_read_and_written_for_all_tokens_on_all_ranks() -> None:
     rows, copies = [0, 2, 1, 0, 0, 0, 0, 0], [0, 1, 1, 0, 0, 0, 0, 0]
     for rank in range(RANKS):
-        # All ids are looked through; then the counts of the own experts are added up.
+        # All ids are looked through; then the counts of its own experts are added up.
         assert durations(Kind.LAYOUT, "hbm", rank) == [memory_ps(3 * 8), memory_ps(2 * 4 * 2)]
         assert durations(Kind.PERMUTE, "hbm", rank) == [
             elementwise_ps(3 * (8 + 4) + copies[rank] * ROW, rows[rank] * ROW)
         ]
-        # One dense row is set to zero; the own rows are read, and added where it is.
+        # One dense row is set to zero; its own rows are read, and added where it is.
         assert durations(Kind.UNPERMUTE, "hbm", rank) == [
             elementwise_ps(0, ROW),
             elementwise_ps((rows[rank] + copies[rank]) * ROW, copies[rank] * ROW),
         ]
-        assert durations(Kind.COMBINE_MEMORY, "hbm", rank) == (
-            [elementwise_ps(0, ROW)] * (rank == 0)
-        )
+        assert durations(Kind.COMBINE_MEMORY, "hbm", rank) == ([elementwise_ps(0, ROW)] * (rank == 0))
 
 
 def test_kernels_and_barriers() -> None:
@@ -122,9 +123,7 @@ def test_kernels_and_barriers() -> None:
         assert durations(Kind.DISPATCH_SYNC, "nothing", rank) == [BARRIER + ACK + RELEASE] * 3
         assert durations(Kind.COMBINE_SYNC, "nothing", rank) == [BARRIER]
         assert durations(Kind.DISPATCH_SYNC, "host", rank) == []
-    assert durations(Kind.DISPATCH_SEND, "nvls-sm", 0) == [
-        nbytes * PUSH for nbytes in (ROW, 3 * 8, 3 * 4)
-    ]
+    assert durations(Kind.DISPATCH_SEND, "nvls-sm", 0) == [nbytes * PUSH for nbytes in (ROW, 3 * 8, 3 * 4)]
     assert durations(Kind.COMBINE_SEND, "nvls-sm", 0) == [ROW * PULL]
 
 
@@ -179,18 +178,19 @@ def test_the_jump_near_128_rows_an_expert_is_a_second_wave_of_tiles() -> None:
     """
     took: dict[tuple[int, bool], float] = {}
     for tokens in (112, 116):
-        trace = generate(
-            "uniform", load("gpt-oss-20b"), ranks=8, tokens_per_rank=tokens, layers=1, seed=1
-        )
+        trace = generate("uniform", load("gpt-oss-20b"), ranks=8, tokens_per_rank=tokens, layers=1, seed=1)
         loads = np.bincount(trace.expert_ids[0].ravel(), minlength=32).reshape(8, 4)
         fullest = loads[np.argmax((loads > 128).sum(axis=1))]
         grid = hwmodel.load("dgx-h100").compute.gemm_tiles(fullest, 5760, 2880, "bf16")
         assert (grid.num_tiles > 132) == (tokens == 116)
         for is_left_out in (False, True):
             result = replay.run(
-                trace, scheme="nvls", system="dgx-h100", tokens_per_rank=tokens,
+                trace,
+                scheme="nvls",
+                system="dgx-h100",
+                tokens_per_rank=tokens,
                 communication_only=is_left_out,
-            )  # fmt: skip
+            )
             took[tokens, is_left_out] = result.totals.makespan_us
     whole, exchange = (took[116, left_out] - took[112, left_out] for left_out in (False, True))
     assert whole > 9 and exchange < 1.5

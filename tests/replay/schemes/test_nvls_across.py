@@ -25,9 +25,12 @@ LOAD_SM, ADD_SM = 5, 20  # ps a byte that a block loads, and that it writes of w
 @cache
 def ran() -> Timeline:
     layer = work(
-        draw(1, 4, 4), 4, 4, tokens_of_rank=[1, 0, 0, 0],
+        draw(1, 4, 4),
+        4,
+        4,
+        tokens_of_rank=[1, 0, 0, 0],
         shape=ExpertShape(hidden=4096, intermediate=64),
-    )  # fmt: skip
+    )
     return schedule(build_layer(layer, two_nodes(), SCHEMES["nvls"])[0])
 
 
@@ -63,7 +66,7 @@ def test_the_own_node_adds_what_the_other_has_summed() -> None:
     assert graph.duration_ps[added] == 2 * ROW * LOAD_SM + ROW * ADD_SM
     (came,) = tasks(Kind.COMBINE_DOWN, 0, group="nic-in", payload=True)
     assert timeline.start_ps[added] - timeline.visible_ps[came] == POLL
-    # The other node writes its sum before its card reads it; the own one reads it, and writes.
+    # The other node writes its sum before its card reads it; its own one reads it, and writes.
     (written,) = tasks(Kind.COMBINE_MEMORY, 2)
     (left,) = tasks(Kind.COMBINE_UP, 2, group="nic-out", payload=True)
     assert graph.duration_ps[written] == ROW // WRITE

@@ -13,7 +13,7 @@ import replay
 import replay.schemes.ep.plain
 from replay.errors import UserError
 from replay.schemes import SCHEMES, find, outside
-from replay.schemes.outside import BuildFailed
+from replay.schemes.outside import SchemeFailure
 from replay.schemes.registry import EXAMPLES
 
 PLAIN = Path(replay.schemes.ep.plain.__file__).read_text(encoding="utf-8")
@@ -90,7 +90,7 @@ def test_what_a_process_raises_is_raised_here(mine: Path, synthetic) -> None:
     mine.write_text(MINE.replace("def build(", "def build(self, *a): 1 / 0\n    def _build("))
     said = set()
     for jobs in (1, 2):
-        with pytest.raises(BuildFailed) as caught:
+        with pytest.raises(SchemeFailure) as caught:
             replay.compare(synthetic(), [f"{mine}:Plain", "ideal"], jobs=jobs, layer=0)
         said.add((str(caught.value), caught.value.sentence))
     ((message, sentence),) = said
@@ -134,9 +134,7 @@ def test_what_a_process_raises_is_raised_here(mine: Path, synthetic) -> None:
         (MINE.replace("def build", "def make"), "Plain", "Plain lacks build"),
         (MINE.replace('    source = "definition"\n', ""), "Plain", "Plain lacks source"),
         (
-            MINE.replace("option(16, ", "option(0, least=1, help=", 1).replace(
-                '"chosen")', 'source="chosen")'
-            ),
+            MINE.replace("option(16, ", "option(0, least=1, help=", 1).replace('"chosen")', 'source="chosen")'),
             "Plain",
             "num_sms=0 .*at least 1",
         ),
@@ -198,9 +196,7 @@ def test_a_mistake_in_build_is_said_in_a_line(mine: Path, synthetic) -> None:
     assert f"scheme 'mine': build fails: {mine}:{line}: AttributeError" in str(caught.value)
 
 
-def test_what_former_versions_asked_for_is_refused_with_what_is_asked_now(
-    mine: Path, synthetic
-) -> None:
+def test_what_former_versions_asked_for_is_refused_with_what_is_asked_now(mine: Path, synthetic) -> None:
     old = MINE.replace("on=pool[src]", "on=machine.buffers.outboxes(pool[src])")
     mine.write_text(old, encoding="utf-8")
     with pytest.raises(UserError) as caught:

@@ -89,9 +89,7 @@ ROUTINGS = {
 @every("has_nccl", [True, False])
 @every("chunks", [1, 4])
 @every("routing", ROUTINGS)
-def test_a_pair_of_nodes_carries_every_token_whatever_the_routing(
-    routing: str, chunks: int, has_nccl: bool
-) -> None:
+def test_a_pair_of_nodes_carries_every_token_whatever_the_routing(routing: str, chunks: int, has_nccl: bool) -> None:
     work = layer(ROUTINGS[routing], 6, 12, tokens_of_rank=[6] * 6)
     scheme = PANGU.with_options({"chunks": chunks})
     graph, _, _ = build_layer(work, nodes(3, 2, has_nccl=has_nccl), scheme)
@@ -136,8 +134,7 @@ def test_one_node_of_several_is_a_node_alone(name: str, chunks: int) -> None:
     work = small_layers.ALL[name]()
     scheme = PANGU.with_options({"chunks": chunks})
     alone, one = (
-        schedule(build_layer(work, hwmodel.load(preset), scheme)[0])
-        for preset in ("dgx-h100", "dgx-h100-x2")
+        schedule(build_layer(work, hwmodel.load(preset), scheme)[0]) for preset in ("dgx-h100", "dgx-h100-x2")
     )
     assert np.array_equal(alone.start_ps, one.start_ps)
     assert np.array_equal(alone.visible_ps, one.visible_ps)
@@ -198,10 +195,7 @@ def instant(timeline: Timeline, phase: str, port: str, share: float) -> int:
 @pytest.mark.parametrize("has_nccl", [True, False])
 def test_parts_between_nodes_travel_beside_parts_inside(has_nccl: bool) -> None:
     work, system = uniform(4, 256), nodes(2, 2, has_nccl=has_nccl, nic_GB_per_s=1.0)
-    whole, parts = (
-        schedule(build_layer(work, system, PANGU.with_options({"chunks": chunks}))[0])
-        for chunks in (1, 4)
-    )
+    whole, parts = (schedule(build_layer(work, system, PANGU.with_options({"chunks": chunks}))[0]) for chunks in (1, 4))
     for timeline, some in ((whole, 0.0), (parts, 0.5)):
         # When three quarters have left the node, rows of the first parts travel inside.
         three = instant(timeline, "DISPATCH", "nic-out 0", 0.75)
@@ -224,10 +218,7 @@ def test_two_micro_batches_hide_each_others_exchanges() -> None:
     trace = tracegen.generate.generate(
         "zipf", model="olmoe-1b-7b", ranks=4, tokens_per_rank=256, layers=2, skew=0.0, seed=1
     )
-    one, two = (
-        replay.run(trace, scheme="pangu", system=nodes(2, 2), interleave=how).chain
-        for how in ("off", "dbo")
-    )
+    one, two = (replay.run(trace, scheme="pangu", system=nodes(2, 2), interleave=how).chain for how in ("off", "dbo"))
     assert one is not None and two is not None
     assert two.measures.exposed_communication_us < 0.9 * one.measures.exposed_communication_us
     for chain in (one, two):
@@ -280,11 +271,20 @@ def test_kernels_move_what_they_say(rank: int, is_backward: bool) -> None:
     add = moved("UNPERMUTE", 2 * sent * ROW, sent * ROW, sent)
     nodes_added = moved("UNPERMUTE", gathered * ROW, own * ROW)
     expected = [
-        moved("LAYOUT", entries * 4, entries * 8 * 4), moved("LAYOUT", entries * 8 * 4, 8 * 4),
-        small(0), small(entries * sort), small(entries * (4 + 2)), zeros, permute,
-        small(2 * got * sort), by_expert, by_source, moved("UNPERMUTE", sent * ROW, sent * ROW),
-        add, nodes_added,
-    ]  # fmt: skip
+        moved("LAYOUT", entries * 4, entries * 8 * 4),
+        moved("LAYOUT", entries * 8 * 4, 8 * 4),
+        small(0),
+        small(entries * sort),
+        small(entries * (4 + 2)),
+        zeros,
+        permute,
+        small(2 * got * sort),
+        by_expert,
+        by_source,
+        moved("UNPERMUTE", sent * ROW, sent * ROW),
+        add,
+        nodes_added,
+    ]
     if is_backward:
         weigh = moved("PERMUTE", 2 * sent * ROW, sent * ROW)
         expected = [zeros, permute, weigh, by_expert, by_source, add, nodes_added]
@@ -332,9 +332,7 @@ def test_memory_holds_what_is_gathered() -> None:
     assert buffers["gathered tokens"] == buffers["sums of the node"] == [12 * ROW] * 4
     assert buffers["gathered ids and gate weights"] == [12 * 2 * 6] * 4
     pairs = Counter(
-        (token // 6 % 2, expert // 4)
-        for token, row in enumerate(work.expert_ids.tolist())
-        for expert in row
+        (token // 6 % 2, expert // 4) for token, row in enumerate(work.expert_ids.tolist()) for expert in row
     )
     sent = [pairs[gpu % 2, gpu // 2] * ROW for gpu in range(4)]
     assert buffers["permuted rows"] == buffers["returned rows"] == sent

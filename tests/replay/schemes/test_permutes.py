@@ -36,9 +36,13 @@ EXACT = {
 
 def graph_of(name: str, *, is_backward: bool = False, **options: str) -> TaskGraph:
     layer = small_layers.work(
-        np.array(IDS, np.int32), 2, 4, shape=ExpertShape(HIDDEN, 64),
-        precision=Precision("fp8"), is_backward=is_backward,
-    )  # fmt: skip
+        np.array(IDS, np.int32),
+        2,
+        4,
+        shape=ExpertShape(HIDDEN, 64),
+        precision=Precision("fp8"),
+        is_backward=is_backward,
+    )
     scheme = (SCHEMES | EXAMPLES)[name].with_options(options)
     return build_layer(layer, hwmodel.load("dgx-h100", EXACT), scheme)[0]
 
@@ -90,17 +94,13 @@ def test_nccl_expands_sorts_unsorts_and_adds(is_backward: bool) -> None:
 
 @pytest.mark.parametrize(
     ("name", "flags", "chunks"),
-    # The row map over all four experts of the own three tokens, and a chunk map of the pairs before
+    # The row map over all four experts of its own three tokens, and a chunk map of the pairs before
     # and behind the experts; over the two own experts of all six tokens.
     [("megatron", np.array([12, 12]), PAIRS), ("megatron-allgather", np.array([12, 12]), None)],
 )
-def test_maps_take_what_their_rows_and_experts_do(
-    name: str, flags: np.ndarray, chunks: np.ndarray | None
-) -> None:
+def test_maps_take_what_their_rows_and_experts_do(name: str, flags: np.ndarray, chunks: np.ndarray | None) -> None:
     types = Precision("bf16")
-    layer = small_layers.work(
-        np.array(IDS, np.int32), 2, 4, shape=ExpertShape(HIDDEN, 64), precision=types
-    )
+    layer = small_layers.work(np.array(IDS, np.int32), 2, 4, shape=ExpertShape(HIDDEN, 64), precision=types)
     fast = {"hbm.peak_GB_per_s": 1e6, "overheads.small_kernel_us": 0.1}  # bytes are no matter
     graph = build_layer(layer, hwmodel.load("dgx-h100", fast), SCHEMES[name])[0]
     tokens, blocks = (3, 4) if name == "megatron" else (6, 2)

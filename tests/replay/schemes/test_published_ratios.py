@@ -92,9 +92,7 @@ def test_dysharp_basic_moves_less_yet_its_busiest_direction_carries_as_much(k: i
     for busiest in (("dispatch", "downlink"), ("combine", "uplink")):
         assert (basic[busiest] == deepep[busiest]).all()
         phase = busiest[0]
-        assert basic[busiest].max() == max(
-            basic[phase, way].max() for way in ("uplink", "downlink")
-        )
+        assert basic[busiest].max() == max(basic[phase, way].max() for way in ("uplink", "downlink"))
 
 
 @every("k", [8, 16, 32])
@@ -102,9 +100,7 @@ def test_full_dysharps_directions_carry_r_plus_1_of_2r(k: int) -> None:
     full, deepep = bytes_of("dysharp", k), bytes_of("deepep", k)
     layer = uniform(k)
     r = layer.summary()["mean_distinct_remote_ranks"]
-    assert (
-        np.bincount(layer.copy_token[layer.copy_is_remote], minlength=layer.num_tokens) > 0
-    ).all()
+    assert (np.bincount(layer.copy_token[layer.copy_is_remote], minlength=layer.num_tokens) > 0).all()
     for way in ("uplink", "downlink"):
         both = (full["dispatch", way] + full["combine", way]).mean()
         apart = deepep["dispatch", "downlink"].mean() + deepep["combine", "uplink"].mean()
@@ -119,9 +115,11 @@ def compared() -> replay.Comparison:
     shape = tracegen.models.load("deepseek-v3")
     trace = tracegen.generate.generate("uniform", shape, ranks=RANKS, tokens_per_rank=32, layers=1)
     return replay.compare(
-        trace, ["deepep", "nvls", "dysharp-basic", "dysharp"],
-        system=hwmodel.load("gh200-nvl32"), precision="bf16",
-    )  # fmt: skip
+        trace,
+        ["deepep", "nvls", "dysharp-basic", "dysharp"],
+        system=hwmodel.load("gh200-nvl32"),
+        precision="bf16",
+    )
 
 
 @pytest.mark.extended
@@ -136,18 +134,14 @@ def test_json_shows_the_ports_and_the_bounds_they_imply() -> None:
         assert busiest["payload_bytes"] == max(payload["deepep"][phase][way])
     # Basic keeps its phases apart, one busiest port after the other; in full they share the wire.
     basic, full = layers["dysharp-basic"]["bounds_us"], layers["dysharp"]["bounds_us"]
-    busy = sum(
-        layers["dysharp-basic"]["busiest_port"][phase]["busy_us"] for phase in payload["deepep"]
-    )
+    busy = sum(layers["dysharp-basic"]["busiest_port"][phase]["busy_us"] for phase in payload["deepep"])
     assert 0.95 * busy < basic["phases_us"] <= busy  # acknowledgements are not awaited
     assert full["phases_us"] is None
     assert full["port_us"] == layers["dysharp"]["busiest_port"]["both"]["busy_us"]
     assert full["port_us"] < 0.75 * basic["phases_us"]
     for way in ("uplink", "downlink"):
         both = np.add(payload["dysharp"]["dispatch"][way], payload["dysharp"]["combine"][way])
-        apart = np.add(
-            payload["deepep"]["dispatch"]["downlink"], payload["deepep"]["combine"]["uplink"]
-        )
+        apart = np.add(payload["deepep"]["dispatch"]["downlink"], payload["deepep"]["combine"]["uplink"])
         r = results["deepep"]["layers"][0]["routing"]["mean_distinct_remote_ranks"]
         assert both.mean() / apart.mean() == pytest.approx((r + 1) / (2 * r), rel=1e-6)
 
@@ -155,10 +149,7 @@ def test_json_shows_the_ports_and_the_bounds_they_imply() -> None:
 def test_table_shows_the_ports_and_the_bounds_they_imply() -> None:
     ports, busiest = payload_tables(compared().results)
     # up mean, up max, down mean, down max, dispatch, combine, both, wire bound, phases
-    rows = {
-        row[0].rstrip("*"): [*row[1:], *most[1:]]
-        for row, most in zip(ports.rows, busiest.rows, strict=True)
-    }
+    rows = {row[0].rstrip("*"): [*row[1:], *most[1:]] for row, most in zip(ports.rows, busiest.rows, strict=True)}
     assert set(rows) == {"deepep", "nvls", "dysharp-basic", "dysharp"}
     assert rows["dysharp-basic"][4:6] == rows["deepep"][4:6]
     assert rows["dysharp-basic"][0] < 0.6 * rows["deepep"][0]

@@ -37,8 +37,7 @@ def breaches(source: str) -> Iterator[str]:
                 yield f"line {line}: makes a time of a number"
             named = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
             if node.func.id == "getattr" and any(
-                isinstance(name, str) and name.endswith(("system", "ps", *TIME_UNITS))
-                for name in named
+                isinstance(name, str) and name.endswith(("system", "ps", *TIME_UNITS)) for name in named
             ):
                 yield f"line {line}: reads {named}"
 

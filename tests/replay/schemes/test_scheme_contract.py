@@ -151,10 +151,8 @@ MORE = {
         name for name, make in small_layers.LAYERS.items() if make().num_ranks % 2
     },
     "fastermoe": UNEVEN_EXPERTS,
-    "flashinfer-push": UNEVEN_EXPERTS
-    | {name for name, make in small_layers.LAYERS.items() if other_rows_back(make())},
-    "trtllm-alltoall": UNEVEN_EXPERTS
-    | {name for name, make in small_layers.LAYERS.items() if not_compiled(make())},
+    "flashinfer-push": UNEVEN_EXPERTS | {name for name, make in small_layers.LAYERS.items() if other_rows_back(make())},
+    "trtllm-alltoall": UNEVEN_EXPERTS | {name for name, make in small_layers.LAYERS.items() if not_compiled(make())},
     # They read rows as they come.
     "megamoe": {"fp8 rows into bf16 GEMMs"},
     "megamoe-hopper": {"fp8 rows into bf16 GEMMs"},
@@ -165,17 +163,11 @@ MORE = {
 
 def test_layers_that_schemes_refuse_are_few_and_cannot_be_built(system_for: SystemFor) -> None:
     refused = {
-        scheme: [
-            name for name, make in small_layers.LAYERS.items() if SCHEMES[scheme].refuses(make())
-        ]
+        scheme: [name for name, make in small_layers.LAYERS.items() if SCHEMES[scheme].refuses(make())]
         for scheme in SCHEMES
     }
     for scheme, names in refused.items():
-        facts = {
-            name
-            for name, make in small_layers.LAYERS.items()
-            if Scheme.refuses(SCHEMES[scheme], make())
-        }
+        facts = {name for name, make in small_layers.LAYERS.items() if Scheme.refuses(SCHEMES[scheme], make())}
         assert set(names) == facts | MORE.get(scheme, set())
         assert len(names) < len(small_layers.LAYERS) // 2  # the contract has something to examine
         for name in names:
@@ -197,9 +189,7 @@ def test_every_check_has_layers_that_exist_and_is_made_by_default() -> None:
 
 
 def test_every_special_layer_is_examined_under_some_scheme_by_default() -> None:
-    examined = {
-        name for scheme, names in covering().items() for name in names if takes(scheme, name)
-    }
+    examined = {name for scheme, names in covering().items() for name in names if takes(scheme, name)}
     assert {*EACH, *EACH_ACROSS, *DEALT, *DEALT_ACROSS} <= examined
     assert max(map(len, covering().values())) <= 9
 
@@ -228,9 +218,7 @@ def time_bounds_and_path(case: Case) -> None:
     for table in (path.by_kind_us, path.by_resource_us):
         assert round(sum(sum(row.values()) for row in table.values()) * 1e6) == parts
     assert len(result.rank_end_us) == layer.num_ranks
-    for exposed, end in zip(
-        result.exposed_communication_us_per_gpu, result.rank_end_us, strict=True
-    ):
+    for exposed, end in zip(result.exposed_communication_us_per_gpu, result.rank_end_us, strict=True):
         assert 0 <= exposed <= end <= result.makespan_us
     assert all(0 <= share.max <= 1 for share in result.utilisation.values())
 
@@ -360,8 +348,10 @@ def test_every_process_gives_the_same_bytes() -> None:
     seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2024"
     other = subprocess.run(
         [sys.executable, "-c", PRINTED],
-        env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True,
-    ).stdout  # fmt: skip
+        env={**os.environ, "PYTHONHASHSEED": seed},
+        capture_output=True,
+        check=True,
+    ).stdout
     here: dict[str, str] = {}
     exec(REPLAY_ALL, here)  # in a process that has replayed much else before
     assert here["text"].encode() == other

@@ -51,8 +51,7 @@ def expected_bytes(layer: LayerWork, traffic: str) -> dict[str, Counter[tuple[st
     for phase, rows in counted.items():
         assert rows == +closed[phase], phase
     return {
-        phase: Counter({port: count * sizes[phase] for port, count in rows.items()})
-        for phase, rows in counted.items()
+        phase: Counter({port: count * sizes[phase] for port, count in rows.items()}) for phase, rows in counted.items()
     }
 
 
@@ -104,9 +103,7 @@ def test_results_report_these_bytes(name: str, scheme: str) -> None:
     for what, phases in reported.items():
         for phase, ports in phases.items():
             for way in ("uplink", "downlink"):
-                assert getattr(ports, way) == [
-                    counted[what][phase][way, gpu] for gpu in range(layer.num_ranks)
-                ]
+                assert getattr(ports, way) == [counted[what][phase][way, gpu] for gpu in range(layer.num_ranks)]
     for phase, carried in result.payload_bytes.items():
         port = result.busiest_port[phase]
         assert port.payload_bytes == getattr(carried, port.direction)[port.gpu]
@@ -119,19 +116,21 @@ def layers(draw: st.DrawFn) -> LayerWork:
     num_experts = draw(st.integers(1, 10))
     k = draw(st.integers(1, num_experts))
     counts = draw(st.lists(st.integers(0, 6), min_size=num_ranks, max_size=num_ranks))
-    placement = draw(
-        st.lists(st.integers(0, num_ranks - 1), min_size=num_experts, max_size=num_experts)
-    )
+    placement = draw(st.lists(st.integers(0, num_ranks - 1), min_size=num_experts, max_size=num_experts))
     seed = draw(st.integers(0, 2**16))
     skew = draw(st.sampled_from([0.0, 1.0, 3.0]))
     ids = small_layers.draw(sum(counts), num_experts, k, skew=skew, seed=seed)
     holes = draw(st.sampled_from([0.0, 0.0, 0.4, 1.0]))
     ids[np.random.default_rng(seed).random(ids.shape) < holes] = -1
     return small_layers.work(
-        ids, num_ranks, num_experts, tokens_of_rank=counts, placement=placement,
+        ids,
+        num_ranks,
+        num_experts,
+        tokens_of_rank=counts,
+        placement=placement,
         precision=draw(st.sampled_from(["bf16", "fp8", "fp32"])),
         shape=ExpertShape(draw(st.sampled_from([64, 100])), 48),
-    )  # fmt: skip
+    )
 
 
 @settings(max_examples=40)
@@ -144,26 +143,21 @@ def test_payload_of_any_layer(system_for: SystemFor, layer: LayerWork, scheme: s
 
 
 @pytest.mark.parametrize("scheme", mostly_extended(SCHEMES))
-def test_order_of_a_ranks_tokens_does_not_change_its_bytes(
-    scheme: str, system_for: SystemFor
-) -> None:
+def test_order_of_a_ranks_tokens_does_not_change_its_bytes(scheme: str, system_for: SystemFor) -> None:
     layer = small_layers.ALL["zipf 8 ranks"]()
     rng = np.random.default_rng(11)
     order = np.concatenate(
-        [
-            rng.permutation(np.arange(*layer.tokens_of_rank[rank : rank + 2]))
-            for rank in range(layer.num_ranks)
-        ]
+        [rng.permutation(np.arange(*layer.tokens_of_rank[rank : rank + 2])) for rank in range(layer.num_ranks)]
     )
     shuffled = LayerWork(
-        layer.expert_ids[order], layer.source_rank.astype(np.int32), layer.placement,
-        layer.shape, layer.precision,
-    )  # fmt: skip
+        layer.expert_ids[order],
+        layer.source_rank.astype(np.int32),
+        layer.placement,
+        layer.shape,
+        layer.precision,
+    )
     assert (shuffled.expert_ids != layer.expert_ids).any()
-    payloads = [
-        port_bytes(build_layer(work, system_for(8), SCHEMES[scheme])[0])
-        for work in (layer, shuffled)
-    ]
+    payloads = [port_bytes(build_layer(work, system_for(8), SCHEMES[scheme])[0]) for work in (layer, shuffled)]
     assert payloads[0] == payloads[1]
 
 
@@ -206,17 +200,12 @@ def row_on_the_wire(scheme: str, layer: LayerWork) -> dict[str, int]:
         # Rows are padded to 768 values, with scales of 128 each; with them ids, weights, source and
         # places of four bytes, in steps of 32.
         "deepep-v2": {
-            "dispatch": write(
-                (768 + 32 if out < 2 * layer.shape.hidden else 2 * 768)
-                + -(-4 * (3 * k + 1) // 32) * 32
-            ),
+            "dispatch": write((768 + 32 if out < 2 * layer.shape.hidden else 2 * 768) + -(-4 * (3 * k + 1) // 32) * 32),
             "combine": write(value * 768),
         },
         # Rows are padded to 1024 values; with them the gate weights of all experts.
         "hybrid-ep": {
-            "dispatch": write(
-                (1024 + 32 if out < 2 * layer.shape.hidden else 2 * 1024) + 4 * layer.num_experts
-            ),
+            "dispatch": write((1024 + 32 if out < 2 * layer.shape.hidden else 2 * 1024) + 4 * layer.num_experts),
             "combine": answer(value * 1024),
         },
         # Ids and weights are messages of their own.
@@ -275,14 +264,15 @@ NO_MESSAGE_A_ROW = (
     "scheme",
     [name for name in SCHEMES if name not in NO_MESSAGE_A_ROW],
 )
-def test_rows_on_the_wire_packet_by_packet(
-    scheme: str, precision: str, system_for: SystemFor
-) -> None:
+def test_rows_on_the_wire_packet_by_packet(scheme: str, precision: str, system_for: SystemFor) -> None:
     topk = 4 if scheme == "trtllm-alltoall" else 3  # which has no kernel for three
     layer = small_layers.work(
-        small_layers.draw(30, 8, topk, seed=2), 4, 8, precision=precision,
+        small_layers.draw(30, 8, topk, seed=2),
+        4,
+        8,
+        precision=precision,
         shape=ExpertShape(**WIRE_LAYER),
-    )  # fmt: skip
+    )
     if SCHEMES[scheme].refuses(layer):
         return
     # Gate weights make rows of DySHARP's that differ.
@@ -291,20 +281,14 @@ def test_rows_on_the_wire_packet_by_packet(
     rows = traffic_oracle.port_rows(small_layers.routing_of(layer), SCHEMES[scheme].traffic)
     each = row_on_the_wire(scheme, layer)
     for phase in UP_DOWN:
-        assert wire_by_port(graph, phase) == {
-            port: count * each[phase] for port, count in rows[phase].items()
-        }
+        assert wire_by_port(graph, phase) == {port: count * each[phase] for port, count in rows[phase].items()}
 
 
 @every(("precision", "twice"), [("fp8", True), ("bf16", True), ("fp32", False)])
-def test_nccl_sends_what_a_pair_exchanges_as_one_buffer(
-    precision: str, twice: bool, system_for: SystemFor
-) -> None:
+def test_nccl_sends_what_a_pair_exchanges_as_one_buffer(precision: str, twice: bool, system_for: SystemFor) -> None:
     """Protocol LL has a flag for every 4 bytes up to 16 KiB; rows share packets."""
     ids = np.full((6, 1), 1, np.int32)  # six rows of 700 values: 16,800 bytes in FP32
-    layer = small_layers.work(
-        ids, 2, 2, tokens_of_rank=[6, 0], precision=precision, shape=ExpertShape(**WIRE_LAYER)
-    )
+    layer = small_layers.work(ids, 2, 2, tokens_of_rank=[6, 0], precision=precision, shape=ExpertShape(**WIRE_LAYER))
     graph, _, _ = build_layer(layer, system_for(2), SCHEMES["nccl-alltoall"])
     for phase, (source, target) in {"dispatch": (0, 1), "combine": (1, 0)}.items():
         nbytes = 6 * row_bytes(layer)[phase]

@@ -36,8 +36,7 @@ def machine(**more: Any) -> hwmodel.System:
     free = {"link.fan_out_efficiency": 1.0, "link.scatter_efficiency": 1.0}
     return hwmodel.load(
         "dgx-h100",
-        {**ROUND, **free, "link.bulk_scatter_efficiency": 1.0, "overheads.grid_barrier_us": 0.1}
-        | more,
+        {**ROUND, **free, "link.bulk_scatter_efficiency": 1.0, "overheads.grid_barrier_us": 0.1} | more,
     )
 
 
@@ -55,9 +54,13 @@ def fp8(experts: list[int], num_experts: int, tokens: list[int], intermediate: i
     """A token for each of some experts."""
     ids = np.array(experts, np.int32)[:, None]
     return work(
-        ids, len(tokens), num_experts, tokens_of_rank=tokens,
-        shape=ExpertShape(HIDDEN, intermediate), precision="fp8",
-    )  # fmt: skip
+        ids,
+        len(tokens),
+        num_experts,
+        tokens_of_rank=tokens,
+        shape=ExpertShape(HIDDEN, intermediate),
+        precision="fp8",
+    )
 
 
 def of_combine(timeline: Timeline, rank: int) -> int:
@@ -78,9 +81,7 @@ def eight() -> Timeline:
 def test_units_are_dealt_to_three_blocks_in_order(eight: Timeline) -> None:
     names = eight.graph.resources.names
     sends = tasks(eight, Kind.COMBINE_SEND)
-    assert [names[of] for of in eight.graph.resource[sends]] == [
-        f"ll-combine-beside 1.{unit % 3}" for unit in range(8)
-    ]
+    assert [names[of] for of in eight.graph.resource[sends]] == [f"ll-combine-beside 1.{unit % 3}" for unit in range(8)]
 
 
 def test_a_block_leaves_while_later_ones_multiply_and_none_before_its_own(eight: Timeline) -> None:
@@ -196,14 +197,10 @@ def test_the_contract(name: str) -> None:
 
 UNEVEN = {
     "several tiles": lambda: work(draw(600, 4, 2, skew=0.5), 2, 4, precision="fp8"),
-    "a rank without tokens": lambda: work(
-        draw(20, 8, 2), 3, 8, tokens_of_rank=[11, 0, 9], precision="fp8"
-    ),
+    "a rank without tokens": lambda: work(draw(20, 8, 2), 3, 8, tokens_of_rank=[11, 0, 9], precision="fp8"),
     "experts do not divide": lambda: work(draw(33, 10, 3), 3, 10, precision="fp8"),
     "no tokens": lambda: work(draw(0, 8, 2), 4, 8, precision="fp8"),
-    "random placement": lambda: work(
-        draw(40, 16, 4, skew=0.8), 4, 16, placement="random:3", precision="fp8"
-    ),
+    "random placement": lambda: work(draw(40, 16, 4, skew=0.8), 4, 16, placement="random:3", precision="fp8"),
 }
 
 

@@ -75,9 +75,7 @@ PROGRAMS: list[tuple[str, dict[str, Any], tuple[int, int], tuple[int, int] | Non
     ("hybrid-ep", {"non_blocking": True}, (17, 0), (15, 0)),
     ("moe-hub", {"dam": False}, (4, 0), (6, 0)),
 ]
-variants = pytest.mark.parametrize(
-    ("name", "options"), [(name, options) for name, options, *_ in PROGRAMS], ids=str
-)
+variants = pytest.mark.parametrize(("name", "options"), [(name, options) for name, options, *_ in PROGRAMS], ids=str)
 
 
 def small(**more: Any) -> LayerWork:
@@ -157,9 +155,7 @@ SEPARATE = {"nccl-alltoall", "hybrid-ep", "deepep", "deepep-v2", "nvls", "pangu"
 
 
 @every(("name", "options", "more"), [(*one[:3],) for one in FP8_ADDS if one[0] in SEPARATE])
-def test_rows_in_bf16_are_cast_for_fp8_gemms_in_place_of_tokens(
-    name: str, options: dict[str, Any], more: int
-) -> None:
+def test_rows_in_bf16_are_cast_for_fp8_gemms_in_place_of_tokens(name: str, options: dict[str, Any], more: int) -> None:
     scheme = find(name).with_options(options)
     layers = (small(), small(precision=Precision("bf16", gemm="fp8")))
     bf16, fp8 = (num_kernels(program(scheme, layer, SYSTEM)) for layer in layers)
@@ -192,21 +188,14 @@ def test_a_graph_is_one_launch_up_to_a_wait(name: str, options: dict[str, Any]) 
 
 
 @variants
-def test_a_graph_is_no_slower_than_its_kernels_one_by_one(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_a_graph_is_no_slower_than_its_kernels_one_by_one(name: str, options: dict[str, Any]) -> None:
     scheme = find(name).with_options(options)
-    eager, graph = (
-        replay_layer(small(), SYSTEM, scheme, launch).measures.makespan_us
-        for launch in ("eager", "graph")
-    )
+    eager, graph = (replay_layer(small(), SYSTEM, scheme, launch).measures.makespan_us for launch in ("eager", "graph"))
     assert graph < eager
 
 
 def test_which_schemes_a_graph_can_hold() -> None:
-    forward = {
-        name for name, scheme in SCHEMES.items() if not can_be_captured(typical_program(scheme))
-    }
+    forward = {name for name, scheme in SCHEMES.items() if not can_be_captured(typical_program(scheme))}
     assert {"nccl-alltoall", "deepep", "flux"} <= forward
     known = SCHEMES["deepep"].with_options({"cached_layout": True})
     assert can_be_captured(typical_program(known))
@@ -229,29 +218,26 @@ def test_few_experts_tell_where_hosts_wait(name: str) -> None:
             typical_program(scheme, is_backward=is_backward, num_experts=num_experts)
             for num_experts in (FEW_EXPERTS, EXPERTS)
         )
-        waits = [
-            None if one is None else [each.name for each in one if not each.launches]
-            for one in listed
-        ]
+        waits = [None if one is None else [each.name for each in one if not each.launches] for one in listed]
         assert waits[0] == waits[1]
 
 
 def test_decode_is_captured_with_more_sms_than_other_machines_have() -> None:
     """An H100 has 132 SMs, a B200 148."""
     asked = replay.RunSpec(
-        scheme="deepep", options={"cached_layout": True, "num_sms": 140}, system="hgx-b200",
-        phase="decode", ranks=8,
-    )  # fmt: skip
+        scheme="deepep",
+        options={"cached_layout": True, "num_sms": 140},
+        system="hgx-b200",
+        phase="decode",
+        ranks=8,
+    )
     unsaid, graph, eager = (
-        replay.run(DECODE, asked.changed(launch=one)).headline_us
-        for one in (None, "graph", "eager")
+        replay.run(DECODE, asked.changed(launch=one)).headline_us for one in (None, "graph", "eager")
     )
     assert unsaid == graph < eager
 
 
-@every(
-    ("name", "kernels"), [("flashdmoe", 1), ("dysharp", 1), ("dysharp-comet", 2), ("moe-hub", 1)]
-)
+@every(("name", "kernels"), [("flashdmoe", 1), ("dysharp", 1), ("dysharp-comet", 2), ("moe-hub", 1)])
 def test_fused_layers_are_a_launch_or_two(name: str, kernels: int) -> None:
     assert num_kernels(typical_program(SCHEMES[name]) or ()) == kernels
 
@@ -341,9 +327,7 @@ def test_every_layer_behind_a_wait_begins_a_graph() -> None:
 
 def test_all_ranks_meet_after_each_layer_where_asked_to() -> None:
     tokens = [137, 1, 1, 1]  # each for an expert of its own rank
-    layer = work(
-        2 * np.repeat(np.arange(4, dtype=np.int32), tokens)[:, None], 4, 8, tokens_of_rank=tokens
-    )
+    layer = work(2 * np.repeat(np.arange(4, dtype=np.int32), tokens)[:, None], 4, 8, tokens_of_rank=tokens)
     links = [ChainLink(lambda: layer), ChainLink(lambda: layer, layer_index=1)]
     for meets in (True, False):
         scheme = SCHEMES["ideal"].with_options({"form": "kernels"})

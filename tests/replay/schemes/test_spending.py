@@ -128,17 +128,37 @@ WAITS = dict.fromkeys(KERNELS, 0) | dict.fromkeys(
 )
 WAITS["megatron-allgather"] = 2
 FUSED = [
-    "dysharp", "dysharp-comet", "dysharp-fusion-only", "moe-hub", "flashdmoe", "comet",
-    "megamoe", "megamoe-hopper",
-]  # fmt: skip
-APART = [
-    "plain", "ideal", "dysharp-basic", "nccl-alltoall", "megatron", "megatron cutlass",
-    "deepep bare", "hybrid-ep", "nvls", "flux",
-]  # fmt: skip
-CACHED = [
-    "dysharp", "dysharp-comet", "dysharp-fusion-only", "moe-hub", "flashdmoe", "comet", "megamoe",
+    "dysharp",
+    "dysharp-comet",
+    "dysharp-fusion-only",
+    "moe-hub",
+    "flashdmoe",
+    "comet",
+    "megamoe",
     "megamoe-hopper",
-]  # fmt: skip
+]
+APART = [
+    "plain",
+    "ideal",
+    "dysharp-basic",
+    "nccl-alltoall",
+    "megatron",
+    "megatron cutlass",
+    "deepep bare",
+    "hybrid-ep",
+    "nvls",
+    "flux",
+]
+CACHED = [
+    "dysharp",
+    "dysharp-comet",
+    "dysharp-fusion-only",
+    "moe-hub",
+    "flashdmoe",
+    "comet",
+    "megamoe",
+    "megamoe-hopper",
+]
 """The last GEMM finds in the cache what the first wrote."""
 
 # FlashDMoE has four (expert, owner) on each GPU, whose tiles are worked on as if they were full.
@@ -154,9 +174,7 @@ TILES = dict.fromkeys(KERNELS, 2) | {"flashdmoe": 4 * 2, "deepep sglang": 2 * 2,
 OVERHEADS = dict.fromkeys(KERNELS, 2 * 11 * NS) | {"flashdmoe": 4 * 11 * NS // 2}
 OVERHEADS |= {"ccfuser": 4 * 11 * NS}
 """Overheads of one column of tiles; two blocks on an SM hide half of each other's."""
-RESULTS = dict.fromkeys(KERNELS, BACK) | dict.fromkeys(
-    ("moe-hub", "flashdmoe", "megamoe", "megamoe-hopper"), 0
-)
+RESULTS = dict.fromkeys(KERNELS, BACK) | dict.fromkeys(("moe-hub", "flashdmoe", "megamoe", "megamoe-hopper"), 0)
 """Bytes of a row that the last GEMM writes to memory and not to another GPU."""
 
 
@@ -221,9 +239,7 @@ def memory_of_experts(scheme: str) -> Costs:
         (Kind.GEMM2, "results"): each((WRITTEN * RESULTS[scheme], rows)),
     }
     if not fused:  # an activation kernel between the two
-        costs[Kind.ACTIVATION, ""] = each(
-            (TWO * (COLUMNS + INTERMEDIATE), WORKED_ON.get(scheme, PAIRS))
-        )
+        costs[Kind.ACTIVATION, ""] = each((TWO * (COLUMNS + INTERMEDIATE), WORKED_ON.get(scheme, PAIRS)))
     if scheme not in CACHED:
         costs[Kind.GEMM2, "activations"] = each((TWO * INTERMEDIATE, rows))
     return {key: spent for key, spent in costs.items() if any(spent)}
@@ -246,9 +262,7 @@ NCCL_ROWS: Costs = {
     (Kind.PERMUTE, ""): each((ROW, TOKENS), (WRITTEN * ROW, OWNED), ((1 + WRITTEN) * ROW, PAIRS)),
     (Kind.DISPATCH_MEMORY, ""): each((2 * (ROW + GATE), PAIRS)),
     (Kind.COMBINE_MEMORY, ""): each((2 * BACK, OWNED)),
-    (Kind.UNPERMUTE, ""): each(
-        ((1 + WRITTEN) * BACK, PAIRS), (BACK, OWNED), (WRITTEN * BACK, TOKENS)
-    ),
+    (Kind.UNPERMUTE, ""): each(((1 + WRITTEN) * BACK, PAIRS), (BACK, OWNED), (WRITTEN * BACK, TOKENS)),
 }
 # ---- Megatron-LM's all-gather dispatcher ----
 # Every rank has three tokens, of nobody if not its own: nine in all, of four-byte probabilities.
@@ -259,12 +273,13 @@ ALL_GATHER_ROWS: Costs = {
     # Of maps and probabilities of all six experts, and of rows, in and out of buffers.
     (Kind.DISPATCH_MEMORY, ""): each((2 * ALL * (6 + 6 * 4 + ROW), EVERY)),
     (Kind.COMBINE_MEMORY, ""): each((2 * ALL * BACK, EVERY)),
-    # A row for each token of anybody, as tokens are, then as rows go back; the own ones after.
+    # A row for each token of anybody, as tokens are, then as rows go back; its own ones after.
     (Kind.UNPERMUTE, ""): each(
-        (BACK, PAIRS), (ALL * (WRITTEN * ROW + ROW + WRITTEN * BACK), EVERY),
+        (BACK, PAIRS),
+        (ALL * (WRITTEN * ROW + ROW + WRITTEN * BACK), EVERY),
         (3 * (BACK + WRITTEN * ROW), EVERY),
     ),
-}  # fmt: skip
+}
 # ---- Tutel ----
 # Of three choices among six experts: masks and places with eight and four bytes, ids; three times
 # the places for the largest one.
@@ -274,17 +289,22 @@ TUTEL_ROWS: Costs = {
     (Kind.LAYOUT, ""): each((ONE_HOT, TOKENS)),
     # Tokens in FP32, zeroes, rows, the buffer as it travels; rows by expert.
     (Kind.PERMUTE, ""): each(
-        (ROW + WRITTEN * BACK, TOKENS), (WRITTEN * BACK, CAPACITIES), ((1 + WRITTEN) * BACK, OWNED),
-        (BACK + WRITTEN * ROW, CAPACITIES), ((1 + WRITTEN) * ROW, CAPACITIES),
+        (ROW + WRITTEN * BACK, TOKENS),
+        (WRITTEN * BACK, CAPACITIES),
+        ((1 + WRITTEN) * BACK, OWNED),
+        (BACK + WRITTEN * ROW, CAPACITIES),
+        ((1 + WRITTEN) * ROW, CAPACITIES),
     ),
     (Kind.DISPATCH_MEMORY, ""): each((2 * ROW, CAPACITIES)),
     (Kind.COMBINE_MEMORY, ""): each((2 * BACK, CAPACITIES)),
     # A row for each choice, two additions of two.
     (Kind.UNPERMUTE, ""): each(
-        ((1 + WRITTEN) * BACK, CAPACITIES), (BACK, OWNED), (3 * WRITTEN * BACK, TOKENS),
+        ((1 + WRITTEN) * BACK, CAPACITIES),
+        (BACK, OWNED),
+        (3 * WRITTEN * BACK, TOKENS),
         (2 * (2 + WRITTEN) * BACK, TOKENS),
     ),
-}  # fmt: skip
+}
 # ---- DeepEP ----
 IDS, INDEX, WEIGHTS = 3 * 8, 3 * 4, 3 * 4
 DEEPEP_ROWS: Costs = {
@@ -301,24 +321,29 @@ SGLANG: Costs = {
     (Kind.PERMUTE, ""): each(
         (INDEX + WRITTEN * IDS, TOKENS),  # ids in eight bytes
         (WRITTEN * 4 * EXPERTS, EVERY),  # counts
-        ((1 + WRITTEN) * 4 * EXPERTS, EVERY), (WRITTEN * 4, ALL_ROWS),  # the expert of each row
-        (ROW + IDS + WRITTEN * IDS, HELD), (WRITTEN * ROW, PAIRS),  # rows, and where they are
+        ((1 + WRITTEN) * 4 * EXPERTS, EVERY),
+        (WRITTEN * 4, ALL_ROWS),  # the expert of each row
+        (ROW + IDS + WRITTEN * IDS, HELD),
+        (WRITTEN * ROW, PAIRS),  # rows, and where they are
     ),
     (Kind.UNPERMUTE, ""): each((IDS + WEIGHTS + IDS + WRITTEN * BACK, HELD), (BACK, PAIRS)),
-}  # fmt: skip
+}
 VLLM: Costs = {
     (Kind.PERMUTE, ""): each(
         ((3 + 2 * WRITTEN) * IDS, HELD),  # global ids in three kernels
         (WRITTEN * 4 * EXPERTS, EVERY),
         (WRITTEN * 4, ALL_ROWS),  # nobody's, before some are
-        ((1 + WRITTEN) * 4 * EXPERTS, EVERY), (WRITTEN * 4, PAIRS),
-        (ROW + IDS + WRITTEN * INDEX, HELD), (WRITTEN * ROW, PAIRS),
+        ((1 + WRITTEN) * 4 * EXPERTS, EVERY),
+        (WRITTEN * 4, PAIRS),
+        (ROW + IDS + WRITTEN * INDEX, HELD),
+        (WRITTEN * ROW, PAIRS),
     ),
     (Kind.UNPERMUTE, ""): each(
-        (IDS + WEIGHTS + INDEX + WRITTEN * BACK, HELD), (BACK, PAIRS),
+        (IDS + WEIGHTS + INDEX + WRITTEN * BACK, HELD),
+        (BACK, PAIRS),
         ((1 + WRITTEN) * BACK, TOKENS),  # the result once more
     ),
-}  # fmt: skip
+}
 # Rows of 768 values are sent as if they had 2048, as the low-latency kernels are compiled.
 LL_MESSAGE, LL_BACK = TWO * 2048 + 16, FOUR * 2048
 LOW_LATENCY_ROWS: Costs = {
@@ -353,9 +378,7 @@ NVLS_ROWS: Costs = {
     (Kind.LAYOUT, ""): each((SLOTS * 8 + 2 * 4 * EXPERTS, EVERY)),
     (Kind.PERMUTE, ""): each((SLOTS * (8 + 4), EVERY), (ROW, HELD), (WRITTEN * ROW, PAIRS)),
     # Zeroes for all six tokens; rows are added to what is there.
-    (Kind.UNPERMUTE, ""): each(
-        (WRITTEN * 6 * BACK, EVERY), (BACK, PAIRS), ((1 + WRITTEN) * BACK, HELD)
-    ),
+    (Kind.UNPERMUTE, ""): each((WRITTEN * 6 * BACK, EVERY), (BACK, PAIRS), ((1 + WRITTEN) * BACK, HELD)),
     (Kind.COMBINE_MEMORY, ""): SUMS,
 }
 # ---- flux ----
@@ -363,30 +386,36 @@ FLUX_ROWS: Costs = {
     # Slots counted, and placed; the token of each row; rows by source; in the end the rows of each
     # token here, their number, its place and its owner, and the GPUs that own tokens have rows on.
     (Kind.LAYOUT, ""): each(
-        (4 * SLOTS * (1 + 2 + 1 + 1), EVERY), (4 * (1 + 3 + 1), PAIRS), (4 * 4, HELD),
-        (4, COPIES_OUT), (4, COPIES_IN), (4, TOKENS),
+        (4 * SLOTS * (1 + 2 + 1 + 1), EVERY),
+        (4 * (1 + 3 + 1), PAIRS),
+        (4 * 4, HELD),
+        (4, COPIES_OUT),
+        (4, COPIES_IN),
+        (4, TOKENS),
     ),
     (Kind.DISPATCH_MEMORY, ""): each(((1 + WRITTEN) * ROW, TOKENS)),
     (Kind.COMBINE_MEMORY, ""): each((BACK, PAIRS), (WRITTEN * BACK, COPIES_IN)),
-    (Kind.UNPERMUTE, ""): each(
-        (BACK, COPIES_OUT), (BACK, COPIES_IN), (WRITTEN * BACK, TOKENS)
-    ),
-}  # fmt: skip
+    (Kind.UNPERMUTE, ""): each((BACK, COPIES_OUT), (BACK, COPIES_IN), (WRITTEN * BACK, TOKENS)),
+}
 # ---- CCFuser ----
 ALL_TILES = ROWS["ccfuser"]  # none is full, so that all count as remote
 CCFUSER_ROWS: Costs = {
     (Kind.LAYOUT, ""): each((4 * (1 + 3), OWNED)),
     (Kind.PERMUTE, ""): each(
-        (ROW, TOKENS), (WRITTEN * ROW, OWNED),
+        (ROW, TOKENS),
+        (WRITTEN * ROW, OWNED),
         (WRITTEN * (ROW + TWO * COLUMNS + BACK), ALL_TILES),  # zeros
     ),
     (Kind.DISPATCH_MEMORY, ""): each(((1 + WRITTEN) * ROW, STAYED)),
     (Kind.COMBINE_MEMORY, ""): each(((1 + WRITTEN) * BACK, STAYED)),
     (Kind.UNPERMUTE, ""): each(
-        (WRITTEN * BACK, ALL_TILES), (WRITTEN * BACK, OWNED),  # zeros
-        ((1 + WRITTEN) * BACK, OWNED), (BACK, OWNED), (WRITTEN * BACK, TOKENS),
+        (WRITTEN * BACK, ALL_TILES),
+        (WRITTEN * BACK, OWNED),  # zeros
+        ((1 + WRITTEN) * BACK, OWNED),
+        (BACK, OWNED),
+        (WRITTEN * BACK, TOKENS),
     ),
-}  # fmt: skip
+}
 # ---- MegaMoE ----
 MEGAMOE_ROWS: Costs = {
     (Kind.LAYOUT, ""): each((2 * IDS, TOKENS)),  # looked at twice
@@ -423,13 +452,11 @@ ROW_KERNELS: dict[str, Costs] = {
 
 PUSHES = each((PUSH * ROW, SENT), (PUSH * ROW, COPIES_IN))
 IN_SWITCH: Costs = {
-    # A token is stored once for all others, and once into the own memory; asked for once, and
-    # added to the own row.
+    # A token is stored once for all others, and once into its own memory; asked for once, and
+    # added to its own row.
     (Kind.DISPATCH_SEND, ""): PUSHES,
     (Kind.COMBINE_SEND, ""): each((PULL * BACK, SENT)),
-    (Kind.COMBINE_RECEIVE, ""): each(
-        (READ * BACK, SENT), (READ * BACK, COPIES_IN), (WRITE * BACK, TOKENS)
-    ),
+    (Kind.COMBINE_RECEIVE, ""): each((READ * BACK, SENT), (READ * BACK, COPIES_IN), (WRITE * BACK, TOKENS)),
 }
 LEFT, CAME = each((1, OWNED), (-1, STAYED)), each((1, PAIRS), (-1, STAYED))
 """(token, expert) that leave their owner, and that come to their expert's GPU."""
@@ -445,9 +472,7 @@ WARPS: Costs = {
     (Kind.DISPATCH_SEND, ""): each((A_ROW_OUT, COPIES_OUT), (A_ROW_OUT, COPIES_IN)),
     (Kind.DISPATCH_RECEIVE, ""): each((2 * (60 + 20) * NS, HELD)),
     (Kind.COMBINE_SEND, ""): each((40 * NS + 3 * (100 + 60) * NS // 2, HELD)),  # of four loads
-    (Kind.COMBINE_RECEIVE, ""): tuple(
-        sum(A_SUM[sources] for sources in of_owner) for of_owner in SOURCES
-    ),  # type: ignore[dict-item]  # three GPUs
+    (Kind.COMBINE_RECEIVE, ""): tuple(sum(A_SUM[sources] for sources in of_owner) for of_owner in SOURCES),  # type: ignore[dict-item]  # three GPUs
 }
 NCCL_SMS: Costs = {
     # Protocol LL passes a byte in 100 ps; what stays is read and written.
@@ -466,9 +491,7 @@ MOVERS: dict[str, Costs] = {
     "dysharp-fusion-only": {
         (Kind.DISPATCH_SEND, ""): each((PUSH * ROW, COPIES_OUT), (PUSH * ROW, COPIES_IN)),
         (Kind.COMBINE_SEND, ""): each((PULL * BACK, COPIES_OUT)),
-        (Kind.COMBINE_RECEIVE, ""): each(
-            (READ * BACK, COPIES_OUT), (READ * BACK, COPIES_IN), (WRITE * BACK, TOKENS)
-        ),
+        (Kind.COMBINE_RECEIVE, ""): each((READ * BACK, COPIES_OUT), (READ * BACK, COPIES_IN), (WRITE * BACK, TOKENS)),
     },
     "moe-hub": {
         (Kind.DISPATCH_SEND, ""): each((PUSH * (ROW + 8), OWNED)),  # the return address
@@ -503,17 +526,13 @@ MOVERS: dict[str, Costs] = {
     },
     "deepep-v2": {
         (Kind.DISPATCH_SEND, ""): each((PUSH * V2_SLOT, COPIES_OUT), (PUSH * V2_SLOT, COPIES_IN)),
-        (Kind.COMBINE_SEND, ""): each(
-            (PUSH * BACK, ALONE), (WRITE * BACK, SEVERAL[0]), (READ * BACK, SEVERAL[1])
-        ),
+        (Kind.COMBINE_SEND, ""): each((PUSH * BACK, ALONE), (WRITE * BACK, SEVERAL[0]), (READ * BACK, SEVERAL[1])),
     },
     "hybrid-ep": {
         # A look at each GPU for a row and for its gate weights, longer than the stores take.
         (Kind.DISPATCH_SEND, ""): each((30 * NS * 3 * 2, TOKENS)),
         # Into shared memory, and the sums out of it.
-        (Kind.COMBINE_SEND, ""): each(
-            (READ * HYBRID_BACK, COPIES_OUT), (READ * HYBRID_BACK, COPIES_IN)
-        ),
+        (Kind.COMBINE_SEND, ""): each((READ * HYBRID_BACK, COPIES_OUT), (READ * HYBRID_BACK, COPIES_IN)),
         (Kind.COMBINE_RECEIVE, ""): each((WRITE * HYBRID_BACK, TOKENS)),
     },
     "nvls": {
@@ -522,9 +541,7 @@ MOVERS: dict[str, Costs] = {
     },
     "flux": {
         (Kind.DISPATCH_SEND, ""): each((PULL * ROW, CAME)),
-        (Kind.COMBINE_SEND, ""): each(
-            (READ * BACK, PAIRS), (WRITE * BACK, COPIES_IN), (PUSH * BACK, FOREIGN)
-        ),
+        (Kind.COMBINE_SEND, ""): each((READ * BACK, PAIRS), (WRITE * BACK, COPIES_IN), (PUSH * BACK, FOREIGN)),
     },
     "comet": {
         (Kind.DISPATCH_SEND, ""): each((PULL * ROW, CAME)),
@@ -534,16 +551,12 @@ MOVERS: dict[str, Costs] = {
     "megamoe": MEGAMOE_SMS,
     "megamoe-hopper": MEGAMOE_SMS,
     "ccfuser": {
-        # A turn of a loop copies 4 KiB and waits for a peer's memory or the own; two or three rows.
-        (Kind.DISPATCH_SEND, ""): each(
-            (520 * NS, (2, 3, 2)), (60 * NS, (2, 2, 2)), (PULL * ROW, STAYED)
-        ),
+        # A turn of a loop copies 4 KiB and waits for a peer's memory or its own; two or three rows.
+        (Kind.DISPATCH_SEND, ""): each((520 * NS, (2, 3, 2)), (60 * NS, (2, 2, 2)), (PULL * ROW, STAYED)),
         # Or for the cache, a row of 3 KiB at a time.
-        (Kind.COMBINE_SEND, ""): each(
-            (20 * NS, PAIRS), (PUSH * BACK, CAME), (PULL * BACK, STAYED)
-        ),
+        (Kind.COMBINE_SEND, ""): each((20 * NS, PAIRS), (PUSH * BACK, CAME), (PULL * BACK, STAYED)),
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("scheme", KERNELS)
@@ -571,8 +584,9 @@ class TestForward:
         sharing = 1 if heights == 2 or scheme == "megamoe-hopper" else 2
         expected = {}
         for kind, columns, inner in (
-            (Kind.GEMM1, COLUMNS, HIDDEN), (Kind.GEMM2, HIDDEN, INTERMEDIATE),
-        ):  # fmt: skip
+            (Kind.GEMM1, COLUMNS, HIDDEN),
+            (Kind.GEMM2, HIDDEN, INTERMEDIATE),
+        ):
             expected[kind, "weights"] = each((heights, weights(columns, inner)))
             row = TWO * inner * column_tiles(scheme, columns) // sharing
             expected[kind, "activations"] = each((row, ROWS[scheme]))

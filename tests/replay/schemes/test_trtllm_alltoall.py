@@ -49,16 +49,23 @@ sides = each("scheme", [ONE, TWO], ids=["one", "two"])
 def layer(precision: str | Precision = "bf16", **more: object) -> LayerWork:
     ids = np.array([[0, 1], [0, 2], [2, 3], [3, 2], [1, 3]], np.int32)
     return small_layers.work(
-        ids, 2, 4, tokens_of_rank=[3, 2], precision=precision,
-        shape=ExpertShape(HIDDEN, INTERMEDIATE), **more,
-    )  # fmt: skip
+        ids,
+        2,
+        4,
+        tokens_of_rank=[3, 2],
+        precision=precision,
+        shape=ExpertShape(HIDDEN, INTERMEDIATE),
+        **more,
+    )
 
 
 def replay(work: LayerWork, scheme: object = ONE, system: str = "") -> tuple[TaskGraph, Machine]:
     changes = {
-        "hbm.read_efficiency": 0.5, "hbm.write_efficiency": 0.5, "overheads.row_copy_ns": 0.0,
+        "hbm.read_efficiency": 0.5,
+        "hbm.write_efficiency": 0.5,
+        "overheads.row_copy_ns": 0.0,
         "warp.release_ns": 40.0,
-    }  # fmt: skip
+    }
     loaded = hwmodel.load(system) if system else hwmodel.load("dgx-h100", {**ROUND, **changes})
     graph = GraphBuilder(KIND_NAMES)
     machine = Machine(loaded, graph, work.num_ranks)
@@ -127,8 +134,7 @@ def test_places_are_reserved_one_after_the_other() -> None:
     found = delays(graph, Kind.DISPATCH_SEND, 0)
     served = (1, 3, 4)
     assert found == [
-        60 * NS + 20 * NS * own + 2 * NS * all_before
-        for own, all_before in zip((1, 2, 1), served, strict=True)
+        60 * NS + 20 * NS * own + 2 * NS * all_before for own, all_before in zip((1, 2, 1), served, strict=True)
     ]
     assert delays(graph, Kind.DISPATCH_SEND, 1) == [(60 + 20 + 2) * NS, (60 + 40 + 6) * NS]
 
@@ -178,7 +184,7 @@ def test_lines_of_a_row() -> None:
     [(4, 148, (37, 1)), (8, 148, (37, 1)), (9, 148, (18, 2)), (72, 148, (4, 9)), (8, 132, (33, 1))],
 )
 def test_half_of_the_sms_send_and_receive(ranks: int, sms: int, grid: tuple[int, int]) -> None:
-    found = two_sided.Grid.of(ranks, sms)
+    found = two_sided.QueueGrid.of(ranks, sms)
     assert found == grid
     assert found.num_sms == 2 * grid[0] * grid[1] <= sms // 2
 
@@ -190,7 +196,7 @@ def test_rows_pass_queues_as_lines(rank: int) -> None:
     assert (out, back) == (19 * 128, 18 * 128)
     assert wire(graph, Kind.DISPATCH_UP, rank) == AWAY[rank] * write_packets(out)
     assert wire(graph, Kind.COMBINE_UP, rank) == AWAY[1 - rank] * write_packets(back)
-    # Rows of the own GPU pass a queue, too; a warp of two waits for its row before it stores it.
+    # Rows of its own GPU pass a queue, too; a warp of two waits for its row before it stores it.
     warp = (60 * NS + 1300 * NS + 10 * out) // 2
     assert on_sms(graph, machine, Kind.DISPATCH_SEND, rank) == pytest.approx(
         OWNED[rank] * max(10 * out, warp), rel=1e-5

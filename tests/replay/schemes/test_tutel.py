@@ -14,9 +14,10 @@ import tracegen
 from replay.chains.host_program import can_be_captured, typical_program
 from replay.chains.layer import build_layer
 from replay.engine import Timeline, schedule
+from replay.model.arrays import Ints
 from replay.model.machine.kinds import Kind
-from replay.model.machine.machine import Ints, Machine
-from replay.model.work.capacity import Carried, cut, largest_load, with_capacity
+from replay.model.machine.machine import Machine
+from replay.model.work.capacity import CarriedLayer, cut, largest_load, with_capacity
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
@@ -35,9 +36,7 @@ def tutel(**options: object) -> Scheme:
 @cache
 def skewed() -> LayerWork:
     """Eight GPUs with four experts each, 64 tokens each, weights 1 / (1 + e)."""
-    return small_layers.work(
-        small_layers.draw(512, 32, 2, skew=1.0, seed=4), 8, 32, shape=ExpertShape(96, 64)
-    )
+    return small_layers.work(small_layers.draw(512, 32, 2, skew=1.0, seed=4), 8, 32, shape=ExpertShape(96, 64))
 
 
 def histogram(work: LayerWork) -> np.ndarray:
@@ -64,9 +63,7 @@ def test_without_capacity_all_is_padded_to_the_hottest_expert_of_any_rank() -> N
     exact = port_bytes(build_layer(work, FLAT, SCHEMES["nccl-alltoall"])[0])
     sent = [sum(of["dispatch"]["uplink", gpu] for gpu in range(8)) for of in (carried, exact)]
     own = sum(counts[gpu, 4 * gpu : 4 * gpu + 4].sum() for gpu in range(8))
-    assert sent[0] / sent[1] == pytest.approx(
-        factor * (7 / 8) * counts.sum() / (counts.sum() - own)
-    )
+    assert sent[0] / sent[1] == pytest.approx(factor * (7 / 8) * counts.sum() / (counts.sum() - own))
 
 
 def test_padding_is_multiplied_and_activated() -> None:
@@ -117,9 +114,7 @@ def test_uneven_ranks_take_the_capacity_of_the_fullest() -> None:
 @every("options", [{"capacity": 1.0, "overlap_degree": 2}, {"capacity": -0.5}])
 @every("name", ["uniform 4 ranks", "zipf 8 ranks", "all slots empty", "backward"])
 def test_the_contract_holds_where_rows_are_dropped(name: str, options: dict[str, float]) -> None:
-    found = [
-        one for one in examine_case(case_of(tutel(**options), name)) if one.check != "communication"
-    ]
+    found = [one for one in examine_case(case_of(tutel(**options), name)) if one.check != "communication"]
     assert not found
 
 
@@ -135,7 +130,7 @@ class Silent(Tutel):
 class Elsewhere(Tutel):
     """Carries the first token to other experts than it chose."""
 
-    def carries(self, work: LayerWork) -> Carried:
+    def carries(self, work: LayerWork) -> CarriedLayer:
         ids = work.expert_ids.copy()
         ids[0] = (ids[0] + 1) % work.num_experts
         other = small_layers.work(ids, work.num_ranks, work.num_experts)
@@ -230,9 +225,7 @@ def test_even_uniform_routing_is_padded_and_zipf_several_times() -> None:
     """By the histogram alone, 256 tokens of each of eight GPUs for eight of 64 experts."""
     factors = {}
     for kind, more in (("uniform", {}), ("zipf", {"skew": 1.0})):
-        trace = tracegen.generate.generate(
-            kind, "olmoe-1b-7b", ranks=8, tokens_per_rank=256, layers=1, seed=1, **more
-        )
+        trace = tracegen.generate.generate(kind, "olmoe-1b-7b", ranks=8, tokens_per_rank=256, layers=1, seed=1, **more)
         ids = np.asarray(trace.expert_ids[0], np.int32)
         work = small_layers.work(ids, 8, 64)
         counts = histogram(work)

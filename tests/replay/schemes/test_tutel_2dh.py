@@ -12,10 +12,11 @@ from round_nodes import two_nodes
 import hwmodel
 from replay.chains.layer import build_layer
 from replay.engine import Timeline, schedule
+from replay.model.arrays import Ints
 from replay.model.collectives.pair_rules import PairRules
-from replay.model.collectives.point_to_point import Exchanged, all_to_all
+from replay.model.collectives.point_to_point import ExchangeTasks, all_to_all
 from replay.model.machine.kinds import DISPATCH, Kind
-from replay.model.machine.machine import Ints, Machine
+from replay.model.machine.machine import Machine
 from replay.schemes import SCHEMES
 from replay.schemes.contract.case import Case
 from replay.schemes.contract.checks import CHECKS
@@ -43,13 +44,11 @@ def exchanged(part: int = 1000) -> tuple[Machine, list[Ints], hierarchical.Hiera
     rules = PairRules(4)
     channels = machine.sms.channels("nccl", rules.num_channels)
 
-    def exchange(sizes: Ints, begun: Ints) -> Exchanged:
+    def exchange(sizes: Ints, begun: Ints) -> ExchangeTasks:
         asked.append(sizes)
         return all_to_all(machine, DISPATCH, channels, rules, sizes, begun, payload=True)
 
-    found = hierarchical.all_to_all(
-        machine, DISPATCH, np.full((4, 4), part), machine.mark(machine.ranks), exchange
-    )
+    found = hierarchical.all_to_all(machine, DISPATCH, np.full((4, 4), part), machine.mark(machine.ranks), exchange)
     return machine, asked, found, schedule(machine.graph.build())
 
 
@@ -67,18 +66,18 @@ def test_messages_have_a_part_for_each_node_and_then_for_each_gpu() -> None:
     assert sent == {(port, rank): two for port in PORTS for rank in range(4)}
     program = [one.name for one in machine.host.program]
     assert program == [
-        "order of local ranks", "all-to-all inside nodes", "order of nodes",
+        "order of local ranks",
+        "all-to-all inside nodes",
+        "order of nodes",
         "all-to-all between nodes",
-    ]  # fmt: skip
+    ]
 
 
 def test_the_whole_buffer_is_copied_before_each_exchange() -> None:
     _, _, _, timeline = exchanged()
     copies = np.flatnonzero(timeline.graph.kind == Kind.PERMUTE)
     read, written = 8, 4  # bytes a picosecond that memory reads, and writes
-    assert (
-        timeline.graph.duration_ps[copies].tolist() == [4 * 1000 // read + 4 * 1000 // written] * 8
-    )
+    assert timeline.graph.duration_ps[copies].tolist() == [4 * 1000 // read + 4 * 1000 // written] * 8
 
 
 def test_exchanges_follow_one_another() -> None:
@@ -99,7 +98,7 @@ def test_bytes_leave_in_the_first_exchange() -> None:
     src, dst = np.zeros(3, np.int64), np.array([2, 3, 1])
     tasks = found.leaves(src, dst, np.array([199_999, 0, 0]))
     graph = timeline.graph
-    assert (graph.kind[tasks] == Kind.DISPATCH_SEND).sum() == 2  # the own share is copied
+    assert (graph.kind[tasks] == Kind.DISPATCH_SEND).sum() == 2  # its own share is copied
     assert (graph.rank[tasks][1:] == 0).all()
     # To rank 3 by way of rank 1, behind what rank 1 itself gets.
     assert timeline.start_ps[tasks[1]] > timeline.start_ps[tasks[2]]
@@ -108,9 +107,7 @@ def test_bytes_leave_in_the_first_exchange() -> None:
 
 def test_one_node_has_one_exchange() -> None:
     layer, system = work(draw(40, 16, 4), 4, 16), hwmodel.load("dgx-h100-x2")
-    one, other = (
-        schedule(build_layer(layer, system, scheme)[0]) for scheme in (TWO_DH, SCHEMES["tutel"])
-    )
+    one, other = (schedule(build_layer(layer, system, scheme)[0]) for scheme in (TWO_DH, SCHEMES["tutel"]))
     assert np.array_equal(one.visible_ps, other.visible_ps)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from replay.experiments.layer.setup import set_up
 from replay.experiments.layer.spec import RunSpec
 from replay.experiments.serve.iteration import Load
-from replay.experiments.serve.layers import Layers
+from replay.experiments.serve.layers import ServedLayers
 from replay.experiments.serve.parts import EngineParts, LoadRows, sliced
 from replay.experiments.serve.routing import RoutingSource
 from replay.experiments.serve.times import ReplayedTimes
@@ -44,7 +44,7 @@ def times(
         spec = RunSpec.model_validate({"scheme": name, "phase": phase, "interleave": interleave})
         setup = set_up(spec, {})
         precision = Precision(shape.default_precision)
-        layers[phase] = Layers(
+        layers[phase] = ServedLayers(
             setup,
             RoutingSource(shape, RANKS, SAMPLE),
             phase,  # type: ignore[arg-type]  # one of the two above
@@ -69,9 +69,7 @@ def chain_ps(found: ReplayedTimes, loads: Sequence[Load], scheme: str, num_moe: 
     phase = "prefill" if any(one.prefill for one in loads) else "decode"
     setup = set_up(RunSpec.model_validate({"scheme": scheme, "phase": phase}), {})
     most = max(one.tokens for one in loads)
-    trace = generate(
-        "uniform", found.shape, ranks=len(loads), tokens_per_rank=most, layers=num_moe, phase=phase
-    )
+    trace = generate("uniform", found.shape, ranks=len(loads), tokens_per_rank=most, layers=num_moe, phase=phase)
     whole = setup.chain_settings.batch(trace, setup.system, 0)
     place = np.arange(whole.num_tokens) - np.repeat(np.arange(len(loads)) * most, most)
     wanted = np.array([one.tokens for one in loads])[whole.source_rank]

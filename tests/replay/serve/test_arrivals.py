@@ -16,9 +16,16 @@ from replay.experiments.serve.arrivals.result import ArrivalResult
 from replay.experiments.serve.arrivals.spec import ArrivalSpec
 
 SMALL = ArrivalSpec(
-    model="deepseek-v2-lite", system="dgx-h100", decode_gpus=2, requests=8, chunk=128, prompt=100,
-    output=7, tolerance=1.0, sample_layers=1,
-)  # fmt: skip
+    model="deepseek-v2-lite",
+    system="dgx-h100",
+    decode_gpus=2,
+    requests=8,
+    chunk=128,
+    prompt=100,
+    output=7,
+    tolerance=1.0,
+    sample_layers=1,
+)
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +76,7 @@ def test_identity_is_of_requests_and_rules(together: ArrivalResult, tmp_path: Pa
 
 def test_caches_take_the_time_of_the_network() -> None:
     """One request; its 100 positions go at 50 MB/s to the GPU that decodes it."""
-    slow = SMALL.changed(
-        prefill_gpus=2, overrides={"nic.bandwidth_GB_per_s": 0.05, "nic.efficiency": 1.0}
-    )
+    slow = SMALL.changed(prefill_gpus=2, overrides={"nic.bandwidth_GB_per_s": 0.05, "nic.efficiency": 1.0})
     result = EXPERIMENT.run(slow, arrivals="1", count=1)
     served, nbytes = result.served, 100 * result.caches[0].position_bytes
     assert served and served.handover
@@ -159,9 +164,7 @@ def test_schemes_are_ranked_by_what_a_request_takes() -> None:
         assert one.served is not None and one.headline_us == one.served.e2e.mean_us
     first, second = compared.ranking
     assert first.headline_us <= second.headline_us
-    other = EXPERIMENT.compare(
-        SMALL, ["deepep-ll", "dysharp"], arrivals="50", count=4, baseline="dysharp"
-    )
+    other = EXPERIMENT.compare(SMALL, ["deepep-ll", "dysharp"], arrivals="50", count=4, baseline="dysharp")
     assert other.speed_up("dysharp") == 1 and other.results == compared.results
 
 
@@ -184,10 +187,25 @@ def moereplay(*arguments: str) -> int:
 @pytest.mark.extended
 def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     settings = [
-        "--model", "deepseek-v2-lite", "--system", "dgx-h100", "--decode-gpus", "2",
-        "--requests", "8", "--chunk", "128", "--prompt", "100", "--output", "7",
-        "--tolerance", "1.0", "--sample-layers", "1",
-    ]  # fmt: skip
+        "--model",
+        "deepseek-v2-lite",
+        "--system",
+        "dgx-h100",
+        "--decode-gpus",
+        "2",
+        "--requests",
+        "8",
+        "--chunk",
+        "128",
+        "--prompt",
+        "100",
+        "--output",
+        "7",
+        "--tolerance",
+        "1.0",
+        "--sample-layers",
+        "1",
+    ]
     out = tmp_path / "served.json"
     search = ["--arrivals", "9", "--count", "24", "--search", "--tpot-ms", "20", "--ttft-ms", "40"]
     assert moereplay(*settings, *search, "--rate-tolerance", "0.5", "--json", str(out)) == 0

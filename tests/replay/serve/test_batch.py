@@ -91,9 +91,7 @@ def test_verified_drafts_make_fewer_and_larger_iterations() -> None:
     drafts = Drafts(1, 0.5)
     decode(found, [ints(100)], [ints(9)], drafts)
     assert drafts.tokens_per_step == 1.5
-    assert [load for (load,) in counting.loads] == [
-        Load(1, 2, 100 + grown) for grown in (0, 1, 3, 4, 6, 7)
-    ]
+    assert [load for (load,) in counting.loads] == [Load(1, 2, 100 + grown) for grown in (0, 1, 3, 4, 6, 7)]
 
 
 @given(st.integers(1, 8), st.floats(0, 0.99))

@@ -16,23 +16,21 @@ from replay.experiments.serve import replay
 from replay.experiments.serve.arrivals import replay as arriving
 from replay.experiments.serve.arrivals.experiment import EXPERIMENT as ARRIVALS
 from replay.experiments.serve.arrivals.spec import ArrivalSpec
-from replay.experiments.serve.batch import Decoded, Spending, decode
+from replay.experiments.serve.batch import DecodeRun, IterationCosts, decode
 from replay.experiments.serve.experiment import EXPERIMENT
 from replay.experiments.serve.iteration import Load
 from replay.experiments.serve.parts import EngineParts, LoadRows
 from replay.experiments.serve.room import least_room_of
 from replay.experiments.serve.rules import Drafts
 from replay.experiments.serve.serving import Pool
-from replay.experiments.serve.setup import Setup
+from replay.experiments.serve.setup import ServingSetup
 from replay.experiments.serve.spec import InferSpec
 from replay.experiments.serve.times import SPENT, ReplayedTimes
 from replay.model.work.kernel_lists import RankedOperation
 from tests.replay.serve.serving import RANKS, times
 from tracegen.models import load
 
-SMALL = InferSpec(
-    model="olmoe-1b-7b", decode_gpus=2, requests=8, prompt=64, output=6, chunk=256, sample_layers=1
-)
+SMALL = InferSpec(model="olmoe-1b-7b", decode_gpus=2, requests=8, prompt=64, output=6, chunk=256, sample_layers=1)
 KEYS = 2 * 2048 * 2
 """Bytes of a position in a layer of OLMoE: keys and values of all heads, BF16."""
 
@@ -92,9 +90,10 @@ def test_a_draft_joins_two_normed_rows_passes_a_layer_and_asks_for_one_token(
     """The head has one row of each of 32 requests, though 96 tokens were verified."""
     monkeypatch.setattr(EngineParts, "moe", lambda self, stream, rows: stream.noted.append("moe"))
     monkeypatch.setattr(
-        EngineParts, "ends",
+        EngineParts,
+        "ends",
         lambda self, stream, rows: stream.noted.append(("ends", rows.sampled.tolist())),
-    )  # fmt: skip
+    )
     stream = NotedStream()
     rows = LoadRows.of_loads([Load(32, 3, 32_000)], (128, 128), 1)
     times().parts.draft(cast("Any", stream), rows)
@@ -135,8 +134,8 @@ def test_iterations_last_until_the_mean_has_made_all_tokens(
 
 def test_times_per_token_are_those_of_iterations_over_their_tokens() -> None:
     """Two drafts of which half are accepted: 1.75 tokens a step; seven are asked for, then ten."""
-    spending = Spending([7_000_000, 14_000_000, 21_000_000, 28_000_000, 35_000_000, 35_000_000])
-    made = Decoded(spending, 17, np.array([70_000_000, 140_000_000]))
+    spending = IterationCosts([7_000_000, 14_000_000, 21_000_000, 28_000_000, 35_000_000, 35_000_000])
+    made = DecodeRun(spending, 17, np.array([70_000_000, 140_000_000]))
     setup = SimpleNamespace(drafts=Drafts(2, 0.5))
     found = replay._per_token(cast("Any", setup), made, [np.array([7]), np.array([10])])
     assert found.tokens_per_step == 1.75
@@ -195,15 +194,15 @@ def test_one_layer_makes_all_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_iteration_has_the_drafts_of_every_request_at_most() -> None:
-    made = Setup.of(SMALL.changed(speculative="3:0.5"))
+    made = ServingSetup.of(SMALL.changed(speculative="3:0.5"))
     assert made.times["decode"].layers["decode"].most == 8 * 4
-    assert Setup.of(SMALL).times["decode"].layers["decode"].most == 8
+    assert ServingSetup.of(SMALL).times["decode"].layers["decode"].most == 8
 
 
 def test_sixteen_drafts_are_possible_and_no_more() -> None:
-    assert Setup.of(SMALL.changed(speculative="16:1")).drafts == Drafts(16, 1.0)
+    assert ServingSetup.of(SMALL.changed(speculative="16:1")).drafts == Drafts(16, 1.0)
     with pytest.raises(UserError, match="1 to 16 drafts"):
-        Setup.of(SMALL.changed(speculative="17:1"))
+        ServingSetup.of(SMALL.changed(speculative="17:1"))
 
 
 def test_requests_that_arrive_are_decoded_with_the_drafts_asked_for(

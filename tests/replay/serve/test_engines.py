@@ -10,10 +10,10 @@ import pytest
 from replay.chains.host_program import typical_program
 from replay.errors import UserError
 from replay.experiments.serve import layers
-from replay.experiments.serve.engines import ENGINES, NODE_NS, REPLAY_US, Engine, engine_of
+from replay.experiments.serve.engines import ENGINES, NODE_NS, REPLAY_US, EngineHost, engine_of
 from replay.experiments.serve.experiment import EXPERIMENT
 from replay.experiments.serve.iteration import Load, PromptPiece
-from replay.experiments.serve.setup import Setup
+from replay.experiments.serve.setup import ServingSetup
 from replay.experiments.serve.spec import InferSpec
 from replay.experiments.serve.times import ReplayedTimes
 from replay.model.machine.host import Operation
@@ -26,7 +26,7 @@ DECODE = [Load(64, 1, 64 * 1000)] * RANKS
 PROMPT = [Load(prefill=(PromptPiece(256, 0),))] * RANKS
 
 
-def under(engine: Engine | None, **more: object) -> ReplayedTimes:
+def under(engine: EngineHost | None, **more: object) -> ReplayedTimes:
     return dataclasses.replace(times(), engine=engine, **more)
 
 
@@ -39,12 +39,12 @@ def on_gpu(loads: list[Load]) -> int:
 
 def kernels(loads: list[Load]) -> int:
     """What the host says of a graph's nodes, told by a node that takes a microsecond each."""
-    spent = under(Engine(overlaps=False)).spent_ps(loads)["host"]
+    spent = under(EngineHost(overlaps=False)).spent_ps(loads)["host"]
     return round((spent / US - REPLAY_US) / (NODE_NS / 1000))
 
 
 def test_a_host_in_turn_adds_its_time_and_the_launch_of_the_graph() -> None:
-    found = under(Engine(900, overlaps=False))
+    found = under(EngineHost(900, overlaps=False))
     launch = round((REPLAY_US + NODE_NS / 1000 * kernels(DECODE)) * US)
     assert found.time_ps(DECODE) == on_gpu(DECODE) + 900 * US + launch
     # Prompts are launched kernel by kernel: the first one is waited for, the others run beside.
@@ -54,10 +54,10 @@ def test_a_host_in_turn_adds_its_time_and_the_launch_of_the_graph() -> None:
 
 def test_a_host_beside_its_gpus_is_waited_for_where_it_is_longer() -> None:
     step = on_gpu(DECODE)
-    assert under(Engine(900)).time_ps(DECODE) == step > 900 * US
+    assert under(EngineHost(900)).time_ps(DECODE) == step > 900 * US
     launch = round((REPLAY_US + NODE_NS / 1000 * kernels(DECODE)) * US)
-    assert under(Engine(1e5)).time_ps(DECODE) == 100 * MS + launch
-    assert under(Engine(1e5)).spent_ps(DECODE)["host"] == 100 * MS + launch - step
+    assert under(EngineHost(1e5)).time_ps(DECODE) == 100 * MS + launch
+    assert under(EngineHost(1e5)).spent_ps(DECODE)["host"] == 100 * MS + launch - step
 
 
 def test_kernels_of_a_layer_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,66 +69,60 @@ def test_kernels_of_a_layer_are_counted_once(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(layers, "typical_program", program)
     fresh = {name: dataclasses.replace(one) for name, one in times().layers.items()}
-    found = under(Engine(900), layers=fresh)
+    found = under(EngineHost(900), layers=fresh)
     assert found.time_ps(DECODE) == found.time_ps(DECODE)
     assert len(counted) == 1
 
 
 def test_a_host_that_takes_no_time_leaves_the_gpus_their_own() -> None:
-    assert under(Engine()).time_ps(DECODE) == on_gpu(DECODE)
+    assert under(EngineHost()).time_ps(DECODE) == on_gpu(DECODE)
     assert "host" not in under(None).spent_ps(DECODE)
     nothing = [Load()] * RANKS
-    assert under(Engine(900, overlaps=False)).time_ps(nothing) == 0
+    assert under(EngineHost(900, overlaps=False)).time_ps(nothing) == 0
 
 
 def test_a_step_has_the_kernels_of_its_layers() -> None:
     """DeepSeek-V2-Lite: 26 MoE layers, one without experts, and both ends."""
-    found, shape = under(Engine()), times().shape
+    found, shape = under(EngineHost()), times().shape
     short = shape.model_copy(update={"num_layers": shape.num_layers - 1})
     parts = dataclasses.replace(found.parts, shape=short)
     fewer = dataclasses.replace(found, shape=short, parts=parts)
-    engine = Engine(overlaps=False)
-    spent = [
-        dataclasses.replace(one, engine=engine).spent_ps(DECODE)["host"] for one in (found, fewer)
-    ]
+    engine = EngineHost(overlaps=False)
+    spent = [dataclasses.replace(one, engine=engine).spent_ps(DECODE)["host"] for one in (found, fewer)]
     layer = round((spent[0] - spent[1]) / US / (NODE_NS / 1000))
     per_layer = found.layers["decode"].kernels
-    assert (
-        per_layer == 7
-    )  # of deepep-ll under SGLang: ids, dispatch, GEMMs, two between them, combine
+    assert per_layer == 7  # of deepep-ll under SGLang: ids, dispatch, GEMMs, two between them, combine
     assert layer > per_layer
 
 
 @pytest.mark.parametrize("travels", [True, False])
 def test_batches_are_padded_up_to_the_next_graph_of_the_fullest_worker(travels: bool) -> None:
-    engine = Engine(captured=(1, 32, 64, 128), pads_travel=travels)
+    engine = EngineHost(captured=(1, 32, 64, 128), pads_travel=travels)
     loads = [Load(60, 1, 60 * 1000), *[Load(30, 1, 30 * 1000)] * (RANKS - 1)]
     padded = [Load(64, 1, one.positions) for one in loads]
     found, wanted = (under(engine).spent_ps(loads), under(engine).spent_ps(padded))
     for cause in ("attention", "dense", "head", "launches"):
         assert found[cause] == wanted[cause]
-    assert found["attention"] > under(Engine()).spent_ps(loads)["attention"]
+    assert found["attention"] > under(EngineHost()).spent_ps(loads)["attention"]
     plain = under(None).spent_ps(loads)
     for cause in ("experts", "exchange"):
         assert found[cause] == (wanted if travels else plain)[cause]
     # What has a graph of its size is left as it is.
-    assert under(engine).spent_ps(DECODE) == under(Engine()).spent_ps(DECODE)
-    assert under(engine).spent_ps(PROMPT) == under(Engine()).spent_ps(PROMPT)
+    assert under(engine).spent_ps(DECODE) == under(EngineHost()).spent_ps(DECODE)
+    assert under(engine).spent_ps(PROMPT) == under(EngineHost()).spent_ps(PROMPT)
 
 
 def test_more_than_the_largest_graph_is_launched_kernel_by_kernel() -> None:
     layers = times().layers["decode"]
     spec = layers.setup.spec.changed(launch="eager")
-    eager = dataclasses.replace(
-        layers, setup=dataclasses.replace(layers.setup, spec=spec), _launch=None, _exact={}
-    )
-    found = under(Engine(captured=(1, 32)), uncaptured=eager)
+    eager = dataclasses.replace(layers, setup=dataclasses.replace(layers.setup, spec=spec), _launch=None, _exact={})
+    found = under(EngineHost(captured=(1, 32)), uncaptured=eager)
     gap = times().system.overheads
-    assert found.spent_ps(DECODE)["launches"] > under(Engine()).spent_ps(DECODE)["launches"]
-    alone = under(Engine(captured=(1, 32), overlaps=False), uncaptured=eager)
+    assert found.spent_ps(DECODE)["launches"] > under(EngineHost()).spent_ps(DECODE)["launches"]
+    alone = under(EngineHost(captured=(1, 32), overlaps=False), uncaptured=eager)
     assert alone.spent_ps(DECODE)["host"] == gap.launch_ps
     few = [Load(32, 1, 32_000)] * RANKS
-    assert found.spent_ps(few) == under(Engine()).spent_ps(few)
+    assert found.spent_ps(few) == under(EngineHost()).spent_ps(few)
 
 
 def test_sizes_of_engines() -> None:
@@ -137,8 +131,12 @@ def test_sizes_of_engines() -> None:
     for name, wanted in {"sglang": 12, "vllm": 16, "tensorrt-llm": 16}.items():
         assert ENGINES[name].padded(9) == wanted
     assert [ENGINES["vllm"].padded(one) for one in (3, 250, 257, 512, 513)] == [
-        4, 256, 272, 512, 513,
-    ]  # fmt: skip
+        4,
+        256,
+        272,
+        512,
+        513,
+    ]
     assert not ENGINES["tensorrt-llm"].is_captured(129) and ENGINES["megatron"].is_captured(129)
     assert all(list(sizes) == sorted(set(sizes)) for sizes in captured.values())
     assert ENGINES["sglang"].padded(0) == 0
@@ -147,26 +145,30 @@ def test_sizes_of_engines() -> None:
 def test_settings_go_before_the_engine_s_own() -> None:
     assert engine_of(None, None, None, None) is None
     assert engine_of("vllm", None, None, None) == ENGINES["vllm"]
-    assert engine_of("vllm", 100, False, "8, 4,4") == Engine(100, False, (4, 8))
-    assert engine_of(None, 100, None, None) == Engine(100)
+    assert engine_of("vllm", 100, False, "8, 4,4") == EngineHost(100, False, (4, 8))
+    assert engine_of(None, 100, None, None) == EngineHost(100)
     assert engine_of("sglang", None, None, "any").captured == ()
     for text in ("0", "4,x", "", "4,,8", "-4", "65537", "9" * 5000):
-        with pytest.raises(
-            UserError, match=r"--captured '.*: expected batch sizes from 1 to 65536"
-        ):
+        with pytest.raises(UserError, match=r"--captured '.*: expected batch sizes from 1 to 65536"):
             engine_of(None, None, None, text)
 
 
 def test_a_batch_says_what_its_host_takes() -> None:
     asked = InferSpec(
-        model="olmoe-1b-7b", decode_gpus=2, requests=7, prompt=64, output=4, chunk=256,
-        sample_layers=1, scheme="nvls",
-    )  # fmt: skip
+        model="olmoe-1b-7b",
+        decode_gpus=2,
+        requests=7,
+        prompt=64,
+        output=4,
+        chunk=256,
+        sample_layers=1,
+        scheme="nvls",
+    )
     plain = EXPERIMENT.run(asked)
     found = EXPERIMENT.run(asked, engine="megatron", engine_host_us=500)
     host = found.decode.spent_us["host"] / found.decode.iterations
     assert 500 + REPLAY_US < host < 500 + 2 * REPLAY_US
     assert found.tpot.mean_us == pytest.approx(plain.tpot.mean_us + host, rel=0.001)
     assert "host" not in plain.decode.spent_us
-    padded = Setup.of(asked.changed(engine="sglang", tp=2))
+    padded = ServingSetup.of(asked.changed(engine="sglang", tp=2))
     assert padded.times["decode"].layers["decode"].most == 8  # 14 of a worker run as 16

@@ -18,14 +18,12 @@ from replay.experiments.serve.requests import lengths_of
 from replay.experiments.serve.result import InferComparison, named
 from replay.experiments.serve.room import ServingRoom, least_room_of
 from replay.experiments.serve.routing import RoutingSource
-from replay.experiments.serve.setup import Setup
+from replay.experiments.serve.setup import ServingSetup
 from replay.experiments.serve.spec import InferSpec
 from tracegen.generate import generate
 from tracegen.models import load
 
-SMALL = InferSpec(
-    model="olmoe-1b-7b", decode_gpus=2, requests=8, prompt=64, output=6, chunk=256, sample_layers=1
-)
+SMALL = InferSpec(model="olmoe-1b-7b", decode_gpus=2, requests=8, prompt=64, output=6, chunk=256, sample_layers=1)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +77,7 @@ def test_more_tokens_than_can_be_drawn_are_refused() -> None:
 
 
 def test_what_cannot_fit_is_refused_before_anything_is_replayed() -> None:
-    setup = Setup.of(SMALL.changed(prompt=2**20, chunk=32))
+    setup = ServingSetup.of(SMALL.changed(prompt=2**20, chunk=32))
     with pytest.raises(UserError, match=r" 0\.0 GB of buffers"):
         carry_out(setup)
     times = setup.times["decode"]
@@ -112,9 +110,7 @@ def test_other_gpus_prefill_and_hand_over(compared: InferComparison) -> None:
     assert apart.decode.spent_us == compared["deepep-ll"].decode.spent_us
 
 
-def test_a_comparison_says_who_was_left_out_and_reads_back(
-    compared: InferComparison, tmp_path: Path
-) -> None:
+def test_a_comparison_says_who_was_left_out_and_reads_back(compared: InferComparison, tmp_path: Path) -> None:
     assert compared.baseline == "deepep-ll"
     path = tmp_path / "compared.json"
     compared.save(path)
@@ -131,9 +127,9 @@ def test_a_comparison_says_who_was_left_out_and_reads_back(
 
 
 def test_equal_settings_have_one_identity() -> None:
-    first, second = Setup.of(SMALL), Setup.of(SMALL.changed(fit=False))
+    first, second = ServingSetup.of(SMALL), ServingSetup.of(SMALL.changed(fit=False))
     assert first.run_id == second.run_id
-    assert first.run_id != Setup.of(SMALL.changed(prompt=65)).run_id
+    assert first.run_id != ServingSetup.of(SMALL.changed(prompt=65)).run_id
 
 
 def test_schemes_of_prompts_and_of_decoding() -> None:
@@ -146,17 +142,13 @@ def test_schemes_of_prompts_and_of_decoding() -> None:
 
 
 def test_to_name_one_scheme_allows_no_other_of_the_document(tmp_path: Path) -> None:
-    (tmp_path / "planted.py").write_text(
-        f"from pathlib import Path\nPath({str(tmp_path / 'executed')!r}).touch()"
-    )
+    (tmp_path / "planted.py").write_text(f"from pathlib import Path\nPath({str(tmp_path / 'executed')!r}).touch()")
     planted = f"{tmp_path / 'planted.py'}:Planted"
     for other, own in (("scheme", "prefill_scheme"), ("prefill_scheme", "scheme")):
         with pytest.raises(UserError, match="allow-code"):
             EXPERIMENT.run(SMALL.changed(**{own: planted}), **{other: "deepep"})
         with pytest.raises(UserError, match="allow-code"):
-            EXPERIMENT.compare(
-                SMALL.changed(**{own: planted})
-            )  # whose usual schemes are those of the spec
+            EXPERIMENT.compare(SMALL.changed(**{own: planted}))  # whose usual schemes are those of the spec
         assert not (tmp_path / "executed").exists()
 
 
@@ -188,7 +180,7 @@ def test_a_result_says_which_file_its_scheme_was(tmp_path: Path) -> None:
 )
 def test_impossible_settings_are_refused(settings: dict[str, object], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        Setup.of(SMALL.changed(**settings)).times["decode"]
+        ServingSetup.of(SMALL.changed(**settings)).times["decode"]
 
 
 def test_lengths_of_a_trace_are_those_of_its_requests() -> None:
@@ -197,14 +189,9 @@ def test_lengths_of_a_trace_are_those_of_its_requests() -> None:
     counts = np.bincount(trace.tokens.request)
     assert prompt.tolist() == counts.tolist()
     assert output.tolist() == [1] * len(counts)
-    decoded = generate(
-        "uniform", "olmoe-1b-7b", ranks=2, tokens_per_rank=3, layers=1, steps=4, phase="decode"
-    )
+    decoded = generate("uniform", "olmoe-1b-7b", ranks=2, tokens_per_rank=3, layers=1, steps=4, phase="decode")
     prompt, output = lengths_of(decoded)
-    first = [
-        decoded.tokens.position[decoded.tokens.request == request].min()
-        for request in range(len(prompt))
-    ]
+    first = [decoded.tokens.position[decoded.tokens.request == request].min() for request in range(len(prompt))]
     assert prompt.tolist() == np.maximum(first, 1).tolist()
     assert output.tolist() == [4 + 1] * len(prompt)
 
@@ -220,7 +207,7 @@ def test_layers_of_a_trace_are_spread_over_the_model() -> None:
 
 def test_a_trace_with_gpus_of_its_own_is_refused() -> None:
     with pytest.raises(UserError, match="GPUs of their own"):
-        Setup.of(InferSpec(trace="toy-uniform"))
+        ServingSetup.of(InferSpec(trace="toy-uniform"))
 
 
 def test_the_command_shows_both_phases(capsys: pytest.CaptureFixture[str]) -> None:

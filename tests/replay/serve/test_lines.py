@@ -9,13 +9,13 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from replay.experiments.serve.layers import MOST_CUTS, Layers, Moe
+from replay.experiments.serve.layers import MOST_CUTS, Moe, ServedLayers
 from tests.replay.serve.serving import times
 
 MOST = 1000
 
 
-class Known(Layers):
+class Known(ServedLayers):
     """Layers whose times are a function of the tokens."""
 
     def __init__(self, time: Callable[[int], float], tolerance: float) -> None:

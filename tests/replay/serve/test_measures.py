@@ -15,9 +15,9 @@ from replay.errors import UserError
 from replay.experiments.serve.book import ServedRun
 from replay.experiments.serve.capacity import most
 from replay.experiments.serve.iteration import Load
-from replay.experiments.serve.measures import Limits, Served, measure, percentiles
+from replay.experiments.serve.measures import Limits, ServingRun, measure, percentiles
 from replay.experiments.serve.requests import Requests, drawn, lengths
-from replay.experiments.serve.rules import Batching
+from replay.experiments.serve.rules import BatchRule
 from replay.experiments.serve.serving import Pool, serve
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "oracle"))
@@ -36,7 +36,7 @@ class PerToken:
         return 1000 * US + 10 * US * max(load.tokens for load in loads)
 
 
-RULES = Batching(cache_tokens=400, block=16, max_requests=16, max_batched_tokens=64)
+RULES = BatchRule(cache_tokens=400, block=16, max_requests=16, max_batched_tokens=64)
 ARRIVING = drawn(120, (lengths("uniform:5:90"), lengths("uniform:1:30")), seed=4).at_rate(900.0)
 
 
@@ -45,7 +45,7 @@ def run(requests: Requests) -> ServedRun:
 
 
 @pytest.fixture(scope="module")
-def served() -> Served:
+def served() -> ServingRun:
     return measure(run(ARRIVING), Limits(ttft_us=60_000, tpot_us=1_600))
 
 
@@ -57,7 +57,7 @@ def tokens() -> list[list[int]]:
     return [request.tokens for request in plain_serving.serve(rows, PerToken(), RULES)]
 
 
-def test_latencies(served: Served, tokens: list[list[int]]) -> None:
+def test_latencies(served: ServingRun, tokens: list[list[int]]) -> None:
     arrival = ARRIVING.arrival_ps
     several = [times for times in tokens if len(times) > 1]
     expected = {
@@ -78,7 +78,7 @@ def test_latencies(served: Served, tokens: list[list[int]]) -> None:
     assert served.itl.max_us > served.tpot.max_us, "who is put back waits between two tokens"
 
 
-def test_throughput_and_goodput(served: Served, tokens: list[list[int]]) -> None:
+def test_throughput_and_goodput(served: ServingRun, tokens: list[list[int]]) -> None:
     span_s = max(times[-1] for times in tokens) / 1e12
     assert served.span_us == pytest.approx(span_s * 1e6)
     assert served.output_tokens_per_s == pytest.approx(sum(map(len, tokens)) / span_s)
@@ -97,7 +97,7 @@ def test_throughput_and_goodput(served: Served, tokens: list[list[int]]) -> None
     assert not served.goodput.is_met
 
 
-def test_a_limit_is_kept_by_who_takes_just_as_long(served: Served) -> None:
+def test_a_limit_is_kept_by_who_takes_just_as_long(served: ServingRun) -> None:
     assert served.tpot is not None
     slowest = Limits(ttft_us=served.ttft.max_us, tpot_us=served.tpot.max_us, percentile=100)
     just = measure(run(ARRIVING), slowest).goodput
@@ -109,7 +109,7 @@ def test_a_limit_is_kept_by_who_takes_just_as_long(served: Served) -> None:
     assert missed.share < 1 and not missed.is_met
 
 
-def test_use_over_time(served: Served) -> None:
+def test_use_over_time(served: ServingRun) -> None:
     """Means over time are sums over requests, by Little's law."""
     (group,) = served.groups
     waited_s = served.waited.mean_us * 120 / 1e6
@@ -121,12 +121,10 @@ def test_use_over_time(served: Served) -> None:
     assert group.most_waiting > 0 and group.workers == 2
     assert len(group.moments) <= 200 and group.moments[0].time_us == 0
     assert max(moment.waiting for moment in group.moments) <= group.most_waiting
-    assert Served.model_validate_json(served.model_dump_json()) == served
+    assert ServingRun.model_validate_json(served.model_dump_json()) == served
 
 
-@given(
-    values=st.lists(st.tuples(st.integers(0, 10**12), st.integers(1, 5)), min_size=1, max_size=30)
-)
+@given(values=st.lists(st.tuples(st.integers(0, 10**12), st.integers(1, 5)), min_size=1, max_size=30))
 def test_percentiles_of_counted_values(values: list[tuple[int, int]]) -> None:
     found = percentiles(*np.array(values).T)
     flat = np.repeat(*np.array(values).T)
@@ -145,7 +143,7 @@ def test_the_largest_rate_is_that_of_a_queue_of_one_server() -> None:
     class One(PerToken):
         num_workers = 1
 
-    batching = Batching(cache_tokens=800, max_requests=1, max_batched_tokens=100)
+    batching = BatchRule(cache_tokens=800, max_requests=1, max_batched_tokens=100)
     even = drawn(100, (lengths("100"), lengths("10")), burstiness=float("inf"))
 
     def serve_one(requests: Requests) -> ServedRun:

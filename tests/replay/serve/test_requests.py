@@ -58,9 +58,7 @@ def test_lengths() -> None:
     assert np.log(lognormal).std() == pytest.approx(0.5, rel=0.02)
 
 
-@every(
-    "text", ["", "0", "1.5", "-3", "nan", "1e99", "uniform:5:3", "uniform:1", "lognormal:8", "a:b"]
-)
+@every("text", ["", "0", "1.5", "-3", "nan", "1e99", "uniform:5:3", "uniform:1", "lognormal:8", "a:b"])
 def test_lengths_are_refused(text: str) -> None:
     with pytest.raises(UserError, match="expected a number of tokens such as 1024, uniform"):
         lengths(text)

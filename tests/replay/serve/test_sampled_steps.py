@@ -8,27 +8,30 @@ import pytest
 
 import tracegen
 from replay.errors import UserError
-from replay.experiments.serve.layers import Layers, Moe
-from replay.experiments.serve.setup import Setup
+from replay.experiments.serve.layers import Moe, ServedLayers
+from replay.experiments.serve.setup import ServingSetup
 from replay.experiments.serve.spec import InferSpec
 
 ASKED = InferSpec(
-    trace="gpt-oss-20b-decode", decode_gpus=4, requests=32, prompt=64, output=4, sample_layers=1,
+    trace="gpt-oss-20b-decode",
+    decode_gpus=4,
+    requests=32,
+    prompt=64,
+    output=4,
+    sample_layers=1,
     scheme="deepep-ll",
-)  # fmt: skip
+)
 
 
-def decoding(spec: InferSpec) -> Layers:
-    return Setup.of(spec).times["decode"].layers["decode"]
+def decoding(spec: InferSpec) -> ServedLayers:
+    return ServingSetup.of(spec).times["decode"].layers["decode"]
 
 
-def at_step(layers: Layers, step: int, monkeypatch: pytest.MonkeyPatch) -> Moe:
+def at_step(layers: ServedLayers, step: int, monkeypatch: pytest.MonkeyPatch) -> Moe:
     """Time of a layer in one step of the trace."""
     with monkeypatch.context() as patch:
         patch.setattr(type(layers.routing), "step", lambda *_: step)
-        alone = dataclasses.replace(
-            layers, routing=dataclasses.replace(layers.routing, sample_steps=None), _exact={}
-        )
+        alone = dataclasses.replace(layers, routing=dataclasses.replace(layers.routing, sample_steps=None), _exact={})
         return alone.at(32, 64)
 
 
@@ -48,6 +51,6 @@ def test_it_is_the_mean_of_steps_in_the_middles_of_stretches(
 
 def test_it_is_of_recorded_traces_alone_and_says_nothing_where_nobody_asks() -> None:
     with pytest.raises(UserError, match="steps are of a recorded trace"):
-        Setup.of(InferSpec(model="olmoe-1b-7b", sample_steps=2, decode_gpus=2))
+        ServingSetup.of(InferSpec(model="olmoe-1b-7b", sample_steps=2, decode_gpus=2))
     assert "sample_steps" not in ASKED.model_dump()
-    assert Setup.of(ASKED).run_id != Setup.of(ASKED.changed(sample_steps=2)).run_id
+    assert ServingSetup.of(ASKED).run_id != ServingSetup.of(ASKED.changed(sample_steps=2)).run_id

@@ -15,7 +15,7 @@ from replay.errors import UserError
 from replay.experiments.serve.book import ServedRun
 from replay.experiments.serve.iteration import Load
 from replay.experiments.serve.requests import Requests, drawn, lengths
-from replay.experiments.serve.rules import Batching, Drafts, Router
+from replay.experiments.serve.rules import BatchRule, Drafts, Router
 from replay.experiments.serve.serving import Pool, serve
 
 FIXED, TOKEN = 1000, 10
@@ -38,9 +38,9 @@ def at(arrivals: list[int], prompt: int, output: int) -> Requests:
     return Requests(np.array(arrivals), np.full(count, prompt), np.full(count, output), "by hand")
 
 
-def rules(**others: object) -> Batching:
+def rules(**others: object) -> BatchRule:
     values = {"cache_tokens": 100_000, "max_batched_tokens": 500, "max_requests": 100, **others}
-    return Batching(**values)
+    return BatchRule(**values)
 
 
 def test_alone_a_request_waits_for_nothing() -> None:
@@ -70,10 +70,7 @@ def test_pieces_of_prompts_go_beside_decoding() -> None:
     times = PerToken()
     requests = at([0, 1, 1], 300, 40)
     serve(requests, Pool(times, rules(max_batched_tokens=200), 1))
-    shown = [
-        (load.decoding, load.positions, [tuple(piece) for piece in load.prefill])
-        for (load,) in times.loads[:6]
-    ]
+    shown = [(load.decoding, load.positions, [tuple(piece) for piece in load.prefill]) for (load,) in times.loads[:6]]
     assert shown == [
         (0, 0, [(200, 0)]),
         (0, 0, [(100, 200), (100, 0)]),
@@ -110,8 +107,10 @@ def test_prefills_come_first_where_the_policy_says_so() -> None:
         Pool(times, rules(max_batched_tokens=700, policy="whole-prompts"), 1),
     )
     assert [[tuple(piece) for piece in load.prefill] for (load,) in times.loads[:3]] == [
-        [(300, 0)], [(300, 0), (300, 0)], [],
-    ]  # fmt: skip
+        [(300, 0)],
+        [(300, 0), (300, 0)],
+        [],
+    ]
     times = PerToken()
     serve(at([0], 900, 2), Pool(times, rules(policy="whole-prompts"), 1))
     assert times.loads[0][0].prefill == ((900, 0),), "alone it may be longer than an iteration"
@@ -127,9 +126,7 @@ def test_workers_end_an_iteration_together() -> None:
 
 def test_routers() -> None:
     """The second and the fourth are done at once; the last two come while an iteration runs."""
-    requests = Requests(
-        np.array([0, 0, 0, 0, 1300, 1300]), np.full(6, 10), np.array([9, 1, 9, 1, 9, 9]), "by hand"
-    )
+    requests = Requests(np.array([0, 0, 0, 0, 1300, 1300]), np.full(6, 10), np.array([9, 1, 9, 1, 9, 9]), "by hand")
 
     def sent(router: Router) -> list[int]:
         return serve(requests, Pool(PerToken(2), rules(), 2), router=router).book.worker.tolist()
@@ -150,8 +147,9 @@ def test_a_full_cache_puts_back_the_last_and_prefills_it_again() -> None:
     again = [load.prefill for (load,) in times.loads if load.prefill][1]
     assert again == ((13, 0),)
     assert [load.decoding for (load,) in times.loads] == [0, 2, 2, 2, 2, 1, 1, 1, 0, 1, 1]
-    kept = serve(at([0, 0], 8, 8), Pool(PerToken(), rules(
-        cache_tokens=24, block=1, max_requests=2, reserve=1.0), 1)).book  # fmt: skip
+    kept = serve(
+        at([0, 0], 8, 8), Pool(PerToken(), rules(cache_tokens=24, block=1, max_requests=2, reserve=1.0), 1)
+    ).book
     assert not kept.preemptions.any() and kept.waited[1] > 0
 
 
@@ -206,10 +204,10 @@ def test_drafts() -> None:
 
 
 @st.composite
-def runs(draw: st.DrawFn) -> tuple[ServedRun, PerToken, Batching]:
+def runs(draw: st.DrawFn) -> tuple[ServedRun, PerToken, BatchRule]:
     times = PerToken(draw(st.integers(1, 3)))
     drafts = draw(st.sampled_from([Drafts(), Drafts(2, 0.6)]))
-    batching = Batching(
+    batching = BatchRule(
         policy=draw(st.sampled_from(["mixed", "prefill-first", "whole-prompts"])),
         cache_tokens=draw(st.integers(80, 200)),
         block=draw(st.sampled_from([1, 4, 16])),
@@ -229,15 +227,13 @@ def runs(draw: st.DrawFn) -> tuple[ServedRun, PerToken, Batching]:
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])  # draws are whole runs
 @given(run=runs())
 def test_nothing_is_lost_and_no_limit_is_passed(
-    run: tuple[ServedRun, PerToken, Batching],
+    run: tuple[ServedRun, PerToken, BatchRule],
 ) -> None:
     found, times, batching = run
     book, iterations = found.book, found.groups[0].iterations
     # Conservation: every token is generated once, every prompt is prefilled once if not put back.
     assert sum(one.generated for one in iterations) == found.requests.output.sum()
-    prefilled = sum(
-        piece.tokens for loads in times.loads for load in loads for piece in load.prefill
-    )
+    prefilled = sum(piece.tokens for loads in times.loads for load in loads for piece in load.prefill)
     assert prefilled == sum(one.prefilled for one in iterations)
     if not book.preemptions.any():
         assert prefilled == found.requests.prompt.sum()
@@ -264,7 +260,7 @@ def test_nothing_is_lost_and_no_limit_is_passed(
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])  # draws are whole runs
 @given(run=runs())
-def test_littles_law(run: tuple[ServedRun, PerToken, Batching]) -> None:
+def test_littles_law(run: tuple[ServedRun, PerToken, BatchRule]) -> None:
     """Places held by iterations are time spent in them by requests: L = lambda W, both counted."""
     found = run[0]
     book, requests = found.book, found.requests

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from replay.experiments.serve.iteration import Load
 from replay.experiments.serve.requests import Requests
-from replay.experiments.serve.rules import Batching, Drafts
+from replay.experiments.serve.rules import BatchRule, Drafts
 from replay.experiments.serve.serving import Pool, serve
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "oracle"))
@@ -43,10 +43,10 @@ DRAFTS = st.just(Drafts()) | st.builds(
 
 
 @st.composite
-def rules(draw: st.DrawFn, queries: int) -> Batching:
+def rules(draw: st.DrawFn, queries: int) -> BatchRule:
     block = draw(st.integers(1, 4))
     most = draw(st.integers(1, 5))
-    return Batching(
+    return BatchRule(
         policy=draw(st.sampled_from(["mixed", "prefill-first", "whole-prompts"])),
         block=block,
         # The longest request fits, and little more.
@@ -131,9 +131,7 @@ def test_what_is_left_of_the_cache_is_free_again() -> None:
         "twice",
     )
     for reserve in (0.0, 1.0):
-        batching = Batching(
-            cache_tokens=80, block=4, max_requests=8, max_batched_tokens=16, reserve=reserve
-        )
+        batching = BatchRule(cache_tokens=80, block=4, max_requests=8, max_batched_tokens=16, reserve=reserve)
         book = serve(requests, Pool(Linear(1), batching, 1)).book
         assert np.array_equal(book.finished[20:] - later, book.finished[:20])
         assert book.preemptions.any() == (reserve == 0), "reserve = 1: none is put back"

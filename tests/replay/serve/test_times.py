@@ -12,7 +12,7 @@ from replay.engine import GraphBuilder, schedule
 from replay.experiments.ask import collective
 from replay.experiments.serve.iteration import Load, PromptPiece
 from replay.experiments.serve.parts import LoadRows, sliced
-from replay.experiments.serve.stream import Stream
+from replay.experiments.serve.stream import KernelTotals
 from replay.experiments.serve.times import ReplayedTimes
 from replay.model.compute.dense import Between
 from replay.model.machine.kinds import KIND_NAMES
@@ -33,12 +33,8 @@ UNEVEN = {
 
 def short(found: ReplayedTimes) -> ReplayedTimes:
     """The first layers of the model: one without experts and two with some; no ends."""
-    shape = found.shape.model_copy(
-        update={"num_layers": SAMPLE + len(found.shape.dense_layers), "vocab": None}
-    )
-    return dataclasses.replace(
-        found, shape=shape, parts=dataclasses.replace(found.parts, shape=shape)
-    )
+    shape = found.shape.model_copy(update={"num_layers": SAMPLE + len(found.shape.dense_layers), "vocab": None})
+    return dataclasses.replace(found, shape=shape, parts=dataclasses.replace(found.parts, shape=shape))
 
 
 @pytest.mark.parametrize("what", ["decode", "prompt"])
@@ -60,7 +56,7 @@ def test_a_stream_takes_what_the_schedule_of_its_kernels_takes() -> None:
     found = times()
     for loads in (EVEN["decode"], EVEN["prompt"], UNEVEN["requests"]):
         rows = LoadRows.of_loads(loads, (128, 128), 1)
-        stream = Stream(found.system, "graph", RANKS)
+        stream = KernelTotals(found.system, "graph", RANKS)
         found.parts.moe(stream, rows)
         builder = GraphBuilder(KIND_NAMES)
         machine = Machine(found.system, builder, RANKS, launch="graph")
@@ -76,16 +72,12 @@ def test_a_stream_takes_what_the_schedule_of_its_kernels_takes() -> None:
 
 def test_a_longer_cache_costs_its_bytes_and_nothing_else() -> None:
     found, shape = times(), times().shape
-    before, after = (
-        found.spent_ps([Load(64, 1, 64 * positions)] * RANKS) for positions in (8000, 9000)
-    )
+    before, after = (found.spent_ps([Load(64, 1, 64 * positions)] * RANKS) for positions in (8000, 9000))
     width = (shape.kv_lora_rank or 0) + (shape.qk_rope_head_dim or 0)
     rate = found.system.attention.decode_stream_rate
     grown = shape.num_layers * rate.duration_ps(64 * 1000 * width * 2)
     assert after["attention"] - before["attention"] == pytest.approx(grown, abs=shape.num_layers)
-    assert {k: v for k, v in after.items() if k != "attention"} == {
-        k: v for k, v in before.items() if k != "attention"
-    }
+    assert {k: v for k, v in after.items() if k != "attention"} == {k: v for k, v in before.items() if k != "attention"}
 
 
 def test_prompts_and_decoded_tokens_share_projections_and_nothing_else() -> None:
@@ -94,12 +86,12 @@ def test_prompts_and_decoded_tokens_share_projections_and_nothing_else() -> None
     mixed = Load(48, 1, 48 * 1000, (PromptPiece(256, 0),))
     took = {}
     for name, one in (("prompt", prompt), ("decoded", decoded), ("mixed", mixed)):
-        stream = Stream(found.system, "eager", 1)
+        stream = KernelTotals(found.system, "eager", 1)
         found.parts.moe(stream, LoadRows.of_loads([one], (128, 128), 1))
         took[name] = int(stream.total_ps[0])
     assert max(took["prompt"], took["decoded"]) < took["mixed"] < took["prompt"] + took["decoded"]
     # Attention of decoded tokens is a kernel of its own, beside that of prompts.
-    longer = Stream(found.system, "eager", 1)
+    longer = KernelTotals(found.system, "eager", 1)
     more = Load(48, 1, 48 * 9000, (PromptPiece(256, 0),))
     found.parts.moe(longer, LoadRows.of_loads([more], (128, 128), 1))
     shape, system = found.shape, found.system
@@ -117,9 +109,7 @@ def test_queries_of_one_request_attend_to_each_other() -> None:
 
 
 def test_a_piece_counts_tiles_as_batches_do() -> None:
-    rows = LoadRows.of_loads(
-        [Load(prefill=(PromptPiece(300, 200), PromptPiece(5, 0)))], (128, 128), 1
-    )
+    rows = LoadRows.of_loads([Load(prefill=(PromptPiece(300, 200), PromptPiece(5, 0)))], (128, 128), 1)
     # Last queries of the tiles are 328, 456, 500 and 5, which see 3, 4, 4 and 1 tiles of keys.
     assert rows.pairs.tolist() == [128 * 128 * (3 + 4 + 4 + 1)]
     assert rows.prefill.blocks == [4] and rows.prefill.longest == [128 * 128 * 4]
@@ -134,11 +124,9 @@ def test_drafts_cost_a_layer_and_a_head_each() -> None:
     verified = dataclasses.replace(found)
     whole = verified.spent_ps(loads)
     plain = found.spent_ps([Load(96, 1, 96 * 1000)] * RANKS)
-    assert whole["experts"] / plain["experts"] == pytest.approx(
-        1 + 2 / found.shape.num_moe_layers, rel=0.05
-    )
+    assert whole["experts"] / plain["experts"] == pytest.approx(1 + 2 / found.shape.num_moe_layers, rel=0.05)
     rows = LoadRows.of_loads([Load(96, 1, 0)], (128, 128), 1)
-    stream = Stream(found.system, "graph", 1)
+    stream = KernelTotals(found.system, "graph", 1)
     found.parts.ends(stream, rows)
     assert whole["head"] > plain["head"] == int(stream.spent_ps["head"][0])
 
@@ -154,8 +142,7 @@ def test_only_asked_rows_pass_the_head() -> None:
     # read to choose.
     stream = found.system.hbm.stream_ps
     more = [
-        int(stream(2 * nbytes)) - int(stream(nbytes))
-        for nbytes in (vocab * 6, vocab * 8, vocab * 8, vocab * 4 + 4)
+        int(stream(2 * nbytes)) - int(stream(nbytes)) for nbytes in (vocab * 6, vocab * 8, vocab * 8, vocab * 4 + 4)
     ]
     one, two = (found.system.compute.gemm_time_ps(rows, vocab, hidden, "bf16") for rows in (1, 2))
     assert many - few == pytest.approx(sum(more) + two - one, abs=10)

@@ -13,18 +13,30 @@ from loops import every
 import hwmodel
 from replay.chains.replay import Replay
 from replay.experiments.layer.setup import set_up, spec_of
+from replay.model.arrays import Ints
 from replay.model.compute.dense import Between
 from replay.schemes.registry import COMPARED
 from replay.steps.layer_passes import LayerPasses
-from replay.steps.times import Ints, Timed
+from replay.steps.times import PassTime
 from tracegen.generate import generate
 from tracegen.models import ModelShape
 
 SMALL = ModelShape(
-    name="small", hidden=4096, moe_intermediate=1024, num_experts=16, topk=4, num_shared_experts=1,
-    shared_intermediate=1024, num_layers=3, dense_layers=(0,), dense_intermediate=4096, gated=True,
-    num_heads=32, num_kv_heads=8, head_dim=128,
-)  # fmt: skip
+    name="small",
+    hidden=4096,
+    moe_intermediate=1024,
+    num_experts=16,
+    topk=4,
+    num_shared_experts=1,
+    shared_intermediate=1024,
+    num_layers=3,
+    dense_layers=(0,),
+    dense_intermediate=4096,
+    gated=True,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+)
 H100 = hwmodel.load("dgx-h100")
 # One of each way to wait for others; STEPS.md has all.
 RUNS = ("nccl-alltoall", "tutel", "deepep", "deepep-ll", "flashdmoe", "dysharp")
@@ -38,7 +50,7 @@ class Compared(NamedTuple):
     barrier_us: float
 
 
-def timed_links(ready: Replay) -> list[Timed]:
+def timed_links(ready: Replay) -> list[PassTime]:
     """Replay the passes of a chain one by one."""
     found = []
     for link in ready.links:
@@ -57,7 +69,7 @@ def timed_links(ready: Replay) -> list[Timed]:
     return found
 
 
-def composed(passes: Iterable[Timed]) -> Ints:
+def composed(passes: Iterable[PassTime]) -> Ints:
     """When each GPU is through with passes that all begin at once: (rank,) picoseconds."""
     ended: Ints = np.zeros(1, np.int64)  # of all GPUs alike
     for one in passes:
@@ -70,9 +82,13 @@ def compared(scheme: str, machine: hwmodel.System = H100, ranks: int = 4) -> Com
     trace = generate("zipf", SMALL, ranks=ranks, tokens_per_rank=16, seed=2, skew=0.5)
     both = "backward" in COMPARED[scheme].passes
     settings = {
-        "scheme": scheme, "system": machine, "ranks": ranks, "phase": "prefill",
-        "direction": "training" if both else "forward", "precision": "bf16",
-    }  # fmt: skip
+        "scheme": scheme,
+        "system": machine,
+        "ranks": ranks,
+        "phase": "prefill",
+        "direction": "training" if both else "forward",
+        "precision": "bf16",
+    }
     spec, system_given, given = spec_of(None, settings)
     setup = set_up(spec, {"content_id": trace.content_id}, system_given, given)
     ready = setup.prepared(trace)
@@ -98,7 +114,7 @@ def test_several_nodes_compose_as_one_does() -> None:
 
 def test_gpus_that_do_not_meet_go_on_alone() -> None:
     own, met, none = np.array([3, 5]), np.array([10, 20]), np.zeros(2, np.int64)
-    by_itself = Timed(own, none, {"dense": own})
-    together = Timed(own, met, {"attention": own, "experts": met})
+    by_itself = PassTime(own, none, {"dense": own})
+    together = PassTime(own, met, {"attention": own, "experts": met})
     assert composed([by_itself, by_itself]).tolist() == [6, 10]
     assert composed([by_itself, together, by_itself]).tolist() == [10 + 10 + 3, 10 + 20 + 5]

@@ -20,17 +20,29 @@ from replay.model.work.kernel_lists import RankedOperation
 from replay.steps.copies import ChunkParameters, synchronise_ps, update_ps
 from replay.steps.ends import EndKernels
 from replay.steps.plan import ParallelPlan
-from replay.steps.shared import Shared
+from replay.steps.shared import SharedTimes
 from replay.steps.times import StageHop
 from tracegen import models
 from tracegen.models import ModelShape
 
 H100 = hwmodel.load("dgx-h100")
 SHAPE = ModelShape(
-    name="small", hidden=2048, moe_intermediate=512, num_experts=8, topk=2, num_shared_experts=1,
-    shared_intermediate=512, num_layers=4, dense_layers=(0,), dense_intermediate=4096, gated=True,
-    num_heads=16, num_kv_heads=4, head_dim=128, vocab=32_000,
-)  # fmt: skip
+    name="small",
+    hidden=2048,
+    moe_intermediate=512,
+    num_experts=8,
+    topk=2,
+    num_shared_experts=1,
+    shared_intermediate=512,
+    num_layers=4,
+    dense_layers=(0,),
+    dense_intermediate=4096,
+    gated=True,
+    num_heads=16,
+    num_kv_heads=4,
+    head_dim=128,
+    vocab=32_000,
+)
 LATENT = models.load("deepseek-v2-lite")
 PLAN = ParallelPlan(tp=2, cp=4, dp=2, pp=2, ep=4, micro_batch=3, micro_batches=5)
 SEQUENCE = 512
@@ -62,8 +74,8 @@ class NotedGroups:
         return StageHop(nbytes, 7)
 
 
-def shared(plan: ParallelPlan = PLAN, shape: ModelShape = SHAPE) -> tuple[Shared, NotedGroups]:
-    one, groups = Shared(shape, H100, plan, SEQUENCE, "bf16"), NotedGroups()
+def shared(plan: ParallelPlan = PLAN, shape: ModelShape = SHAPE) -> tuple[SharedTimes, NotedGroups]:
+    one, groups = SharedTimes(shape, H100, plan, SEQUENCE, "bf16"), NotedGroups()
     one.__dict__["groups"] = groups  # a cached property
     return one, groups
 
@@ -83,9 +95,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Noted:
     def exchanges(self: ListedKernels, row: RankedOperation, one: object) -> None:
         seen.append(("exchange", row.of.collective, int(row.moves.max())))
 
-    def attention(
-        self: ListedKernels, scores: Scores[Any], key: int, value: int, nbytes: Any
-    ) -> None:
+    def attention(self: ListedKernels, scores: Scores[Any], key: int, value: int, nbytes: Any) -> None:
         seen.append(("attention", scores, key, value, int(nbytes.max())))
 
     for name, note in (("_memory", memory), ("_products", products), ("_exchanges", exchanges)):
@@ -170,9 +180,7 @@ def test_latent_vectors_of_a_slice_are_expanded_where_it_is(noted: Noted) -> Non
     heads, nope, rope, value = 8, 128, 64, 128
     own = POSITIONS // 4
     expanded = noted.index(("gemm", own, heads * (nope + value), 512))
-    assert noted[expanded + 1] == (
-        "memory", (2 * ROWS * heads * rope + own * heads * (2 * nope + rope)) * 2
-    )  # fmt: skip
+    assert noted[expanded + 1] == ("memory", (2 * ROWS * heads * rope + own * heads * (2 * nope + rope)) * 2)
     assert noted[expanded + 2] == ("exchange", AG, POSITIONS * heads * (nope + rope + value) * 2)
     assert ("gemm", OWN, 512 + rope, 2048) in noted
 
@@ -217,13 +225,8 @@ def test_a_token_is_joined_with_the_next_one_by_hand(noted: Noted) -> None:
 
 def test_a_head_is_multiplied_in_fp32_where_layers_are() -> None:
     plan = ParallelPlan()
-    narrow, wide = (
-        Shared(SHAPE, H100, plan, SEQUENCE, one).head.forward.own[0] for one in ("bf16", "fp32")
-    )
-    gemms = [
-        H100.compute.gemm_time_ps(SEQUENCE, 32_000, 2048, one, H100.sm.num_sms)
-        for one in ("bf16", "fp32")
-    ]
+    narrow, wide = (SharedTimes(SHAPE, H100, plan, SEQUENCE, one).head.forward.own[0] for one in ("bf16", "fp32"))
+    gemms = [H100.compute.gemm_time_ps(SEQUENCE, 32_000, 2048, one, H100.sm.num_sms) for one in ("bf16", "fp32")]
     assert wide - narrow == pytest.approx(gemms[1] - gemms[0], rel=0.01)
     assert gemms[1] > 1.5 * gemms[0]
 

@@ -32,9 +32,7 @@ def replayed(system: hwmodel.System, what: Collective, nbytes: int, ranks: int) 
 
 @pytest.mark.parametrize(("system", "ranks"), [(H100, 8), (TWO, 16)])
 def test_large_collectives_take_what_their_replay_takes(system: hwmodel.System, ranks: int) -> None:
-    half, most = (
-        replayed(system, "reduce_scatter", nbytes, ranks) for nbytes in (LARGEST // 2, LARGEST)
-    )
+    half, most = (replayed(system, "reduce_scatter", nbytes, ranks) for nbytes in (LARGEST // 2, LARGEST))
     found = GroupTimes(system).collective_ps("reduce_scatter", 4 * LARGEST, ranks)
     assert found == most + 6 * (most - half)
     exact = replayed(system, "reduce_scatter", 4 * LARGEST, ranks)
@@ -54,9 +52,7 @@ def test_members_of_other_nodes_have_their_own_network_card() -> None:
 def test_neighbours_exchange_as_on_the_machine_itself() -> None:
     groups = GroupTimes(TWO)
     assert spread(TWO, 8, 1) is TWO
-    assert groups.collective_ps("all_gather", 1 << 20, 4) == GroupTimes(H100).collective_ps(
-        "all_gather", 1 << 20, 4
-    )
+    assert groups.collective_ps("all_gather", 1 << 20, 4) == GroupTimes(H100).collective_ps("all_gather", 1 << 20, 4)
     assert groups.collective_ps("all_gather", 1 << 20, 1) == 0
 
 
@@ -133,7 +129,7 @@ def test_machines_without_nccl_exchange_by_engines() -> None:
     done = dma.all_to_all(machine, DISPATCH, sizes, begun, payload=False).done
     gather = int(schedule(machine.graph.build()).visible_ps[done].max())
     assert groups.collective_ps("all_gather", nbytes, ranks) == gather
-    # Vector cores add up: what came and the own part are read, and the sum is written.
+    # Vector cores add up: what came and its own part are read, and the sum is written.
     adding = int(machine.costs.stream(nbytes * 9 // 8).ps)
     assert groups.collective_ps("reduce_scatter", nbytes, ranks) == gather + adding
     assert groups.hop(1 << 20, 8, crosses=True).duration_ps > 0

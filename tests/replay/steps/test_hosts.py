@@ -19,18 +19,25 @@ from replay.steps.layer_passes import LayerPasses, with_hosts
 from replay.steps.plan import ParallelPlan
 from replay.steps.replays import StepReplays
 from replay.steps.stretches import Stretch
-from replay.steps.times import Cause, PassTimes, Timed
+from replay.steps.times import Cause, PassTime, PassTimes
 from tracegen.models import ModelShape
 
 RANKS, TOKENS = 4, 64
 SHAPE = ModelShape(
-    name="small", hidden=1024, moe_intermediate=256, num_experts=8, topk=2, num_layers=2,
-    dense_layers=(0,), dense_intermediate=2048, gated=True, num_heads=8, num_kv_heads=8,
+    name="small",
+    hidden=1024,
+    moe_intermediate=256,
+    num_experts=8,
+    topk=2,
+    num_layers=2,
+    dense_layers=(0,),
+    dense_intermediate=2048,
+    gated=True,
+    num_heads=8,
+    num_kv_heads=8,
     head_dim=128,
-)  # fmt: skip
-FREE = {
-    f"overheads.{name}_us": 0.0 for name in ("launch", "graph_launch", "host_sync", "poll_pinned")
-}
+)
+FREE = {f"overheads.{name}_us": 0.0 for name in ("launch", "graph_launch", "host_sync", "poll_pinned")}
 SCHEMES = ("nccl-alltoall", "deepep", "dysharp")
 
 
@@ -51,7 +58,7 @@ def replayed(
     return [passes.dense(), passes.moe(links[0, False, 0], links[0, True, 0])]
 
 
-def parts(layers: list[PassTimes]) -> dict[tuple[int, str], Timed]:
+def parts(layers: list[PassTimes]) -> dict[tuple[int, str], PassTime]:
     found = {}
     for number, layer in enumerate(layers):
         for field in dataclasses.fields(layer):
@@ -61,7 +68,7 @@ def parts(layers: list[PassTimes]) -> dict[tuple[int, str], Timed]:
     return found
 
 
-def host_ps(one: Timed) -> int:
+def host_ps(one: PassTime) -> int:
     return int(np.sum(one.causes.get("host", 0)))
 
 
@@ -136,9 +143,10 @@ def test_parts_that_no_launch_holds_up_are_replayed_once(monkeypatch: pytest.Mon
     for name in ("replay_moe", "replay_stretch"):
         real = getattr(layer_passes, name)
         monkeypatch.setattr(
-            layer_passes, name,
+            layer_passes,
+            name,
             lambda *given, real=real, name=name: calls.append(name) or real(*given),  # type: ignore[func-returns-value]
-        )  # fmt: skip
+        )
     replayed("dysharp", overrides=FREE)
     assert calls.count("replay_moe") == 2
     assert calls.count("replay_stretch") == 2 + 2 * 2
@@ -150,8 +158,10 @@ def test_causes_by_hand() -> None:
     free = {"experts": np.array([11, 11]), "exchange": np.array([3, 1])}
     found = with_hosts(causes, free)  # type: ignore[arg-type]  # words
     assert {cause: times.tolist() for cause, times in found.items()} == {
-        "experts": [11, 10], "exchange": [3, 1], "host": [5, 0],
-    }  # fmt: skip
+        "experts": [11, 10],
+        "exchange": [3, 1],
+        "host": [5, 0],
+    }
 
 
 def test_kernels_outside_of_layers_cost_what_their_pass_costs() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import hwmodel
 from replay.errors import UserError
 from replay.steps import activations, memory, parameters, recipes
-from replay.steps.memory import GIB, Kept, StageMemory
+from replay.steps.memory import GIB, StageMemory, StageRetention
 from replay.steps.plan import ParallelPlan
 from tracegen import models
 
@@ -28,7 +28,7 @@ def megatron(recipe: recipes.Recipe) -> list[StageMemory]:
     with Megatron Core" (arXiv 2603.07685) takes apart. Which of the four stages is meant is not
     said; with 60 layers in flight it is the third."""
     plan = ParallelPlan(pp=4, vpp=4, ep=64, dp=64, layers=(4,) * 15 + (1,), micro_batches=32)
-    held = [Kept(tuple(range(k, 16, 4)), 2 * (3 - k) + 3 * 4 + 1) for k in range(4)]
+    held = [StageRetention(tuple(range(k, 16, 4)), 2 * (3 - k) + 3 * 4 + 1) for k in range(4)]
     return memory.stages(V3, plan, recipe, 4096, held)
 
 
@@ -65,7 +65,7 @@ def test_model_states_are_those_of_another_count() -> None:
     gradients, 5.52 of the optimiser. It slices neither the shared expert nor a projection of
     queries over tp, and the shared expert's optimiser over fewer GPUs than have it."""
     plan = ParallelPlan(tp=2, pp=16, ep=8, dp=32, layers=(4,) * 15 + (1,), micro_batches=16)
-    held = [Kept((k,), 1) for k in range(16)]
+    held = [StageRetention((k,), 1) for k in range(16)]
     found = memory.stages(V3, plan, recipes.find("megatron-bf16-moments"), 4096, held)[5]
     assert found.weights / GIB == pytest.approx(11.64, rel=0.02)
     assert found.gradients / GIB == pytest.approx(23.3, rel=0.02)
@@ -152,7 +152,7 @@ def test_dense_layers_and_unknown_parts() -> None:
 
 
 def one_stage(plan: ParallelPlan, recipe: recipes.Recipe = BF16, copies: int = 1) -> StageMemory:
-    return memory.stages(LITE, plan, recipe, 256, [Kept((0,), 1)], copies=copies)[0]
+    return memory.stages(LITE, plan, recipe, 256, [StageRetention((0,), 1)], copies=copies)[0]
 
 
 def test_a_single_gpu_has_the_whole_model() -> None:
@@ -166,9 +166,7 @@ def test_a_single_gpu_has_the_whole_model() -> None:
 
 
 @given(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2]), st.sampled_from([1, 2]))
-def test_the_optimiser_is_sliced_over_all_that_have_the_same_weights(
-    ep: int, cp: int, copies: int
-) -> None:
+def test_the_optimiser_is_sliced_over_all_that_have_the_same_weights(ep: int, cp: int, copies: int) -> None:
     plan = ParallelPlan(dp=8, cp=cp, ep=ep * cp)
     found = one_stage(plan, copies=copies)
     count = parameters.count(LITE)
@@ -181,13 +179,10 @@ def test_the_optimiser_is_sliced_over_all_that_have_the_same_weights(
 
 def test_activations_are_those_in_flight_and_hops_those_of_a_pipeline() -> None:
     plan = ParallelPlan(pp=2, micro_batches=4)
-    first, last = memory.stages(LITE, plan, BF16, 256, [Kept((0,), 2), Kept((1,), 1)])
+    first, last = memory.stages(LITE, plan, BF16, 256, [StageRetention((0,), 2), StageRetention((1,), 1)])
     layers = {0: range(14), 1: range(14, 27)}
     for stage, count, times in ((first, 0, 2), (last, 1, 1)):
-        kept = sum(
-            activations.of_layer(LITE, layer, BF16, "none", 256, 6 * 256)[0]
-            for layer in layers[count]
-        )
+        kept = sum(activations.of_layer(LITE, layer, BF16, "none", 256, 6 * 256)[0] for layer in layers[count])
         assert stage.activations == times * kept
         assert stage.hops == 4 * 256 * 2048 * 2
     assert first.logits == 0 and last.logits > 0
@@ -201,17 +196,14 @@ def test_zero_experts_are_chosen_and_keep_no_rows() -> None:
     """LongCat: of 768 experts 256 compute nothing, so that a third of twelve choices is no row."""
     shape = models.load("longcat-flash")
     assert (shape.num_experts, shape.num_ffn_experts, shape.topk) == (768, 512, 12)
-    kept = sum(
-        activations.of_layer(shape, layer, BF16, "none", 256, 8 * 256)[0]
-        for layer in range(shape.num_layers)
-    )
-    found = memory.stages(shape, ParallelPlan(), BF16, 256, [Kept((0,), 1)])[0]
+    kept = sum(activations.of_layer(shape, layer, BF16, "none", 256, 8 * 256)[0] for layer in range(shape.num_layers))
+    found = memory.stages(shape, ParallelPlan(), BF16, 256, [StageRetention((0,), 1)])[0]
     assert found.activations == kept
 
 
 def test_both_ends_of_a_pipeline_have_tied_weights_and_one_stage_has_them_once() -> None:
     tied = LITE.model_copy(update={"tied_embeddings": True})
-    ends, held = 2 * 102400 * 2048, [Kept((0,), 1), Kept((1,), 1)]
+    ends, held = 2 * 102400 * 2048, [StageRetention((0,), 1), StageRetention((1,), 1)]
     plain = memory.stages(LITE, ParallelPlan(pp=2), BF16, 256, held)
     assert memory.stages(tied, ParallelPlan(pp=2), BF16, 256, held) == plain
     one = memory.stages(tied, ParallelPlan(), BF16, 256, held[:1])[0]
@@ -221,9 +213,9 @@ def test_both_ends_of_a_pipeline_have_tied_weights_and_one_stage_has_them_once()
 def test_a_stage_of_two_chunks_has_both_and_prediction_of_more_tokens_brings_its_ends() -> None:
     plan = ParallelPlan(pp=2, mtp=1, ep=8, dp=8)
     ends = 2 * 129280 * 7168  # of weights in BF16
-    apart = memory.stages(V3, plan, BF16, 64, [Kept((0,), 1), Kept((1,), 1)])
+    apart = memory.stages(V3, plan, BF16, 64, [StageRetention((0,), 1), StageRetention((1,), 1)])
     assert apart[1].logits == 2 * 64 * 129280 * 6  # both predictions
-    joint = memory.stages(V3, plan, BF16, 64, [Kept((0, 1), 2), Kept((1, 0), 2)])
+    joint = memory.stages(V3, plan, BF16, 64, [StageRetention((0, 1), 2), StageRetention((1, 0), 2)])
     assert joint[0] == joint[1]
     assert joint[0].weights == apart[0].weights + apart[1].weights - ends  # one embedding
     assert joint[0].activations == apart[0].activations + apart[1].activations
@@ -233,7 +225,7 @@ def test_plans_that_do_not_fit_are_refused_with_what_would() -> None:
     system = hwmodel.load("dgx-h100")
 
     def needs(plan: ParallelPlan) -> list[StageMemory]:
-        held = [Kept((k,), plan.pp - k) for k in range(plan.pp)]
+        held = [StageRetention((k,), plan.pp - k) for k in range(plan.pp)]
         return memory.stages(QWEN, plan, BF16, 4096, held)
 
     fits = ParallelPlan(dp=4, pp=2, ep=4, recompute="full", micro_batches=8)
@@ -241,9 +233,7 @@ def test_plans_that_do_not_fit_are_refused_with_what_would() -> None:
     with pytest.raises(UserError) as refusal:
         memory.require(QWEN, fits.model_copy(update={"ep": 2, "micro_batch": 2}), system, needs)
     first, second = str(refusal.value).splitlines()
-    assert (
-        first.startswith("plan: stage 0 needs 94.3 GiB") and "dgx-h100 has 79.6; most for" in first
-    )
+    assert first.startswith("plan: stage 0 needs 94.3 GiB") and "dgx-h100 has 79.6; most for" in first
     assert "optimiser" in first and "gradients" in first
     assert second.startswith("these fit: ep=4 (")
     with pytest.raises(UserError, match=r"no change of one size fits; least needs .*=\d"):

@@ -95,9 +95,7 @@ def test_prediction_of_several_tokens_is_counted_apart() -> None:
 
 
 def test_what_is_not_known_is_named() -> None:
-    assert parameters.left_out(models.load("dysharp-l")) == (
-        "embedding and output head (vocabulary not known)",
-    )
+    assert parameters.left_out(models.load("dysharp-l")) == ("embedding and output head (vocabulary not known)",)
     assert parameters.left_out(models.load("nemotron-3-nano")) == (
         "attention (no heads known)",
         "layers without experts (no width known)",

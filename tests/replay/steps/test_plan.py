@@ -26,9 +26,7 @@ def counts(plan: ParallelPlan) -> list[int]:
     ("pp", "vpp", "decoder"),
     [(4, 1, [16, 16, 16, 13]), (8, 1, [8] * 7 + [5]), (16, 1, [4] * 15 + [1])],
 )
-def test_layers_are_cut_as_megatron_bridge_cuts_deepseek_v3(
-    pp: int, vpp: int, decoder: list[int]
-) -> None:
+def test_layers_are_cut_as_megatron_bridge_cuts_deepseek_v3(pp: int, vpp: int, decoder: list[int]) -> None:
     """set_deepseek_v3_pipeline_model_parallel_layout, with its one layer for a second token."""
     chunks = chunks_of(V3, ParallelPlan(pp=pp, vpp=vpp, mtp=1))
     assert [sum(layer < 61 for layer in chunk) for chunk in chunks] == decoder
@@ -167,9 +165,7 @@ def test_tensor_parallel_groups_stay_in_a_domain() -> None:
         ("deepseek-v3", {"mtp": 2}, "mtp 2; deepseek-v3 has 1"),
     ],
 )
-def test_models_refuse_what_does_not_divide(
-    model: str, sizes: dict[str, int], message: str | None
-) -> None:
+def test_models_refuse_what_does_not_divide(model: str, sizes: dict[str, int], message: str | None) -> None:
     if message is None:
         fitting.check_model(ParallelPlan(**sizes), models.load(model))
         return

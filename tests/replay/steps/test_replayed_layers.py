@@ -27,26 +27,39 @@ H100 = hwmodel.load("dgx-h100")
 def shape_of(moe_layers: int) -> ModelShape:
     """A dense layer, and some with experts behind it."""
     return ModelShape(
-        name="small", hidden=1024, moe_intermediate=256, num_experts=EXPERTS, topk=TOPK,
-        num_layers=1 + moe_layers, dense_layers=(0,), dense_intermediate=2048, gated=True,
-        num_heads=8, num_kv_heads=8, head_dim=128,
-    )  # fmt: skip
+        name="small",
+        hidden=1024,
+        moe_intermediate=256,
+        num_experts=EXPERTS,
+        topk=TOPK,
+        num_layers=1 + moe_layers,
+        dense_layers=(0,),
+        dense_intermediate=2048,
+        gated=True,
+        num_heads=8,
+        num_kv_heads=8,
+        head_dim=128,
+    )
 
 
 def traced(moe_layers: int, *, steps: int = 1, seed: int = 0) -> RoutingTrace:
     return generate(
-        "zipf", shape_of(moe_layers), ranks=RANKS, tokens_per_rank=TOKENS, layers=moe_layers,
-        steps=steps, seed=seed, skew=0.9,
-    )  # fmt: skip
+        "zipf",
+        shape_of(moe_layers),
+        ranks=RANKS,
+        tokens_per_rank=TOKENS,
+        layers=moe_layers,
+        steps=steps,
+        seed=seed,
+        skew=0.9,
+    )
 
 
 def replays(moe_layers: int, **settings: Any) -> StepReplays:
     return StepReplays(shape_of(moe_layers), H100, PLAN, TOKENS, "bf16", **settings)
 
 
-def moe_layers_of(
-    made: StepReplays, sample: int = 0, scheme: str = "nccl-alltoall"
-) -> list[PassTimes]:
+def moe_layers_of(made: StepReplays, sample: int = 0, scheme: str = "nccl-alltoall") -> list[PassTimes]:
     return list(made.under(scheme).layers[sample][1:])
 
 
@@ -119,9 +132,7 @@ def test_hot_experts_apart_take_less_than_hot_experts_together() -> None:
     hot = dataclasses.replace(trace, expert_ids=ids[None].astype(trace.expert_ids.dtype))
 
     def experts_ps(placement: str) -> int:
-        made = StepReplays(
-            shape_of(1), H100, PLAN, TOKENS * 16, "bf16", trace=hot, placement=placement
-        )
+        made = StepReplays(shape_of(1), H100, PLAN, TOKENS * 16, "bf16", trace=hot, placement=placement)
         return int(moe_layers_of(made, scheme="ideal")[0].forward.met.max())
 
     assert experts_ps("contiguous") > 1.3 * experts_ps("round-robin")
@@ -140,9 +151,7 @@ def test_a_pass_is_not_over_before_its_kernels_are_launched() -> None:
 
 def nodes_of(ep: int, domain: int, **settings: Any) -> int | None:
     """Nodes that are replayed in full; nothing is replayed to know it."""
-    machine = hwmodel.load(
-        "dgx-h100", {"fabric.num_gpus": domain, "fabric.num_domains": -(-ep // domain)}
-    )
+    machine = hwmodel.load("dgx-h100", {"fabric.num_gpus": domain, "fabric.num_domains": -(-ep // domain)})
     plan = ParallelPlan(dp=ep, ep=ep)
     made = StepReplays(shape_of(1), machine, plan, TOKENS, "bf16", **settings)
     found: int | None = made.facts["sampled_nodes"]
@@ -187,8 +196,6 @@ def test_a_sample_of_nodes_stands_for_the_same_layers() -> None:
     order = sorted(range(3), key=busiest(trace).__getitem__)
     assert order[1] != 1
     for nodes in (None, 1):
-        made = StepReplays(
-            shape_of(3), machine, PLAN, TOKENS, "bf16", layers=1, trace=trace, sample_nodes=nodes
-        )
+        made = StepReplays(shape_of(3), machine, PLAN, TOKENS, "bf16", layers=1, trace=trace, sample_nodes=nodes)
         made.under("ideal")
         assert made.facts["replayed_layers"] == [[order[1]]]

@@ -24,23 +24,35 @@ from replay.steps.parameters import of_embedding, of_head, of_layer
 from replay.steps.plan import ParallelPlan
 from replay.steps.replays import StepReplays
 from replay.steps.routing import DrawnRouting
-from replay.steps.times import StepTimes, Timed
+from replay.steps.times import PassTime, StepParts
 from tracegen import models
 from tracegen.generate import generate
 from tracegen.models import ModelShape
 
 H100 = hwmodel.load("dgx-h100")
 SHAPE = ModelShape(
-    name="small", hidden=2048, moe_intermediate=512, num_experts=8, topk=2, num_shared_experts=1,
-    shared_intermediate=512, num_layers=4, dense_layers=(0,), dense_intermediate=4096, gated=True,
-    num_heads=16, num_kv_heads=4, head_dim=128, vocab=32_000,
-)  # fmt: skip
+    name="small",
+    hidden=2048,
+    moe_intermediate=512,
+    num_experts=8,
+    topk=2,
+    num_shared_experts=1,
+    shared_intermediate=512,
+    num_layers=4,
+    dense_layers=(0,),
+    dense_intermediate=4096,
+    gated=True,
+    num_heads=16,
+    num_kv_heads=4,
+    head_dim=128,
+    vocab=32_000,
+)
 LATENT = models.load("deepseek-v2-lite")
 BASE = {"dp": 4, "ep": 4, "pp": 2}
 TOKENS = 256
 
 
-def made(scheme: str = "deepep", shape: ModelShape = SHAPE, **changes: Any) -> StepTimes:
+def made(scheme: str = "deepep", shape: ModelShape = SHAPE, **changes: Any) -> StepParts:
     settings = ("splits_backward", "layers", "routing", "trace", "beside")
     own = {name: changes.pop(name) for name in settings if name in changes}
     plan = ParallelPlan(**{**BASE, **changes})
@@ -49,17 +61,17 @@ def made(scheme: str = "deepep", shape: ModelShape = SHAPE, **changes: Any) -> S
 
 
 @pytest.fixture(scope="module")
-def plain() -> StepTimes:
+def plain() -> StepParts:
     return made(splits_backward=True, layers=3, routing=DrawnRouting("zipf", {"skew": 0.5}))
 
 
 @pytest.fixture(scope="module")
-def full() -> StepTimes:
+def full() -> StepParts:
     return made(recompute="full", routing=DrawnRouting("zipf", {"skew": 0.5}))
 
 
 @pytest.fixture(scope="module")
-def selective() -> StepTimes:
+def selective() -> StepParts:
     return made(recompute="selective", routing=DrawnRouting("zipf", {"skew": 0.5}))
 
 
@@ -67,7 +79,7 @@ def gemm_ps(columns: int, inner: int) -> int:
     return H100.compute.gemm_time_ps(TOKENS, columns, inner, "bf16", H100.sm.num_sms)
 
 
-def whole(one: Timed | None) -> int:
+def whole(one: PassTime | None) -> int:
     assert one is not None
     return int((one.own + one.met).max())
 
@@ -75,7 +87,7 @@ def whole(one: Timed | None) -> int:
 # ---- layers ------------------------------------------------------------------------------------
 
 
-def test_every_layer_has_its_times(plain: StepTimes) -> None:
+def test_every_layer_has_its_times(plain: StepParts) -> None:
     layers = plain.layers[0]
     assert len(layers) == SHAPE.num_layers
     assert [one.forward.meets for one in layers] == [False, True, True, True]
@@ -96,7 +108,7 @@ def test_the_middle_of_a_traces_layers_stands_for_all() -> None:
     assert replays.facts["replayed_layers"] == [[int(np.argsort(rows)[1])]]
 
 
-def test_both_halves_of_a_backward_pass_are_about_all_of_it(plain: StepTimes) -> None:
+def test_both_halves_of_a_backward_pass_are_about_all_of_it(plain: StepParts) -> None:
     for part in (*plain.layers[0], plain.head, plain.embedding):
         parts = whole(part.inputs) + whole(part.weights)
         assert parts == pytest.approx(whole(part.backward), rel=0.05)
@@ -113,24 +125,20 @@ def test_experts_weights_are_launched_while_those_of_attention_are_at_work() -> 
     routed = []
     for launch_us in (1.0, 4.5):
         system = hwmodel.load("dgx-h100", {"overheads.launch_us": launch_us})
-        replays = StepReplays(
-            SHAPE, system, ParallelPlan(**BASE), TOKENS, "bf16", layers=1, splits_backward=True
-        )
+        replays = StepReplays(SHAPE, system, ParallelPlan(**BASE), TOKENS, "bf16", layers=1, splits_backward=True)
         part = replays.under("nccl-alltoall").layers[0][1].weights
         assert part is not None
         routed.append(part.causes["experts"].tolist())
     assert routed[0] == routed[1]
 
 
-def test_an_embedding_has_no_gradients_of_inputs_to_make_first(plain: StepTimes) -> None:
+def test_an_embedding_has_no_gradients_of_inputs_to_make_first(plain: StepParts) -> None:
     assert whole(plain.embedding.inputs) == 0
     assert whole(plain.embedding.weights) == whole(plain.embedding.backward) > 0
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])
-def test_what_is_made_again_is_made_once_where_a_backward_pass_is_split(
-    recompute: str, plain: StepTimes
-) -> None:
+def test_what_is_made_again_is_made_once_where_a_backward_pass_is_split(recompute: str, plain: StepParts) -> None:
     """With the gradients of inputs, which need it first: those of weights find it there."""
     step = made("nccl-alltoall", splits_backward=True, recompute=recompute)
     for part in step.layers[0][:2]:
@@ -209,8 +217,7 @@ def test_parts_with_the_same_tasks_are_replayed_once(monkeypatch: pytest.MonkeyP
 def test_passes_beside_each_other_with_what_is_made_again() -> None:
     """Before both meet others; all of a forward pass again would meet them on its way."""
     none, some, every = (
-        made("nccl-alltoall", beside="megatron", recompute=one).layers[0][1]
-        for one in ("none", "selective", "full")
+        made("nccl-alltoall", beside="megatron", recompute=one).layers[0][1] for one in ("none", "selective", "full")
     )
     assert none.beside is not None
     assert some.beside is not None
@@ -225,7 +232,7 @@ def test_passes_beside_each_other_with_what_is_made_again() -> None:
 # ---- recomputation -----------------------------------------------------------------------------
 
 
-def test_all_again_is_both_passes(plain: StepTimes, full: StepTimes) -> None:
+def test_all_again_is_both_passes(plain: StepParts, full: StepParts) -> None:
     dense, again = plain.layers[0][0], full.layers[0][0]
     assert whole(again.backward) == whole(dense.forward) + whole(dense.backward)
     # Max-plus by hand: come, meet, forward, backward alone, meet, backward.
@@ -239,7 +246,7 @@ def test_all_again_is_both_passes(plain: StepTimes, full: StepTimes) -> None:
 def test_waiting_between_both_passes_is_exchange() -> None:
     own, met = np.array([1, 2]), np.array([10, 4])
     runs = Activity(own, met, 0 * own)
-    ahead = Timed(own, met, {"attention": own, "experts": met}, runs)
+    ahead = PassTime(own, met, {"attention": own, "experts": met}, runs)
     back = behind_forward(ahead, ahead)
     assert back.met.tolist() == [11 + 10, 11 + 4]
     assert back.causes["exchange"].tolist() == [0, 11 - 6]
@@ -248,14 +255,15 @@ def test_waiting_between_both_passes_is_exchange() -> None:
 
 
 def test_some_again_is_norms_activations_and_latent_vectors(
-    plain: StepTimes, selective: StepTimes, full: StepTimes
+    plain: StepParts, selective: StepParts, full: StepParts
 ) -> None:
     for layer in (0, 1):
         none, some, every = (one.layers[0][layer] for one in (plain, selective, full))
         assert whole(none.backward) < whole(some.backward) < whole(every.backward)
     some, none = selective.layers[0][1].backward, plain.layers[0][1].backward
-    more = {cause: int(some.causes[cause].max() - none.causes[cause].max())
-            for cause in ("attention", "experts", "dense")}  # fmt: skip
+    more = {
+        cause: int(some.causes[cause].max() - none.causes[cause].max()) for cause in ("attention", "experts", "dense")
+    }
     assert more["attention"] > 0
     # Of as many rows as each GPU has.
     extra = some.causes["experts"] - none.causes["experts"]
@@ -312,7 +320,7 @@ def test_context_parallelism_gathers_keys_and_values() -> None:
     assert exchanged(SHAPE, tp=2, cp=2)[1] == ("cp", AG, keys // 2)  # two heads of four
 
 
-def test_slices_take_their_part_of_the_work(plain: StepTimes) -> None:
+def test_slices_take_their_part_of_the_work(plain: StepParts) -> None:
     sliced = made(tp=4, dp=1, micro_batch=4)  # as many tokens on each GPU, a quarter of the heads
     one, other = plain.layers[0][0].forward, sliced.layers[0][0].forward
     moved = 4 * TOKENS * 2048 * 2
@@ -333,7 +341,7 @@ def test_groups_of_experts_within_a_group_of_slices_do_alike() -> None:
 # ---- ends and copies ---------------------------------------------------------------------------
 
 
-def test_predictions_beyond_the_next_token_pass_the_head_again(plain: StepTimes) -> None:
+def test_predictions_beyond_the_next_token_pass_the_head_again(plain: StepParts) -> None:
     more = made(mtp=1)
     once, twice = plain.head.forward.activity, more.head.forward.activity
     assert twice.active.tolist() == (2 * once.active).tolist()
@@ -343,7 +351,7 @@ def test_predictions_beyond_the_next_token_pass_the_head_again(plain: StepTimes)
     assert gemm_ps(2048, 4096) < joined.min() < gemm_ps(2048, 4096) + 15_000_000  # and two norms
 
 
-def test_head_and_loss_take_their_operations_and_bytes(plain: StepTimes) -> None:
+def test_head_and_loss_take_their_operations_and_bytes(plain: StepParts) -> None:
     scores = TOKENS * 32_000
     loss = 3 * 2 * scores / 3.35e12
     rest = whole(plain.head.forward) - gemm_ps(32_000, 2048)
@@ -376,7 +384,7 @@ def test_a_tied_head_is_a_copy_of_the_embedding_on_another_stage_alone() -> None
     assert sum(ends) == layers + 2 * embedding
 
 
-def test_gradients_and_weights_go_round_once(plain: StepTimes) -> None:
+def test_gradients_and_weights_go_round_once(plain: StepParts) -> None:
     """Of the dense weights, since four GPUs have all experts once."""
     plan = ParallelPlan(**BASE)
     of = copies.held(SHAPE, plan, range(3), first=True, last=False)
@@ -400,9 +408,16 @@ def test_gpus_of_other_nodes_take_the_times_of_those_that_stand_for_them() -> No
     )
     shape = SHAPE.model_copy(update={"num_layers": 2})
     replays = StepReplays(
-        shape, machine, ParallelPlan(ep=8, dp=8, recompute="selective"), 32, "bf16", layers=1,
-        sample_nodes=1, splits_backward=True, routing=DrawnRouting("zipf", {"skew": 0.5}),
-    )  # fmt: skip
+        shape,
+        machine,
+        ParallelPlan(ep=8, dp=8, recompute="selective"),
+        32,
+        "bf16",
+        layers=1,
+        sample_nodes=1,
+        splits_backward=True,
+        routing=DrawnRouting("zipf", {"skew": 0.5}),
+    )
     part = replays.under("nccl-alltoall").layers[0][1]
     for timed in (part.forward, part.backward, part.inputs, part.weights):
         assert timed is not None

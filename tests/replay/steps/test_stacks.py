@@ -14,7 +14,7 @@ import hwmodel
 from replay.chains.chain import ChainLink
 from replay.errors import UserError
 from replay.experiments import train
-from replay.experiments.train.setup import Setup
+from replay.experiments.train.setup import TrainingSetup
 from replay.experiments.train.spec import TrainSpec
 from replay.experiments.train.tables import notes
 from replay.model.machine.host import FREE_HOSTS
@@ -27,32 +27,39 @@ from replay.steps.layer_passes import LayerPasses
 from replay.steps.plan import ParallelPlan
 from replay.steps.replays import StepReplays
 from replay.steps.stretches import MoePart, Stretch
-from replay.steps.times import StepTimes
+from replay.steps.times import StepParts
 from tracegen import models
 from tracegen.models import ModelShape
 
 H100 = hwmodel.load("dgx-h100")
 SHAPE = ModelShape(
-    name="small", hidden=1024, moe_intermediate=512, num_experts=8, topk=2, num_layers=4,
-    gated=True, num_heads=8, num_kv_heads=4, head_dim=128, vocab=32_000,
-)  # fmt: skip
+    name="small",
+    hidden=1024,
+    moe_intermediate=512,
+    num_experts=8,
+    topk=2,
+    num_layers=4,
+    gated=True,
+    num_heads=8,
+    num_kv_heads=4,
+    head_dim=128,
+    vocab=32_000,
+)
 TOKENS = 256
 PLAN = {"dp": 4, "ep": 4, "pp": 2, "layers": (2, 2)}
 
 
 def replays(stack: str | None, system: hwmodel.System = H100, **plan: Any) -> StepReplays:
     found = None if stack is None else Stack.of(stack, system, facts_of(SHAPE))
-    return StepReplays(
-        SHAPE, system, ParallelPlan(**{**PLAN, **plan}), TOKENS, "bf16", layers=1, stack=found
-    )
+    return StepReplays(SHAPE, system, ParallelPlan(**{**PLAN, **plan}), TOKENS, "bf16", layers=1, stack=found)
 
 
-def made(stack: str | None, system: hwmodel.System = H100, **plan: Any) -> StepTimes:
+def made(stack: str | None, system: hwmodel.System = H100, **plan: Any) -> StepParts:
     return replays(stack, system, **plan).under("nccl-alltoall")
 
 
 @pytest.fixture(scope="module")
-def plain() -> StepTimes:
+def plain() -> StepParts:
     return made("megatron-plain")
 
 
@@ -66,11 +73,23 @@ def test_sizes_of_a_gpu() -> None:
     none = comb(120, 8) / comb(128, 8)  # of a GPU's 8 experts
     assert found.copies == int(16 * tokens * (1 - none))
     expected = {
-        "tokens": tokens, "tp": 8, "cp": 1, "positions": 8 * tokens, "ranks": 16,
-        "hidden": 2048, "experts": 128, "topk": 8,
-        "heads": 32, "kv_heads": 4, "width": 128, "local": 8, "rows": 8 * tokens, "inner": 768,
-        "vocab": 151_936 // 8, "chunks": 3,
-    }  # fmt: skip
+        "tokens": tokens,
+        "tp": 8,
+        "cp": 1,
+        "positions": 8 * tokens,
+        "ranks": 16,
+        "hidden": 2048,
+        "experts": 128,
+        "topk": 8,
+        "heads": 32,
+        "kv_heads": 4,
+        "width": 128,
+        "local": 8,
+        "rows": 8 * tokens,
+        "inner": 768,
+        "vocab": 151_936 // 8,
+        "chunks": 3,
+    }
     zeros = {name: 0 for name, value in found.by_name().items() if name not in expected}
     assert found.by_name() == {**zeros, **expected, "copies": found.copies}
     latent = sizes_of(models.load("deepseek-v3"), ParallelPlan(dp=64, ep=64), 4096)
@@ -92,8 +111,11 @@ def test_tensors_of_a_chunk() -> None:
     found = tensors_of(deep, ParallelPlan(dp=64, ep=64), range(2, 5), first=False, last=False)
     assert found == latent + 2 + 2 * moe
     assert facts_of(shape) == {
-        "qk_norm": True, "sinks": False, "biases": False, "gated": True,
-    }  # fmt: skip
+        "qk_norm": True,
+        "sinks": False,
+        "biases": False,
+        "gated": True,
+    }
     assert facts_of(models.load("gpt-oss-20b"))["sinks"]
     assert facts_of_step(shape, plan, "megatron")["overlap"] == "passes"
     assert facts_of_step(shape, plan, "dualpipe") == {**facts_of(shape), "recompute": "none"}
@@ -102,7 +124,7 @@ def test_tensors_of_a_chunk() -> None:
 # ---- parts of a step -----------------------------------------------------------------------------
 
 
-def test_a_stack_makes_layers_longer(plain: StepTimes) -> None:
+def test_a_stack_makes_layers_longer(plain: StepParts) -> None:
     """Its kernels are more than the bare ones, and each call takes the host its time."""
     bare = made(None)
     for of in ("forward", "backward"):
@@ -118,13 +140,10 @@ def test_a_stack_makes_layers_longer(plain: StepTimes) -> None:
         assert (getattr(halved.head, of).own > getattr(plain.head, of).own).all()
 
 
-def test_a_pass_begins_with_a_wait_where_rows_come_from_another_stage(plain: StepTimes) -> None:
+def test_a_pass_begins_with_a_wait_where_rows_come_from_another_stage(plain: StepParts) -> None:
     """Forward the first layer of the second stage, backward the last one of the first."""
     sync_ps = H100.overheads.host_sync_ps
-    own = [
-        [int(getattr(one, of).own.max()) for one in plain.layers[0]]
-        for of in ("forward", "backward")
-    ]
+    own = [[int(getattr(one, of).own.max()) for one in plain.layers[0]] for of in ("forward", "backward")]
     ahead, back = own
     assert ahead[0] == ahead[1] == ahead[3]
     assert ahead[2] >= ahead[3] + sync_ps
@@ -197,13 +216,11 @@ def test_what_is_made_again_begins_with_the_wait() -> None:
     assert own[2] == own[3] == own[0]
 
 
-def test_an_optimiser_is_launched_kernel_by_kernel(plain: StepTimes) -> None:
+def test_an_optimiser_is_launched_kernel_by_kernel(plain: StepParts) -> None:
     bare, stack = made(None), Stack.of("megatron-plain", H100)
     for number, chunk in enumerate(((0, 2), (2, 4))):
         tensors = 2 * (2 + 2 + 1 + 2 * 2) + 1 + number
-        sizes = dataclasses.replace(
-            sizes_of(SHAPE, ParallelPlan(**PLAN), TOKENS), parameters=tensors
-        )
+        sizes = dataclasses.replace(sizes_of(SHAPE, ParallelPlan(**PLAN), TOKENS), parameters=tensors)
         rows = stack.listed(sizes, ["optimizer"], "backward")
         calls = sum(stack.costs.ps(row) for row in rows)
         own = plain.update[chunk] - bare.hand_out[chunk]
@@ -242,9 +259,7 @@ def test_a_list_that_does_not_fit_is_refused(
     stack: str, model: str, precision: str, plan: dict[str, int], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        check_stack(
-            Stack.of(stack, H100), models.load(model), ParallelPlan(dp=16, ep=16, **plan), precision
-        )
+        check_stack(Stack.of(stack, H100), models.load(model), ParallelPlan(dp=16, ep=16, **plan), precision)
 
 
 def test_lists_that_fit_are_taken() -> None:
@@ -271,9 +286,12 @@ def test_a_spec_without_a_stack_is_as_before_there_were_any() -> None:
 
 def test_hosts_spread_under_a_stack_alone() -> None:
     given: dict[str, Any] = {
-        "model": "olmoe-1b-7b", "plan": "dp=8,ep=8", "sequence": 128, "layers_sampled": 1,
+        "model": "olmoe-1b-7b",
+        "plan": "dp=8,ep=8",
+        "sequence": 128,
+        "layers_sampled": 1,
         "host_spread": 0.25,
-    }  # fmt: skip
+    }
     with pytest.raises(UserError, match=r"--host-spread 0\.25: .* give --stack"):
         train.run(scheme="deepep", **given)
     compared = train.compare(schemes=["deepep"], stack="automodel", **given)
@@ -289,18 +307,18 @@ def test_a_dispatcher_is_the_schemes(stack: str) -> None:
 
 def test_a_step_under_a_stack() -> None:
     given: dict[str, Any] = {
-        "model": "olmoe-1b-7b", "plan": "pp=2,dp=4,ep=4,micro_batches=2", "sequence": 512,
-        "scheme": "nccl-alltoall", "layers_sampled": 1,
-    }  # fmt: skip
-    bare, graphed = (
-        train.run(**given, stack=stack) for stack in (None, "megatron-plain:graphs=attention")
-    )
+        "model": "olmoe-1b-7b",
+        "plan": "pp=2,dp=4,ep=4,micro_batches=2",
+        "sequence": 512,
+        "scheme": "nccl-alltoall",
+        "layers_sampled": 1,
+    }
+    bare, graphed = (train.run(**given, stack=stack) for stack in (None, "megatron-plain:graphs=attention"))
     scheme = given.pop("scheme")
     compared = train.compare(schemes=[scheme, "comet"], stack="megatron-plain", **given)
     plain = compared[scheme]
-    assert (
-        "Not in the list of megatron-plain, so that kernels for rows are calls of an extension: "
-        "comet." in notes(compared)
+    assert "Not in the list of megatron-plain, so that kernels for rows are calls of an extension: comet." in notes(
+        compared
     )
     assert "Kernels are launched by hosts of megatron-plain." in notes(compared)
     assert "other: head and end: embedding, output head" in " ".join(summary(compared).split())
@@ -339,9 +357,7 @@ def test_a_pair_of_passes_runs_the_list_of_a_stack_that_has_one() -> None:
 
 def test_a_step_whose_experts_are_within_a_node_has_no_kernels_between_nodes() -> None:
     given: dict[str, Any] = {"model": "olmoe-1b-7b", "sequence": 512, "stack": "megatron-tuned"}
-    nodes = [
-        Setup.of(TrainSpec(plan=f"dp={size},ep={size}", **given)).replays.stack for size in (8, 16)
-    ]
+    nodes = [TrainingSetup.of(TrainSpec(plan=f"dp={size},ep={size}", **given)).replays.stack for size in (8, 16)]
     assert [one.options["nodes"] for one in nodes if one is not None] == ["one", "doca"]
 
 
@@ -352,9 +368,15 @@ def test_hosts_pay_for_a_pair_of_passes_of_a_list() -> None:
         system = hwmodel.load("dgx-h100", {"host.speed": speed})
         stack = Stack.of("deepseek", system, facts_of(shape))
         steps = StepReplays(
-            shape, system, ParallelPlan(dp=8, ep=8, pp=2), 128, "fp8",
-            layers=1, stack=stack, beside="dualpipe",
-        )  # fmt: skip
+            shape,
+            system,
+            ParallelPlan(dp=8, ep=8, pp=2),
+            128,
+            "fp8",
+            layers=1,
+            stack=stack,
+            beside="dualpipe",
+        )
         beside = steps.under("deepep").layers[0][-1].beside
         assert beside is not None
         found.append(beside)

@@ -51,9 +51,7 @@ def is_whole(whole: Path) -> Callable[[Path], bool]:
 
     def check(folder: Path) -> bool:
         is_clean = not (folder / "claims").exists() and not any(folder.glob("failures/*"))
-        return is_clean and all(
-            files(whole / name) == files(folder / name) for name in (".", "points")
-        )
+        return is_clean and all(files(whole / name) == files(folder / name) for name in (".", "points"))
 
     return check
 

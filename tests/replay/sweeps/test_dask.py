@@ -29,9 +29,7 @@ def cluster() -> Iterator[Any]:
 
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 0}),
-        distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=":0", silence_logs=50
-        ) as made,
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0", silence_logs=50) as made,
     ):
         yield made
 
@@ -53,32 +51,25 @@ def test_two_workers_leave_what_one_process_leaves_though_one_is_killed(
                 killed.append(client.run(os.getpid, workers=busy[:1])[busy[0]])
             os.kill(killed[0], signal.SIGKILL)
 
-    result = sweep(
-        study, tmp_path / "out", scheduler=cluster.scheduler_address, progress=kill, allow_code=True
-    )
+    result = sweep(study, tmp_path / "out", scheduler=cluster.scheduler_address, progress=kill, allow_code=True)
     assert (result.num_computed, result.num_failed) == (20, 0) and killed
     alone = sweep(study, tmp_path / "alone", allow_code=True)
     assert result.to_json() == alone.to_json()
     points = [
-        {path.name: path.read_bytes() for path in (tmp_path / name / "points").iterdir()}
-        for name in ("out", "alone")
+        {path.name: path.read_bytes() for path in (tmp_path / name / "points").iterdir()} for name in ("out", "alone")
     ]
     assert points[0] == points[1] and len(points[0]) == 20
 
 
 @pytest.mark.extended  # on processes of this machine: test_workers.py
-def test_a_point_that_kills_workers_fails_alone(
-    odd_study: Callable[..., Path], tmp_path: Path, cluster: Any
-) -> None:
+def test_a_point_that_kills_workers_fails_alone(odd_study: Callable[..., Path], tmp_path: Path, cluster: Any) -> None:
     study = odd_study("deadly", deaths=2, seeds="[0]", ranks="[2]")
     result = sweep(study, tmp_path / "out", scheduler=cluster.scheduler_address, allow_code=True)
     assert (result.num_computed, result.num_failed) == (1, 1)
     assert "failed [1]" in result.text() and "was killed" in result.text()
 
 
-def test_a_worker_with_other_files_ends_the_sweep(
-    odd_study: Callable[..., Path], tmp_path: Path, cluster: Any
-) -> None:
+def test_a_worker_with_other_files_ends_the_sweep(odd_study: Callable[..., Path], tmp_path: Path, cluster: Any) -> None:
     study = odd_study("slow", seeds="[0]", ranks="[2]")
     from replay.studies.sweeps.plan import plan_sweep
 
@@ -93,9 +84,7 @@ def test_a_worker_with_other_files_ends_the_sweep(
 def test_a_scheduler_without_workers_is_waited_for(
     small: Path, tmp_path: Path, is_whole: Callable[[Path], bool]
 ) -> None:
-    with distributed.LocalCluster(
-        n_workers=0, dashboard_address=":0", silence_logs=50, processes=False
-    ) as made:
+    with distributed.LocalCluster(n_workers=0, dashboard_address=":0", silence_logs=50, processes=False) as made:
         said: list[str] = []
 
         def report(line: str) -> None:
@@ -113,9 +102,7 @@ def test_a_scheduler_that_goes_is_a_mistake_and_work_goes_on_later(
 ) -> None:
     monkeypatch.setattr(clusters, "CONNECT_S", 1)
     study = odd_study("slow")
-    made = distributed.LocalCluster(
-        n_workers=1, dashboard_address=":0", silence_logs=50, processes=False
-    )
+    made = distributed.LocalCluster(n_workers=1, dashboard_address=":0", silence_logs=50, processes=False)
     closing = threading.Thread(target=made.close)
 
     def close(done: int, _: int) -> None:
@@ -135,17 +122,13 @@ def test_a_scheduler_that_goes_is_a_mistake_and_work_goes_on_later(
 
 
 @pytest.mark.extended
-def test_a_cluster_of_this_machine(
-    small: Path, tmp_path: Path, is_whole: Callable[[Path], bool]
-) -> None:
+def test_a_cluster_of_this_machine(small: Path, tmp_path: Path, is_whole: Callable[[Path], bool]) -> None:
     assert sweep(small, tmp_path, cluster="local", jobs=1).num_computed == 18
     assert is_whole(tmp_path)
     assert sweep(small, tmp_path, scheduler="tcp://no.such.host:1").num_reused == 18, "not needed"
 
 
-def test_nobody_at_the_address_is_a_mistake(
-    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_at_the_address_is_a_mistake(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clusters, "CONNECT_S", 0.5)
     began = time.monotonic()
     for address in ("tcp://127.0.0.1:9", "nonsense://x", "tcp://127.0.0.1:notaport"):
@@ -186,9 +169,7 @@ def test_without_dask_it_says_how_to_install_it(
         ({"scheduler": "tcp://a:1", "cluster": "local"}, "scheduler and cluster exclude"),
     ],
 )
-def test_who_replays_is_said_once(
-    settings: dict[str, Any], says: str, small: Path, tmp_path: Path
-) -> None:
+def test_who_replays_is_said_once(settings: dict[str, Any], says: str, small: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=says):
         sweep(small, tmp_path, **settings)
 

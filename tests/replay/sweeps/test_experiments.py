@@ -95,8 +95,12 @@ def test_a_scheme_that_cannot_is_refused_and_all_else_has_its_number(swept: Swee
     assert (swept.num_computed, swept.num_failed, swept.num_refused) == (11, 0, 1)
     steps, layers, _, placements = swept.plan.tables
     assert steps.rows() == [
-        ("9", "deepep"), ("9", "few SMs"), ("18", "deepep"), ("18", "ideal"), ("18", "few SMs"),
-    ]  # fmt: skip
+        ("9", "deepep"),
+        ("9", "few SMs"),
+        ("18", "deepep"),
+        ("18", "ideal"),
+        ("18", "few SMs"),
+    ]
     assert layers.refused[("sp-ring",)].startswith("scheme 'sp-ring' cannot run this: ")
     assert layers.values[("tp-ring",), None] == [
         dense.run(scheme="tp-ring", model="llama-2-7b", tp=4, tokens=255).time_us
@@ -135,9 +139,7 @@ def test_processes_change_no_byte(swept: SweepResult, folder: Path, tmp_path: Pa
     assert points == {path.name: path.read_bytes() for path in (tmp_path / "points").iterdir()}
 
 
-def test_a_file_that_holds_another_result_is_not_believed(
-    swept: SweepResult, folder: Path, tmp_path: Path
-) -> None:
+def test_a_file_that_holds_another_result_is_not_believed(swept: SweepResult, folder: Path, tmp_path: Path) -> None:
     sweep(study(), tmp_path)
     victim = tmp_path / "points" / f"{swept.identities[0]}.json"
     victim.write_text(victim.read_text().replace('"step_us": ', '"step_us": 1'))
@@ -151,9 +153,7 @@ def test_a_file_that_holds_another_result_is_not_believed(
 def test_rows_have_what_every_experiment_has(swept: SweepResult, folder: Path) -> None:
     frame = load_table(folder)
     assert set(OF_ANY) <= set(frame.columns) and "makespan_us" not in frame.columns
-    assert list(frame["experiment"]) == ["train"] * 5 + ["dense"] * 2 + ["collective"] * 2 + [
-        "place"
-    ] * 2  # fmt: skip
+    assert list(frame["experiment"]) == ["train"] * 5 + ["dense"] * 2 + ["collective"] * 2 + ["place"] * 2
     steps = frame[frame["experiment"] == "train"]
     assert list(steps["headline_us"]) == list(steps["value.us"])
     assert list(steps["scheme"].unique()) == ["deepep", "ideal"]
@@ -223,8 +223,6 @@ def test_requests_at_even_gaps_are_a_point_of_a_study() -> None:
     drawn, even = plan_sweep(study(text)).points
     assert (drawn.settings["burstiness"], even.settings["burstiness"]) == (1.0, "inf")
     for number, says in (("inf", "expected a finite number"), ("1e40", "from 1e-12 to 1e+12")):
-        with pytest.raises(
-            UserError, match=r"^study 'test': grid 0: axis 'burstiness': "
-        ) as caught:
+        with pytest.raises(UserError, match=r"^study 'test': grid 0: axis 'burstiness': ") as caught:
             plan_sweep(study(text.replace('"inf"', number)))
         assert says in str(caught.value)

@@ -16,7 +16,7 @@ import replay.experiments.choose.candidate
 from replay.errors import UserError
 from replay.experiments.base.crews import leases
 from replay.experiments.base.crews.leases import Leases
-from replay.experiments.base.crews.store import MOST_REASON, Outcome, Store, point_text
+from replay.experiments.base.crews.store import MOST_REASON, PointOutcome, Store, point_text
 from replay.experiments.base.documents import check_numbers
 from replay.studies.sweeps import sweep
 from replay.studies.sweeps.plan import plan_sweep
@@ -58,14 +58,22 @@ def identities() -> list[str]:
     return [task.id for task, _ in plan_sweep(ONE).tasks]
 
 
-def test_every_file_and_folder_of_a_study(
-    out: Path, tmp_path: Path, in_place_of: InPlaceOf
-) -> None:
+def test_every_file_and_folder_of_a_study(out: Path, tmp_path: Path, in_place_of: InPlaceOf) -> None:
     """Each that is there, and each that is not there yet."""
     (part,) = (out / "results/one").iterdir()
-    for name in ("points", f"points/{identities()[0]}.json", "sweep.json", "table.txt", "table.md",
-                 "results", "results/one", f"results/one/{part.name}", "claims", "failures",
-                 f"claims/{identities()[1]}"):  # fmt: skip
+    for name in (
+        "points",
+        f"points/{identities()[0]}.json",
+        "sweep.json",
+        "table.txt",
+        "table.md",
+        "results",
+        "results/one",
+        f"results/one/{part.name}",
+        "claims",
+        "failures",
+        f"claims/{identities()[1]}",
+    ):
         if name.startswith("claims/"):  # somebody has what is not there
             (out / f"points/{identities()[1]}.json").unlink()
         for _ in in_place_of(out / name, tmp_path / "elsewhere" / "victim"):
@@ -76,8 +84,14 @@ def test_every_file_and_folder_of_a_study(
 
 
 def test_a_claim_of_a_time_to_come_or_of_nobody_is_void(out: Path) -> None:
-    texts = ["{}", "[" * 5000, '{"place": "x", "pid": 1e400}', '{"place": 3, "pid": -1}', "\xff",
-             json.dumps({"place": "elsewhere", "pid": 1})]  # fmt: skip
+    texts = [
+        "{}",
+        "[" * 5000,
+        '{"place": "x", "pid": 1e400}',
+        '{"place": 3, "pid": -1}',
+        "\xff",
+        json.dumps({"place": "elsewhere", "pid": 1}),
+    ]
     ages = [leases.LEASE_S + 5, -leases.LEASE_S - 5, -1e9]
     for text, age in zip(texts, ages * 2, strict=True):
         (out / f"points/{identities()[0]}.json").unlink()
@@ -125,7 +139,7 @@ def forged(made: Path, change: Callable[[dict[str, Any]], object]) -> str:
     text = (made / f"points/{identities()[0]}.json").read_text()
     document = json.loads(text)
     change(document["result"])
-    return point_text(identities()[0], document["description"], Outcome(document["result"], None))
+    return point_text(identities()[0], document["description"], PointOutcome(document["result"], None))
 
 
 CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
@@ -138,7 +152,7 @@ CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
     "a list": lambda one: one["layers"].clear() or one.update(layers=3),
     "more": lambda one: one.update(more=1),
     "of a setting": lambda one: one["spec"].update(ranks=-2),
-}  # fmt: skip
+}
 
 
 @pytest.mark.extended
@@ -147,7 +161,7 @@ def test_a_well_signed_point_is_believed_only_if_it_can_be(made: Path, out: Path
     right = path.read_bytes()
     texts = {name: forged(made, change) for name, change in CHANGES.items()}
     texts["not finite"] = texts["less than nothing"].replace("-1.0", "NaN")
-    refusal = Outcome(None, "x" * (MOST_REASON + 1))
+    refusal = PointOutcome(None, "x" * (MOST_REASON + 1))
     texts["a reason without end"] = point_text(identities()[0], {}, refusal)
     texts["levels"] = "[" * 100_000
     for name, text in texts.items():
@@ -161,13 +175,17 @@ def test_a_well_signed_point_is_believed_only_if_it_can_be(made: Path, out: Path
 def test_costs_of_a_choice_are_believed_only_if_they_can_be(tmp_path: Path) -> None:
     store = Store(tmp_path, replay.experiments.choose.candidate.Cost)
     cost = {
-        "step_us": 1.0, "spent_us": {"gemm": 1.0}, "tokens_per_s": 1.0, "mfu": 0.1,
-        "flop_per_token": 1, "memory_gib": 1.0,
-    }  # fmt: skip
-    store.write("a", point_text("a", {}, Outcome(cost, None)))
+        "step_us": 1.0,
+        "spent_us": {"gemm": 1.0},
+        "tokens_per_s": 1.0,
+        "mfu": 0.1,
+        "flop_per_token": 1,
+        "memory_gib": 1.0,
+    }
+    store.write("a", point_text("a", {}, PointOutcome(cost, None)))
     assert store.read("a")[0] is not None
     for change in ({"step_us": -1.0}, {"spent_us": {"gemm": -1.0}}, {"mfu": "x"}, {"mfu": 1e308}):
-        store.write("a", point_text("a", {}, Outcome(cost | change, None)))
+        store.write("a", point_text("a", {}, PointOutcome(cost | change, None)))
         outcome, problem = store.read("a")
         assert outcome is None and "is not believed" in problem, change
 

@@ -20,7 +20,7 @@ from replay.studies.sweeps.plan import plan_sweep
 from replay.studies.sweeps.points import points_of
 from replay.studies.sweeps.result import SweepResult
 from replay.studies.sweeps.run import sweep
-from replay.studies.sweeps.saved import Found, SweptClaim, told
+from replay.studies.sweeps.saved import ClaimValue, SweptClaim, told
 from replay.studies.sweeps.study import Study, parse_study
 
 STUDY = """
@@ -108,8 +108,11 @@ def asked(inputs: dict[str, str], old: str = "", new: str = "") -> list[dict[str
 
 def test_a_variation_asks_for_the_points_of_the_claims_and_their_baselines() -> None:
     assert [(one["scheme"], one["tokens_per_rank"]) for one in asked({})] == [
-        ("deepep", 4), ("ideal", 4), ("deepep", 8), ("ideal", 8)
-    ]  # fmt: skip
+        ("deepep", 4),
+        ("ideal", 4),
+        ("deepep", 8),
+        ("ideal", 8),
+    ]
 
 
 def test_each_input_alone_then_corners() -> None:
@@ -126,23 +129,27 @@ def test_each_input_alone_then_corners() -> None:
 def test_a_value_holds_for_all_points_against_what_axes_say() -> None:
     found = asked({"skew": "even", "tokens": "16"})
     assert [(one["tokens_per_rank"], one["ranks"], one["trace.skew"]) for one in found] == [
-        (16, 2, 0.0), (16, 2, 0.0), (16, 4, 0.0), (16, 4, 0.0)
-    ]  # fmt: skip
+        (16, 2, 0.0),
+        (16, 2, 0.0),
+        (16, 4, 0.0),
+        (16, 4, 0.0),
+    ]
 
 
 def test_a_value_holds_at_the_points_that_it_names() -> None:
     two = 'scheme = "deepep-v2"'
     found = asked({"which DeepEP": "version 2"}, two, f'{two}, launch = "eager"')
     assert [(one["scheme"], one.get("launch")) for one in found] == [
-        ("deepep-v2", "eager"), ("ideal", None), ("deepep-v2", "eager"), ("ideal", None)
-    ]  # fmt: skip
+        ("deepep-v2", "eager"),
+        ("ideal", None),
+        ("deepep-v2", "eager"),
+        ("ideal", None),
+    ]
 
 
 def test_what_is_left_out_stays_left_out() -> None:
     found = asked({"tokens": "16"}, '{ scheme = "nvls", size', '{ scheme = ["nvls", "ideal"], size')
-    assert [(one["scheme"], one["ranks"]) for one in found] == [
-        ("deepep", 2), ("deepep", 4), ("ideal", 4)
-    ]  # fmt: skip
+    assert [(one["scheme"], one["ranks"]) for one in found] == [("deepep", 2), ("deepep", 4), ("ideal", 4)]
 
 
 def test_a_value_is_left_out_of_grids_without_the_points_that_it_is_about() -> None:
@@ -154,8 +161,10 @@ claims = [{ says = "so", published = 1.0, column = "over ideal" }]
 """
     grids = free_inputs_of(parse_study(STUDY + other, "paper", "paper.toml")).grids
     assert [getattr(grid, "inputs") for grid in grids if getattr(grid, "of") == 2] == [  # noqa: B009
-        {}, {"skew": "even"}, {"tokens": "16"}
-    ]  # fmt: skip
+        {},
+        {"skew": "even"},
+        {"tokens": "16"},
+    ]
 
 
 def test_what_is_stated_is_no_further_replay() -> None:
@@ -191,9 +200,12 @@ def test_the_table_has_the_range_and_what_decides(swept: SweepResult) -> None:
     ((says, published, stated, lowest, highest, decides),) = free_table([claim]).rows
     assert (says, published, stated) == ("DeepEP over the bound", "2", f"{value['']:.3f}")
     names = {
-        "even": "skew: even", "16": "tokens: 16", "version 2": "which DeepEP: version 2",
-        "even, 16": "skew: even; tokens: 16", "": "",
-    }  # fmt: skip
+        "even": "skew: even",
+        "16": "tokens: 16",
+        "version 2": "which DeepEP: version 2",
+        "even, 16": "skew: even; tokens: 16",
+        "": "",
+    }
     for shown, edge in ((lowest, min), (highest, max)):
         label = edge(value, key=lambda name: value[name])
         told = f" ({names[label]})" if label else ""
@@ -204,13 +216,21 @@ def test_the_table_has_the_range_and_what_decides(swept: SweepResult) -> None:
 
 
 def made(found: dict[tuple[tuple[str, str], ...], float | None]) -> SweptClaim:
-    values = [Found(inputs=dict(at), value=value, num_missing=0) for at, value in found.items()]
+    values = [ClaimValue(inputs=dict(at), value=value, num_missing=0) for at, value in found.items()]
     return SweptClaim(says="so", published=1.0, digits=2, found=values)
 
 
 def test_corners_and_what_cannot_run_decide_nothing() -> None:
-    claim = made({(): 2.0, (("a", "x"),): 2.5, (("a", "y"),): 1.9, (("b", "x"),): 2.55,
-                  (("c", "x"),): None, (("a", "x"), ("b", "x")): 4.0})  # fmt: skip
+    claim = made(
+        {
+            (): 2.0,
+            (("a", "x"),): 2.5,
+            (("a", "y"),): 1.9,
+            (("b", "x"),): 2.55,
+            (("c", "x"),): None,
+            (("a", "x"), ("b", "x")): 4.0,
+        }
+    )
     assert claim.decides == "a (1.90 to 2.50)"
     assert claim.text(claim.highest, of=True) == "4.00 (a: x; b: x)"
     assert claim.text(claim.lowest, of=True) == "1.90 (a: y)"
@@ -222,10 +242,9 @@ def test_corners_and_what_cannot_run_decide_nothing() -> None:
 
 def test_a_value_without_all_points_is_left_out(tmp_path: Path) -> None:
     result = sweep(
-        study('label = "version 2", scheme = "deepep-v2"',
-              'label = "version 2", scheme = "tutel", precision = "fp8"'),
+        study('label = "version 2", scheme = "deepep-v2"', 'label = "version 2", scheme = "tutel", precision = "fp8"'),
         tmp_path,
-    )  # fmt: skip
+    )
     assert [one.num_missing for one in claimed(result).found] == [0, 0, 0, 2, 0]
     assert "which DeepEP: version 2: left out" in result.markdown()
     assert "version 2" not in str(free_table([claimed(result)]).rows)
@@ -305,10 +324,14 @@ def test_the_command_puts_the_table_into_a_page(swept: SweepResult, folder: Path
     [
         ("# Mine\n", STUDY, "has no section '## Free inputs'"),
         (None, STUDY, "cannot read the page"),
-        ("", STUDY.replace("[[grid.claims]]", "[[grid.columns]]").partition("says =")[0]
-         + 'header = "us"\npath = "totals.makespan_us"\n', "has no free inputs"),
+        (
+            "",
+            STUDY.replace("[[grid.claims]]", "[[grid.columns]]").partition("says =")[0]
+            + 'header = "us"\npath = "totals.makespan_us"\n',
+            "has no free inputs",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_has_no_place_for_the_table_is_refused_before_anything_is_replayed(
     page_text: str | None, study_text: str, says: str, tmp_path: Path
 ) -> None:

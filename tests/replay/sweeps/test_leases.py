@@ -47,9 +47,7 @@ def claim(folder: Path, name: str, place: str, pid: int, age_s: float) -> None:
 
 
 def dead_pid() -> int:
-    done = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     return int(done.stdout)
 
 
@@ -177,9 +175,7 @@ def test_who_slept_too_long_begins_anew(one: Leases, other: Leases, tmp_path: Pa
     assert not one.take("a"), "it is another's now"
 
 
-def test_without_hard_links_nothing_is_shared_and_that_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_hard_links_nothing_is_shared_and_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 

@@ -119,9 +119,7 @@ def test_the_data_set_holds_the_same_rows(mixed: tuple[Any, Path]) -> None:
     found = frame_of(folder, "mixed")
     assert list(found.columns) == list(table.columns)
     pandas.testing.assert_frame_equal(found.astype(table.dtypes), table)
-    types = {field.name: str(field.type) for field in parquet.ParquetDataset(
-        folder / "results" / "mixed"
-    ).schema}  # fmt: skip
+    types = {field.name: str(field.type) for field in parquet.ParquetDataset(folder / "results" / "mixed").schema}
     wanted = {"ranks": "int64", "seed": "int64", "makespan_us": "double", "barrier": "bool"}
     assert {name: types[name] for name in wanted} == wanted
 
@@ -162,9 +160,7 @@ def test_data_sets_of_shards_are_merged_by_copying(
     assert len(list((tmp_path / "merged" / "results" / "small").iterdir())) == 2
 
 
-def test_a_failed_point_has_a_row_but_none_in_the_data_set(
-    odd_study: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_failed_point_has_a_row_but_none_in_the_data_set(odd_study: Callable[..., Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
     table = sweep(odd_study("faulty"), out, allow_code=True).to_dataframe()
     assert table.failed.notna().sum() == 4 and len(frame_of(out, "odd")) == 4
@@ -203,9 +199,7 @@ def test_without_pyarrow_a_study_runs_all_the_same(
     assert is_whole(tmp_path) and not (tmp_path / "results").exists()
 
 
-def test_without_pandas_it_says_how_to_install_it(
-    mixed: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_pandas_it_says_how_to_install_it(mixed: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(UserError, match="needs pandas: pip install"):
         mixed[0].to_dataframe()

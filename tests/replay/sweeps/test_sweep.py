@@ -34,7 +34,7 @@ from replay.studies.sweeps.points import points_of, show
 from replay.studies.sweeps.result import SweepResult
 from replay.studies.sweeps.run import sweep
 from replay.studies.sweeps.source import recorded
-from replay.studies.sweeps.study import Column, Grid, Study, parse_study
+from replay.studies.sweeps.study import Grid, QuantityColumn, Study, parse_study
 from replay.studies.sweeps.table import GridTable, markdown
 from replay.studies.sweeps.task import make_task
 
@@ -126,17 +126,13 @@ def test_settings_may_vary_together() -> None:
 
 def test_tokens_of_all_ranks_are_shared_among_them() -> None:
     text = with_axes("total_tokens = [32, 64]").replace("tokens_per_rank = 8", "ranks = 4")
-    assert [make_task(point).setup.spec.tokens_per_rank for point in points_of(study(text))] == [
-        8, 8, 8, 16, 16, 16
-    ]  # fmt: skip
+    assert [make_task(point).setup.spec.tokens_per_rank for point in points_of(study(text))] == [8, 8, 8, 16, 16, 16]
     assert "cannot be shared" in mistake(text.replace("32", "30"))
     assert "say the same" in mistake(with_axes("total_tokens = [32]"))
 
 
 def test_a_synthetic_trace_is_made_for_all_gpus_unless_ranks_are_given() -> None:
-    text = with_axes('system = ["dgx-h100", "gh200-nvl32"]\nscheme = ["ideal"]').replace(
-        'system = "dgx-h100"\n', ""
-    )
+    text = with_axes('system = ["dgx-h100", "gh200-nvl32"]\nscheme = ["ideal"]').replace('system = "dgx-h100"\n', "")
     ranks = [make_task(point).source.load().num_ranks for point in points_of(study(text))[::3]]
     assert ranks == [8, 32]
 
@@ -230,15 +226,11 @@ def test_recorded_traces_are_known_by_their_content(tmp_path: Path, synthetic) -
     [axes]
     trace.file = ["A", "B"]
     scheme = ["ideal"]
-    """.replace('"A"', json.dumps(str(tmp_path / "a.h5"))).replace(
-        '"B"', json.dumps(str(tmp_path / "b.h5"))
-    )
+    """.replace('"A"', json.dumps(str(tmp_path / "a.h5"))).replace('"B"', json.dumps(str(tmp_path / "b.h5")))
     plan = plan_sweep(study(text))
     assert len(plan.points) == 2 and len(plan.tasks) == 1
     table = sweep(plan, tmp_path / "out").plan.tables[0]
-    direct = replay.run(
-        synthetic(ranks=2, tokens_per_rank=4), system=hwmodel.load("dgx-h100"), scheme="ideal"
-    )
+    direct = replay.run(synthetic(ranks=2, tokens_per_rank=4), system=hwmodel.load("dgx-h100"), scheme="ideal")
     for labels in table.rows():
         assert table.cell(labels, table.columns[0]).mean == direct.totals.mean_layer_us
     alter(tmp_path / "b.h5")
@@ -284,9 +276,7 @@ def test_a_system_is_what_its_file_says_now(tmp_path: Path) -> None:
     assert not set(found[0]) & set(found[1])
 
 
-def test_a_trace_that_is_altered_meanwhile_is_no_property_of_a_point(
-    tmp_path: Path, synthetic
-) -> None:
+def test_a_trace_that_is_altered_meanwhile_is_no_property_of_a_point(tmp_path: Path, synthetic) -> None:
     path = tmp_path / "a.h5"
     tracegen.write(synthetic(ranks=2, tokens_per_rank=4), path)
     plan = plan_sweep(recorded_study(path))
@@ -328,9 +318,7 @@ def test_numbers_are_those_of_runs(study_file: Path, tmp_path: Path) -> None:
         for cell, values in ((row["cells"]["us"], times), (row["cells"]["over deepep"], over)):
             assert cell["mean"] == pytest.approx(statistics.mean(values))
             assert (cell["min"], cell["max"], cell["count"]) == (min(values), max(values), 3)
-        assert [p["values"][0] for p in grid["points"] if p["labels"] == list(labels.values())] == (
-            times
-        )
+        assert [p["values"][0] for p in grid["points"] if p["labels"] == list(labels.values())] == (times)
     # ideal and deepep do not heed an option of comet: 2 ranks x 3 seeds x (1 + 1 + 2) replays.
     assert (result.num_computed, result.num_reused, result.num_refused) == (24, 0, 0)
     assert (tmp_path / "out" / "table.txt").read_text() == result.text()
@@ -369,9 +357,7 @@ def test_a_tuned_point_is_a_tuned_run(tmp_path: Path) -> None:
         .replace("tune = false\n", "", 1)
     )
     table = sweep(study(text), tmp_path).plan.tables[0]
-    trace = tracegen.generate.generate(
-        "zipf", "olmoe-1b-7b", ranks=8, tokens_per_rank=128, layers=1, skew=0.8
-    )
+    trace = tracegen.generate.generate("zipf", "olmoe-1b-7b", ranks=8, tokens_per_rank=128, layers=1, skew=0.8)
     tuned = replay.run(trace, system=hwmodel.load("dgx-h100"), scheme="comet", tune=True)
     us, sms = (table.cell(("tuned",), column).mean for column in table.columns)
     assert us == tuned.totals.makespan_us < table.cell(("fixed",), table.columns[0]).mean
@@ -503,7 +489,7 @@ RESULT = {
     ],
 )
 def test_a_column_reads_the_result(settings: dict, expected: float | None) -> None:
-    assert column_reading.value_of(Column(header="x", **settings), RESULT) == expected
+    assert column_reading.value_of(QuantityColumn(header="x", **settings), RESULT) == expected
 
 
 @every(
@@ -516,7 +502,7 @@ def test_a_column_reads_the_result(settings: dict, expected: float | None) -> No
 )
 def test_a_column_that_is_no_number_is_a_mistake(settings: dict, says: str) -> None:
     with pytest.raises(UserError, match=says):
-        column_reading.value_of(Column(header="x", **settings), RESULT)
+        column_reading.value_of(QuantityColumn(header="x", **settings), RESULT)
 
 
 def test_a_late_mistake_of_a_column_says_where(tmp_path: Path) -> None:
@@ -552,14 +538,9 @@ def test_an_axis_may_become_columns(tmp_path: Path) -> None:
     text = text.replace("seeds =", 'across = "scheme"\nseeds =')
     result = sweep(study(text), tmp_path)
     headings, rows, _ = result.plan.tables[0].lines()
-    assert headings == [
-        "ranks", "deepep us", "ideal us", "ideal over deepep", "comet us", "comet over deepep"
-    ]  # fmt: skip
+    assert headings == ["ranks", "deepep us", "ideal us", "ideal over deepep", "comet us", "comet over deepep"]
     assert [row[0] for row in rows] == ["2", "4"]
-    cells = {
-        tuple(r["labels"].values()): r["cells"]
-        for r in json.loads(result.to_json())["grids"][0]["rows"]
-    }
+    cells = {tuple(r["labels"].values()): r["cells"] for r in json.loads(result.to_json())["grids"][0]["rows"]}
     shown = rows[1][headings.index("comet us")]
     assert shown.startswith(f"{cells['4', 'comet']['us']['mean']:,.1f}")
 
@@ -695,8 +676,7 @@ def test_published_numbers_stand_beside_replayed_ones(tmp_path: Path) -> None:
     result = sweep(study(claims_study()), tmp_path)
     table = json.loads(result.to_json())["grids"][0]
     over = {
-        (row["labels"]["ranks"], row["labels"]["scheme"]): row["cells"]["over ideal"]["mean"]
-        for row in table["rows"]
+        (row["labels"]["ranks"], row["labels"]["scheme"]): row["cells"]["over ideal"]["mean"] for row in table["rows"]
     }
     deepep = [over["2", "deepep"], over["4", "deepep"]]
     average, most = table["claims"]
@@ -705,17 +685,13 @@ def test_published_numbers_stand_beside_replayed_ones(tmp_path: Path) -> None:
     shown = [line for line in result.markdown().splitlines() if line.startswith("| over the bound")]
     ratio = average["replayed"] / 2.0
     cells = [cell.strip() for cell in shown[0].strip("|").split("|")]
-    assert cells == [
-        "over the bound, on average", "2", f"{average['replayed']:.1f}", f"{ratio:.2f}"
-    ]  # fmt: skip
+    assert cells == ["over the bound, on average", "2", f"{average['replayed']:.1f}", f"{ratio:.2f}"]
     assert "replayed / published" in result.text()
 
 
 def test_a_claim_says_how_many_points_could_run(tmp_path: Path) -> None:
     refused = claims_study().replace('"nvls", "ideal"', '"tutel", "ideal"')
-    result = sweep(
-        study(refused.replace("tune = false", 'tune = false\nprecision = "fp8"')), tmp_path
-    )
+    result = sweep(study(refused.replace("tune = false", 'tune = false\nprecision = "fp8"')), tmp_path)
     at_most = json.loads(result.to_json())["grids"][0]["claims"][1]
     assert (at_most["num_found"], at_most["num_wanted"]) == (4, 6)
     assert "(4 of 6)" in result.markdown()
@@ -884,9 +860,7 @@ def test_a_shipped_table_is_that_of_its_study(name: str) -> None:
     widths = iter(label_columns)
     assert skeleton(shipped) == wanted
     assert f"`moereplay sweep {name} -o FOLDER`" in shipped
-    assert all(
-        set(point.settings.get("scheme", "").split()) <= set(SCHEMES) for point in plan.points
-    )
+    assert all(set(point.settings.get("scheme", "").split()) <= set(SCHEMES) for point in plan.points)
 
 
 def made_small(grid: Grid) -> Grid:
@@ -916,10 +890,7 @@ def made_small(grid: Grid) -> Grid:
     }
     is_recorded = "trace.file" in str(grid)
     widths = {} if is_recorded else {key: size[key] for key in size if key.startswith("shape.")}
-    free = [
-        one.model_copy(update={"others": [shrunk(other) for other in one.others]})
-        for one in grid.free
-    ]
+    free = [one.model_copy(update={"others": [shrunk(other) for other in one.others]}) for one in grid.free]
     return grid.model_copy(
         update={
             "fixed": shrunk(dict(grid.fixed)) | widths,

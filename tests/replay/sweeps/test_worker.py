@@ -11,7 +11,7 @@ import pytest
 from replay.errors import UserError
 from replay.experiments.base.crews import worker
 from replay.experiments.base.crews.store import point_text, read_point
-from replay.experiments.base.crews.worker import Job, Worker
+from replay.experiments.base.crews.worker import Job, ReplayWorker
 from replay.experiments.base.load import kind_of_result
 from replay.studies.sweeps.plan import plan_sweep
 from replay.studies.sweeps.task import make_task
@@ -24,7 +24,7 @@ def job(small: Path) -> Job:
 
 
 def test_a_worker_sends_back_the_text_of_the_file(job: Job, whole: Path) -> None:
-    ((done,), seconds) = Worker()([job])
+    ((done,), seconds) = ReplayWorker()([job])
     assert done.text == (whole / "points" / f"{job.id}.json").read_text("utf-8")
     assert done.failure is None and seconds > 0
 
@@ -33,23 +33,21 @@ def test_what_is_not_what_was_asked_for_is_refused(job: Job) -> None:
     """As by another version of the code, or another file of the same name."""
     other = dataclasses.replace(job, id="0" * 64)
     with pytest.raises(UserError, match="another version of moereplay, or other files"):
-        Worker()([other])
+        ReplayWorker()([other])
 
 
-def test_an_error_is_told_in_a_line_with_where_it_was(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_is_told_in_a_line_with_where_it_was(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise MemoryError
 
     monkeypatch.setattr("replay.studies.sweeps.traced.EXPERIMENT.replay", fail)
-    failure = Worker()([job])[0][0].failure
+    failure = ReplayWorker()([job])[0][0].failure
     assert failure is not None and failure.message == "MemoryError: no message"
     assert "in fail" in failure.traceback[-1] and len(failure.traceback) <= worker.MOST_FRAMES
 
 
 def test_a_text_that_was_damaged_on_its_way_is_noticed(job: Job) -> None:
-    text = Worker()([job])[0][0].text
+    text = ReplayWorker()([job])[0][0].text
     outcome, problem = read_point(text, job.id, kind_of_result)
     assert outcome is not None and not problem
     assert point_text(job.id, {}, outcome) != text

@@ -40,9 +40,12 @@ def command() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     def start(*words: object) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, "-m", "replay.cli", "sweep", *map(str, words)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
+        )
         started.append(process)
         return process
 
@@ -80,9 +83,7 @@ def group_of(leader: int) -> set[int]:
 # ---- several processes -------------------------------------------------------------------------
 
 
-def test_two_processes_leave_what_one_leaves(
-    small: Path, tmp_path: Path, is_whole: IsWhole
-) -> None:
+def test_two_processes_leave_what_one_leaves(small: Path, tmp_path: Path, is_whole: IsWhole) -> None:
     seen: list[tuple[int, int]] = []
     result = sweep(small, tmp_path, jobs=2, progress=lambda *done: seen.append(done))
     assert (result.num_computed, result.num_reused, result.num_failed) == (18, 0, 0)
@@ -90,9 +91,7 @@ def test_two_processes_leave_what_one_leaves(
     assert seen == [(number, 18) for number in range(19)]
 
 
-def test_a_killed_process_loses_nothing_but_its_batch(
-    odd_study: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_killed_process_loses_nothing_but_its_batch(odd_study: Callable[..., Path], tmp_path: Path) -> None:
     study = odd_study("deadly", deaths=1)
     result = sweep(study, tmp_path / "out", jobs=2, allow_code=True)
     assert (result.num_computed, result.num_failed) == (8, 0)
@@ -101,9 +100,7 @@ def test_a_killed_process_loses_nothing_but_its_batch(
     assert alone.to_json() == result.to_json()
 
 
-def test_a_point_that_always_kills_fails_alone(
-    odd_study: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_point_that_always_kills_fails_alone(odd_study: Callable[..., Path], tmp_path: Path) -> None:
     study = odd_study("deadly", deaths=2, seeds="[0]", ranks="[2]")
     result = sweep(study, tmp_path / "out", jobs=2, allow_code=True)
     assert (result.num_computed, result.num_failed) == (1, 1)
@@ -125,13 +122,9 @@ def test_of_a_comparison_what_a_killed_process_had_is_done_again_once(tmp_path: 
 
 @pytest.mark.extended
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_a_defect_is_recorded_and_the_rest_goes_on(
-    jobs: int, odd_study: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_defect_is_recorded_and_the_rest_goes_on(jobs: int, odd_study: Callable[..., Path], tmp_path: Path) -> None:
     study, out = odd_study("faulty"), tmp_path / "out"
-    done = CliRunner().invoke(
-        app, ["sweep", str(study), "--allow-code", "-o", str(out), "--jobs", str(jobs)]
-    )
+    done = CliRunner().invoke(app, ["sweep", str(study), "--allow-code", "-o", str(out), "--jobs", str(jobs)])
     assert done.exit_code == 4
     assert f"{out}: 4 replayed, 0 used again, 4 failed\n" in done.stderr
     assert str(out / "failures") in done.stderr
@@ -236,9 +229,14 @@ def test_a_script_without_a_guard_is_told_so(small: Path, tmp_path: Path) -> Non
         "except replay.UserError as error:\n    print(error)\n"
     )
     done = subprocess.run(
-        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60,
-    )  # fmt: skip
+        [sys.executable, script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=60,
+    )
     assert '`if __name__ == "__main__":`' in done.stdout
 
 
@@ -269,9 +267,7 @@ def test_shards_are_all_jobs_and_keep_traces_together() -> None:
     assert sorted(int(job.id) for shard in shards for job in shard) == list(range(400))
     assert max(map(len, shards)) - min(map(len, shards)) <= 400 // (7 * 8)
     assert sum(len({job.trace for job in shard}) for shard in shards) <= 2 * 40
-    fifteens = [
-        Job(str(n), f"trace {n // 15}", Point(0, (), None, {}), make_task) for n in range(150)
-    ]
+    fifteens = [Job(str(n), f"trace {n // 15}", Point(0, (), None, {}), make_task) for n in range(150)]
     assert [len(shard_of(fifteens, number, 2)) for number in (1, 2)] == [75, 75]
     same = [Job(str(n), "one", Point(0, (), None, {}), make_task) for n in range(40)]
     assert [len(shard_of(same, number, 4)) for number in range(1, 5)] == [10] * 4

@@ -24,7 +24,7 @@ from replay.chains import replay as replays
 from replay.cli.app import app
 from replay.engine.scheduler import OutOfOrderError
 from replay.errors import UserError
-from replay.experiments.base.crews.store import Outcome, point_text
+from replay.experiments.base.crews.store import PointOutcome, point_text
 from replay.experiments.trace import task
 from replay.experiments.trace.experiment import EXPERIMENT
 from replay.experiments.trace.page import layers_plot
@@ -42,9 +42,16 @@ STEPS = 6
 def trace() -> tracegen.RoutingTrace:
     """Six recorded steps of three layers, each with a routing of its own."""
     return generate(
-        "zipf", "olmoe-1b-7b", ranks=4, tokens_per_rank=6, layers=3, steps=STEPS, seed=1,
-        skew=0.9, phase="decode",
-    )  # fmt: skip
+        "zipf",
+        "olmoe-1b-7b",
+        ranks=4,
+        tokens_per_rank=6,
+        layers=3,
+        steps=STEPS,
+        seed=1,
+        skew=0.9,
+        phase="decode",
+    )
 
 
 def invoke(*arguments: object) -> Any:
@@ -57,9 +64,7 @@ bounds = st.none() | st.integers(0, 40)
 
 
 @given(bounds, bounds, st.none() | st.integers(1, 9), st.integers(1, 40))
-def test_a_range_is_a_slice_within_the_trace(
-    begin: int | None, end: int | None, each: int | None, number: int
-) -> None:
+def test_a_range_is_a_slice_within_the_trace(begin: int | None, end: int | None, each: int | None, number: int) -> None:
     words = ["" if one is None else str(one) for one in (begin, end)]
     text = ":".join(words + ([] if each is None else [str(each)]))
     if end is not None and end <= (begin or 0):
@@ -98,10 +103,26 @@ def test_a_sample_is_of_all_stretches(wanted: int, number: int) -> None:
     assert sample.whole([5.0] * wanted) == pytest.approx((5.0 * number,) * 3)
 
 
-@every("text", [
-    "", "x", "7", "-1", "1.5", "3:3", "4:2", "0:9:0", "sample:1", "sample:", "1,,2", "1:2:3:4",
-    "a:b", "99999999999,1", "9" * 40,
-])  # fmt: skip
+@every(
+    "text",
+    [
+        "",
+        "x",
+        "7",
+        "-1",
+        "1.5",
+        "3:3",
+        "4:2",
+        "0:9:0",
+        "sample:1",
+        "sample:",
+        "1,,2",
+        "1:2:3:4",
+        "a:b",
+        "99999999999,1",
+        "9" * 40,
+    ],
+)
 def test_what_asks_for_no_steps_is_refused_in_a_line(text: str) -> None:
     with pytest.raises(UserError, match="possible are a number of steps") as caught:
         TraceSpec(steps=text)
@@ -115,22 +136,16 @@ def test_steps_of_a_trace_without_ranks_are_as_many_as_its_tokens_fill() -> None
     assert EXPERIMENT.setup(spec, _given(some)).number == 420
     few = EXPERIMENT.setup(spec.changed(tokens_per_rank=1000), _given(some))
     assert few.number == some.num_tokens // 8000
-    prompts = EXPERIMENT.setup(
-        spec.changed(phase="prefill", tokens_per_rank=2000), _given(some)
-    ).number
-    replay.run(
-        some, scheme="ideal", layer=0, phase="prefill", tokens_per_rank=2000, step=prompts - 1
-    )
+    prompts = EXPERIMENT.setup(spec.changed(phase="prefill", tokens_per_rank=2000), _given(some)).number
+    replay.run(some, scheme="ideal", layer=0, phase="prefill", tokens_per_rank=2000, step=prompts - 1)
     with pytest.raises(UserError, match="at most"):
-        replay.run(
-            some, scheme="ideal", layer=0, phase="prefill", tokens_per_rank=2000, step=prompts
-        )
+        replay.run(some, scheme="ideal", layer=0, phase="prefill", tokens_per_rank=2000, step=prompts)
 
 
 def _given(some: tracegen.RoutingTrace) -> Any:
-    from replay.experiments.base.experiment import Given
+    from replay.experiments.base.experiment import SpecInputs
 
-    return Given({"trace": some})
+    return SpecInputs({"trace": some})
 
 
 # ---- every step is a replay of that step ---------------------------------------------------------
@@ -192,9 +207,7 @@ def test_layers_that_are_the_same_work_are_replayed_once(monkeypatch: pytest.Mon
     same = dataclasses.replace(trace(), expert_ids=trace().expert_ids[[1, 1, 1]])
     streamed: list[object] = []
     stream = replays.Replay.stream
-    monkeypatch.setattr(
-        replays.Replay, "stream", lambda *a, **k: (streamed.append(a), stream(*a, **k))[1]
-    )
+    monkeypatch.setattr(replays.Replay, "stream", lambda *a, **k: (streamed.append(a), stream(*a, **k))[1])
     whole = replay.run(same, scheme="deepep-ll", barrier=True, steps="0:2")
     assert len(streamed) == 2  # one of each step
     assert all(len(set(one.layers_us)) == 1 for one in whole.steps)
@@ -278,10 +291,7 @@ def test_an_interrupted_replay_goes_on(after: int) -> None:
         assert compared(folder=folder, report=told_of.append).to_json() == plain().to_json()
         left = STEPS * len(SCHEMES) - after - 1
         assert f"{left} steps replayed, {after + 1} used again" in told_of
-        assert (
-            before.items()
-            <= {one: one.stat().st_mtime_ns for one in (folder / "points").iterdir()}.items()
-        )
+        assert before.items() <= {one: one.stat().st_mtime_ns for one in (folder / "points").iterdir()}.items()
 
 
 def test_a_damaged_file_is_replayed_again_and_what_is_asked_beside_is_added(
@@ -307,9 +317,13 @@ def test_progress_begins_with_what_the_folder_has(tmp_path: Path) -> None:
     told: list[object] = []
     said: list[str] = []
     replay.run(
-        trace(), steps="all", **asked, found=lambda *have: told.append(have),
-        progress=lambda: told.append("next"), report=said.append,
-    )  # fmt: skip
+        trace(),
+        steps="all",
+        **asked,
+        found=lambda *have: told.append(have),
+        progress=lambda: told.append("next"),
+        report=said.append,
+    )
     assert told == [(1, STEPS)] + ["next"] * (STEPS - 1)
     assert f"{one.name} is damaged: not JSON; computed anew" in said
     counted = []
@@ -317,27 +331,28 @@ def test_progress_begins_with_what_the_folder_has(tmp_path: Path) -> None:
     assert len(counted) == STEPS  # of who does not ask for what was found
 
 
-@every("change, says", [
-    ({"layers_us": [], "imbalance": []}, "at least 1 item"),
-    ({"imbalance": [1.0]}, "3 layers have times, 1 an imbalance"),
-    ({"layers_us": [1.0], "imbalance": [1.0]}, "it is step 1 of 1, not step 1 of 3 layers"),
-    ({"step": 77}, "it is step 77 of 3, not step 1 of 3"),
-    ({"step": -1}, "greater than or equal to 0"),
-    ({"makespan_us": 0.0}, "its layers take"),
-    ({"makespan_us": 1e15}, "less than 9"),
-    ({"layers_us": [-1.0, 1.0, 1.0]}, "less than nothing"),
-    ({"imbalance": [-1.0, 1.0, 1.0]}, "greater than or equal to 0"),
-])  # fmt: skip
-def test_a_step_that_cannot_be_is_computed_anew(
-    tmp_path: Path, change: dict[str, Any], says: str
-) -> None:
+@every(
+    "change, says",
+    [
+        ({"layers_us": [], "imbalance": []}, "at least 1 item"),
+        ({"imbalance": [1.0]}, "3 layers have times, 1 an imbalance"),
+        ({"layers_us": [1.0], "imbalance": [1.0]}, "it is step 1 of 1, not step 1 of 3 layers"),
+        ({"step": 77}, "it is step 77 of 3, not step 1 of 3"),
+        ({"step": -1}, "greater than or equal to 0"),
+        ({"makespan_us": 0.0}, "its layers take"),
+        ({"makespan_us": 1e15}, "less than 9"),
+        ({"layers_us": [-1.0, 1.0, 1.0]}, "less than nothing"),
+        ({"imbalance": [-1.0, 1.0, 1.0]}, "greater than or equal to 0"),
+    ],
+)
+def test_a_step_that_cannot_be_is_computed_anew(tmp_path: Path, change: dict[str, Any], says: str) -> None:
     """A checksum says that nothing was torn, not who wrote it."""
     asked: dict[str, Any] = {"scheme": "deepep-ll", "steps": "1:2", "folder": tmp_path}
     first = replay.run(trace(), **asked)
     kept = points(tmp_path)
     ((name, text),) = kept.items()
     document = json.loads(text)
-    outcome = Outcome({**document["result"], **change}, None)
+    outcome = PointOutcome({**document["result"], **change}, None)
     made = point_text(document["id"], document["description"], outcome)
     (tmp_path / "points" / name).write_text(made)
     said: list[str] = []
@@ -361,9 +376,12 @@ def test_what_takes_no_time_is_a_result() -> None:
         phase="decode",
     )
     both = replay.compare(
-        alone, ["ideal", "deepep-ll"], steps="all", communication_only=True,
+        alone,
+        ["ideal", "deepep-ll"],
+        steps="all",
+        communication_only=True,
         baseline="deepep-ll",
-    )  # fmt: skip
+    )
     assert both["ideal"].headline_us == 0
     assert dict(_rows(times_table(both)))["ideal"][1] is None
 
@@ -382,9 +400,12 @@ def test_objects_may_be_given_and_reach_every_process() -> None:
     system = hwmodel.load("dgx-h100", {"link.links_per_gpu": 9})
     given_ = replay.run(trace(), scheme="deepep-ll", system=system, steps="0:2", jobs=2)
     named = replay.run(
-        trace(), scheme="deepep-ll", system="dgx-h100", overrides={"link.links_per_gpu": 9},
+        trace(),
+        scheme="deepep-ll",
+        system="dgx-h100",
+        overrides={"link.links_per_gpu": 9},
         steps="0:2",
-    )  # fmt: skip
+    )
     assert given_.steps == named.steps
 
 
@@ -432,9 +453,16 @@ def test_distributions_are_over_the_steps() -> None:
 
 def test_a_sample_has_the_mean_of_all_in_its_interval() -> None:
     long = generate(
-        "zipf", "olmoe-1b-7b", ranks=4, tokens_per_rank=4, layers=1, steps=60, seed=5, skew=0.9,
+        "zipf",
+        "olmoe-1b-7b",
+        ranks=4,
+        tokens_per_rank=4,
+        layers=1,
+        steps=60,
+        seed=5,
+        skew=0.9,
         phase="decode",
-    )  # fmt: skip
+    )
     every_step = replay.run(long, scheme="deepep-ll", steps="all")
     assert every_step.estimate is None
     some = replay.run(long, scheme="deepep-ll", steps="sample:20")
@@ -455,21 +483,16 @@ def test_results_of_other_steps_do_not_stand_beside_each_other() -> None:
 
 def test_a_page_draws_no_more_points_than_can_be_seen() -> None:
     one = replay.run(trace(), scheme="deepep-ll", steps="all")
-    many = [step.model_copy(update={"step": at, "makespan_us": float(at)})
-            for at, step in enumerate(one.steps * 300)]  # fmt: skip
+    many = [step.model_copy(update={"step": at, "makespan_us": float(at)}) for at, step in enumerate(one.steps * 300)]
     drawn = page(one.model_copy(update={"steps": many, "num_steps": len(many)}))
-    plots = {
-        item.name: item for part in drawn.sections for item in part.items if hasattr(item, "lines")
-    }
+    plots = {item.name: item for part in drawn.sections for item in part.items if hasattr(item, "lines")}
     (line,) = plots["over-time"].lines  # type: ignore[union-attr]
     assert len(line.x) == 600 and line.low[:2] == [0.0, 3.0] and line.high[0] == 2.0
     assert line.y[0] == 1.0
 
 
 def test_placements_stand_beside_each_other(tmp_path: Path) -> None:
-    both = replay.compare(
-        trace(), ["deepep-ll"], steps="0:2", placements=["contiguous", "round-robin"], jobs=2
-    )
+    both = replay.compare(trace(), ["deepep-ll"], steps="0:2", placements=["contiguous", "round-robin"], jobs=2)
     assert list(both.wins()) == ["deepep-ll, contiguous", "deepep-ll, round-robin"]
     assert both.base_name == "deepep-ll, contiguous"
     rows = [row for one in both.results for row in one._rows()]
@@ -480,14 +503,21 @@ def _rows(table: Any) -> list[tuple[Any, list[Any]]]:
     return [(row[0], list(row[1:])) for row in table.rows]
 
 
-@every("asked, places", [
-    ({"layer": 2}, [(2, None)]),
-    ({"layer": (0, 2)}, [(0, None), (2, None)]),
-    ({"layer": (1, 2), "direction": "training"},
-     [(1, "forward"), (2, "forward"), (2, "backward"), (1, "backward")]),
-    ({"layer": (1, 2), "direction": "training", "barrier": True},
-     [(1, "forward"), (2, "forward"), (2, "backward"), (1, "backward")]),
-])  # fmt: skip
+@every(
+    "asked, places",
+    [
+        ({"layer": 2}, [(2, None)]),
+        ({"layer": (0, 2)}, [(0, None), (2, None)]),
+        (
+            {"layer": (1, 2), "direction": "training"},
+            [(1, "forward"), (2, "forward"), (2, "backward"), (1, "backward")],
+        ),
+        (
+            {"layer": (1, 2), "direction": "training", "barrier": True},
+            [(1, "forward"), (2, "forward"), (2, "backward"), (1, "backward")],
+        ),
+    ],
+)
 def test_layers_have_their_own_names(asked: dict[str, Any], places: list[Any]) -> None:
     whole = replay.run(trace(), scheme="deepep", tune=False, steps="0:2", **asked)
     alone = replay.run(trace(), scheme="deepep", tune=False, **asked)
@@ -496,9 +526,7 @@ def test_layers_have_their_own_names(asked: dict[str, Any], places: list[Any]) -
     compared_ = TraceComparison(baseline="deepep", results=[whole])
     rows = [tuple(row) for row in layers_table(compared_).rows]
     means = layer_means(whole)
-    assert rows == [
-        (at, *([way] if way else []), mean) for (at, way), mean in zip(places, means, strict=True)
-    ]
+    assert rows == [(at, *([way] if way else []), mean) for (at, way), mean in zip(places, means, strict=True)]
     lines = {line.name: list(line.x) for line in layers_plot({"deepep": whole}).lines}
     forward = sorted(float(at) for at, way in places if way != "backward")
     assert lines["deepep"] == forward
@@ -518,22 +546,16 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_command_compares_and_runs_again(file: Path, tmp_path: Path) -> None:
     out, json_ = tmp_path / "out", tmp_path / "both.json"
     words = ("--scheme", "deepep-ll", "--scheme", "nccl-alltoall", "--steps", "1:5", "--jobs", 1)
-    asked = invoke(
-        "compare", file, *words, "-o", out, "--json", json_, "--html", tmp_path / "p.html"
-    )
+    asked = invoke("compare", file, *words, "-o", out, "--json", json_, "--html", tmp_path / "p.html")
     assert asked.exit_code == 0, asked.output
     assert "4 of 6 steps (1..4), each by itself (3 layers)" in " ".join(asked.output.split())
     both = replay.load_result(json_)
     assert isinstance(both, TraceComparison)
     assert [one.step for one in both.results[0].steps] == [1, 2, 3, 4]
     command = page(both).command
-    assert command == (
-        f"moereplay compare {file} --steps 1:5 --scheme deepep-ll --scheme nccl-alltoall"
-    )
+    assert command == (f"moereplay compare {file} --steps 1:5 --scheme deepep-ll --scheme nccl-alltoall")
     before = points(out)
-    again = invoke(
-        "compare", "--spec", json_, "--jobs", 1, "-o", out, "--json", tmp_path / "again.json"
-    )
+    again = invoke("compare", "--spec", json_, "--jobs", 1, "-o", out, "--json", tmp_path / "again.json")
     assert again.exit_code == 0, again.output
     assert (tmp_path / "again.json").read_bytes() == json_.read_bytes()
     assert points(out) == before
@@ -546,45 +568,41 @@ def test_the_command_runs_one_scheme(file: Path, tmp_path: Path) -> None:
     assert asked.exit_code == 0, asked.output
     assert "a sample of 3 of 6 steps" in " ".join(asked.output.split()) and "+-" in asked.output
     one = replay.load_result(json_)
-    assert isinstance(one, TraceResult) and page(one).command.endswith(
-        "--scheme deepep-ll --layer 1 --steps sample:3"
-    )
+    assert isinstance(one, TraceResult) and page(one).command.endswith("--scheme deepep-ll --layer 1 --steps sample:3")
     toml = tmp_path / "one.toml"
     toml.write_text(one.spec.to_toml())
     again = invoke("run", "--spec", toml, "--jobs", 1, "--json", tmp_path / "again.json")
     assert again.exit_code == 0, again.output
-    assert (
-        json.loads((tmp_path / "again.json").read_text())["steps"]
-        == json.loads(json_.read_text())["steps"]
-    )
+    assert json.loads((tmp_path / "again.json").read_text())["steps"] == json.loads(json_.read_text())["steps"]
     dry = invoke("run", file, *words, "--dry-run")
     assert "3 steps" in dry.output
 
 
 def test_a_number_of_steps_is_one_chain(file: Path, tmp_path: Path) -> None:
-    asked = invoke(
-        "run", file, "--scheme", "deepep-ll", "--steps", 2, "--json", tmp_path / "r.json"
-    )
+    asked = invoke("run", file, "--scheme", "deepep-ll", "--steps", 2, "--json", tmp_path / "r.json")
     assert asked.exit_code == 0, asked.output
     result = replay.load_result(tmp_path / "r.json")
     assert isinstance(result, replay.Result) and result.chain and result.chain.num_steps == 2
 
 
-@every("words, says", [
-    (("--steps", "3:9"), "steps 3:9: the trace has 6 of this size, 0..5"),
-    (("--steps", "some"), "steps 'some': possible are a number of steps"),
-    (("--steps", "all", "--step", "2"), "does not go with --step 2: write --steps 2:"),
-    (("--steps", "all", "--sample-layers", "2"), "--steps sample:N replays fewer steps"),
-    (("--steps", "all", "--compare-barrier"), "does not go with --compare-barrier"),
-    (("--steps", "all", "--sample-nodes", "1"), "does not go with --sample-nodes"),
-    (("--steps", "all", "--trace-events", "e.json"), "--trace-events does not go with steps"),
-    (("--steps", "all", "--window", "0:5"), "--window does not go with steps"),
-    (("--steps", "all", "--max-events", "5"), "--max-events does not go with steps"),
-    (("--steps", "0:2", "--step", "2"), "--steps 0:2 does not go with --step 2"),
-    (("--out", "x"), "--out can only be given with steps one by one"),
-    (("--jobs", "2"), "--jobs can only be given with steps one by one"),
-    (("--steps", "all", "--jobs", "0"), "jobs must be at least 1"),
-])  # fmt: skip
+@every(
+    "words, says",
+    [
+        (("--steps", "3:9"), "steps 3:9: the trace has 6 of this size, 0..5"),
+        (("--steps", "some"), "steps 'some': possible are a number of steps"),
+        (("--steps", "all", "--step", "2"), "does not go with --step 2: write --steps 2:"),
+        (("--steps", "all", "--sample-layers", "2"), "--steps sample:N replays fewer steps"),
+        (("--steps", "all", "--compare-barrier"), "does not go with --compare-barrier"),
+        (("--steps", "all", "--sample-nodes", "1"), "does not go with --sample-nodes"),
+        (("--steps", "all", "--trace-events", "e.json"), "--trace-events does not go with steps"),
+        (("--steps", "all", "--window", "0:5"), "--window does not go with steps"),
+        (("--steps", "all", "--max-events", "5"), "--max-events does not go with steps"),
+        (("--steps", "0:2", "--step", "2"), "--steps 0:2 does not go with --step 2"),
+        (("--out", "x"), "--out can only be given with steps one by one"),
+        (("--jobs", "2"), "--jobs can only be given with steps one by one"),
+        (("--steps", "all", "--jobs", "0"), "jobs must be at least 1"),
+    ],
+)
 def test_a_mistake_is_a_line(file: Path, words: tuple[str, ...], says: str) -> None:
     asked = invoke("run", file, "--scheme", "deepep-ll", *words)
     assert isinstance(asked.exception, UserError) and says in str(asked.exception)

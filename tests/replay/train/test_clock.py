@@ -13,8 +13,10 @@ from replay.report.text import render
 from tests.replay.train.made import MadeReplays
 
 SMALL: dict[str, Any] = {
-    "model": "olmoe-1b-7b", "plan": "pp=2,dp=4,ep=4,micro_batches=3", "sequence": 1024,
-}  # fmt: skip
+    "model": "olmoe-1b-7b",
+    "plan": "pp=2,dp=4,ep=4,micro_batches=3",
+    "sequence": 1024,
+}
 
 
 @pytest.fixture(autouse=True)

@@ -15,9 +15,12 @@ from replay.schemes.registry import supported
 
 def compare(schemes: Sequence[str] | None) -> TrainComparison:
     return training.compare(
-        model="olmoe-1b-7b", plan="pp=2,dp=2,ep=2,micro_batches=2", sequence=64, layers_sampled=1,
+        model="olmoe-1b-7b",
+        plan="pp=2,dp=2,ep=2,micro_batches=2",
+        sequence=64,
+        layers_sampled=1,
         schemes=schemes,
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +28,7 @@ def compared() -> TrainComparison:
     return compare(None)
 
 
-@pytest.fixture(
-    scope="module", params=[KINDS, pytest.param(None, id="all", marks=pytest.mark.extended)]
-)
+@pytest.fixture(scope="module", params=[KINDS, pytest.param(None, id="all", marks=pytest.mark.extended)])
 def found(request: pytest.FixtureRequest) -> TrainComparison:
     """One scheme of each kind, and in the extended tier all."""
     if request.param is None:

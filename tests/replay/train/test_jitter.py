@@ -6,27 +6,27 @@ import numpy as np
 import pytest
 
 from replay.chains.jitter import Jitter
-from replay.experiments.train.composed import Composed, compose
-from replay.experiments.train.schedules.base import Shape
+from replay.experiments.train.composed import StepComposition, compose
+from replay.experiments.train.schedules.base import ScheduleShape
 from replay.experiments.train.schedules.registry import find
-from replay.steps.times import PassTimes, StageHop, StepTimes, Timed
+from replay.steps.times import PassTime, PassTimes, StageHop, StepParts
 
 RANKS, OWN, MET, LAYERS, BATCHES = 4, 30_000_000, 20_000_000, 3, 5
 JITTER = Jitter(5.0, 1.0, seed=3)
 
 
-def even(own: int, met: int) -> Timed:
+def even(own: int, met: int) -> PassTime:
     both = np.full(RANKS, own, np.int64), np.full(RANKS, met, np.int64)
-    return Timed(*both, {"attention": both[0], "exchange": both[1]})
+    return PassTime(*both, {"attention": both[0], "exchange": both[1]})
 
 
-def step(stages: int, jitter: Jitter | None) -> Composed:
+def step(stages: int, jitter: Jitter | None) -> StepComposition:
     """Layers of which the first does not meet, as one without experts."""
     layers = [PassTimes(even(OWN, met), even(OWN, met)) for met in [0] + [MET] * (LAYERS - 1)]
     ends = PassTimes(even(0, 0), even(0, 0))
-    times = StepTimes(RANKS, [layers * stages], ends, ends, StageHop(0, 0))
+    times = StepParts(RANKS, [layers * stages], ends, ends, StageHop(0, 0))
     chunks = [range(LAYERS * stage, LAYERS * (stage + 1)) for stage in range(stages)]
-    return compose(find("1f1b"), Shape(stages, 1, BATCHES), times, chunks, jitter)
+    return compose(find("1f1b"), ScheduleShape(stages, 1, BATCHES), times, chunks, jitter)
 
 
 def test_a_stage_waits_for_the_last_gpu_of_every_layer() -> None:
@@ -48,8 +48,7 @@ def test_late_stages_hold_each_other_up_but_not_all_of_it() -> None:
     added = late.step_ps - never.step_ps
     passes = 2 * BATCHES * (LAYERS - 1)
     of_stage = [
-        sum(int(JITTER.delays_ps(RANKS, (stage, number)).max()) for number in range(passes))
-        for stage in range(3)
+        sum(int(JITTER.delays_ps(RANKS, (stage, number)).max()) for number in range(passes)) for stage in range(3)
     ]
     assert max(of_stage) <= added < sum(of_stage)
 

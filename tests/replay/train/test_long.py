@@ -11,10 +11,7 @@ from replay.experiments.train.experiment import EXPERIMENT
 
 def said(schemes: tuple[str, ...] = ("deepep",), **settings: Any) -> list[str]:
     lines: list[str] = []
-    setups = {
-        name: EXPERIMENT.setup(TrainSpec(scheme=name, plan="deepseek-v3", **settings))
-        for name in schemes
-    }
+    setups = {name: EXPERIMENT.setup(TrainSpec(scheme=name, plan="deepseek-v3", **settings)) for name in schemes}
     EXPERIMENT.check_fit(setups, report=lines.append)
     return lines
 
@@ -43,7 +40,11 @@ def test_progress_is_told_of_each_layer_that_is_replayed() -> None:
     plan = "pp=2,dp=2,ep=2,micro_batches=2"
     told: list[int] = []
     replay.train(
-        model="olmoe-1b-7b", plan=plan, sequence=64, scheme="ideal", layers_sampled=3,
+        model="olmoe-1b-7b",
+        plan=plan,
+        sequence=64,
+        scheme="ideal",
+        layers_sampled=3,
         progress=lambda: told.append(1),
-    )  # fmt: skip
+    )
     assert len(told) == 3

@@ -21,18 +21,22 @@ PLAN = f"pp={STAGES},dp={PEERS},ep={PEERS},micro_batches={MICRO_BATCHES}"
 @functools.cache
 def step(**settings: Any) -> TrainResult:
     return replay.train(
-        model="mixtral-8x7b", system="dgx-h100", schedule="1f1b", sequence=256, layers_sampled=1,
-        fit=False, scheme="ideal", **{"plan": PLAN, **settings},
-    )  # fmt: skip
+        model="mixtral-8x7b",
+        system="dgx-h100",
+        schedule="1f1b",
+        sequence=256,
+        layers_sampled=1,
+        fit=False,
+        scheme="ideal",
+        **{"plan": PLAN, **settings},
+    )
 
 
 @pytest.mark.parametrize(
     ("collections", "added_ms"),
     [("manual:50:100", 0.5), ("automatic:50:100", STAGES * PEERS * 0.5), ("manual:7.5:1", 7.5)],
 )
-def test_collections_add_their_share_to_a_step_of_every_host(
-    collections: str, added_ms: float
-) -> None:
+def test_collections_add_their_share_to_a_step_of_every_host(collections: str, added_ms: float) -> None:
     """At once behind a step, or one after the other in it."""
     bare, longer = step(), step(collections=collections)
     assert longer.step_us - bare.step_us == pytest.approx(1000 * added_ms, abs=1e-6)

@@ -13,7 +13,7 @@ from replay.errors import UserError
 from replay.experiments import train as training
 from replay.experiments.base.identity import identity
 from replay.experiments.train import SCHEDULES, TrainComparison, TrainResult, TrainSpec, setup
-from replay.experiments.train.schedules.base import Shape
+from replay.experiments.train.schedules.base import ScheduleShape
 from replay.experiments.train.tables import tables
 from replay.report.text import render, summary
 from replay.schemes.registry import find
@@ -114,8 +114,11 @@ def test_the_peak_is_that_of_the_number_type() -> None:
 def test_every_scheme_can_be_named_and_those_that_cannot_train_say_why() -> None:
     compared = training.compare(**SMALL)
     assert [one.scheme.name for one in compared.results] == [
-        "ideal", "nccl-alltoall", "deepep", "dysharp",
-    ]  # fmt: skip
+        "ideal",
+        "nccl-alltoall",
+        "deepep",
+        "dysharp",
+    ]
     assert compared.baseline == "deepep"
     assert compared.left_out["deepep-ll"] == "scheme 'deepep-ll': no backward pass"
     with pytest.raises(UserError, match="no backward pass"):
@@ -179,10 +182,8 @@ def test_a_named_plan_brings_its_model_and_schedule() -> None:
         ({"jitter": "normal:3"}, "^jitter 'normal:3': possible are off and"),
         ({"options": {"num_sms": "many"}}, "num_sms"),
     ],
-)  # fmt: skip
-def test_what_does_not_exist_or_fit_is_refused_in_two_lines(
-    settings: dict[str, Any], words: str
-) -> None:
+)
+def test_what_does_not_exist_or_fit_is_refused_in_two_lines(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words) as refusal:
         training.run(**{**SMALL, **settings})
     assert str(refusal.value).count("\n") <= 1
@@ -193,16 +194,15 @@ def test_baselines_and_options_belong_to_schemes_that_are_compared() -> None:
         training.compare(schemes=["ideal"], baseline="deepep", **SMALL)
     with pytest.raises(UserError, match="scheme with options"):
         training.compare(schemes=["ideal"], options={"deepep": {}}, **SMALL)
-    compared = training.compare(schemes=["deepep", "ideal"], baseline="ideal",
-                                options={"deepep": {"num_sms": 16}}, **SMALL)  # fmt: skip
+    compared = training.compare(
+        schemes=["deepep", "ideal"], baseline="ideal", options={"deepep": {"num_sms": 16}}, **SMALL
+    )
     assert compared.baseline == "ideal"
     assert compared["deepep"].scheme.options["num_sms"] == 16
 
 
 def test_routing_of_a_trace_is_of_the_same_model() -> None:
-    with pytest.raises(
-        UserError, match=r"the trace is not of olmoe-1b-7b: it has experts 32 .not 64"
-    ):
+    with pytest.raises(UserError, match=r"the trace is not of olmoe-1b-7b: it has experts 32 .not 64"):
         training.run(trace="gpt-oss-20b-decode", **SMALL)
     plan = "pp=4,dp=8,ep=8,micro_batches=4"
     result = training.run(trace="gpt-oss-20b-decode", plan=plan, scheme="ideal", sequence=512)
@@ -219,13 +219,22 @@ def test_equal_settings_are_one_step_and_others_another(compared: TrainCompariso
     again = training.run(scheme="deepep", **SMALL)
     assert again.to_json() == compared["deepep"].to_json()
     others = [
-        {"sequence": 2048}, {"samples": 2}, {"seed": 1}, {"routing": "zipf:0.6"},
-        {"layers_sampled": 1}, {"sample_nodes": 1}, {"schedule": "gpipe"},
-        {"plan": f"{PLAN},recompute=full"}, {"overrides": {"link.links_per_gpu": 9}},
-        {"options": {"num_sms": 16}}, {"recipe": "megatron-bf16-moments"},
-        {"jitter": "lognormal:5:1"}, {"jitter": "lognormal:5:1", "jitter_seed": 1},
-        {"precision": "fp8"}, {"placement": "round-robin"},
-    ]  # fmt: skip
+        {"sequence": 2048},
+        {"samples": 2},
+        {"seed": 1},
+        {"routing": "zipf:0.6"},
+        {"layers_sampled": 1},
+        {"sample_nodes": 1},
+        {"schedule": "gpipe"},
+        {"plan": f"{PLAN},recompute=full"},
+        {"overrides": {"link.links_per_gpu": 9}},
+        {"options": {"num_sms": 16}},
+        {"recipe": "megatron-bf16-moments"},
+        {"jitter": "lognormal:5:1"},
+        {"jitter": "lognormal:5:1", "jitter_seed": 1},
+        {"precision": "fp8"},
+        {"placement": "round-robin"},
+    ]
     ids = [training.run(**{"scheme": "deepep", **SMALL, **one}).run_id for one in others]
     assert len({*ids, again.run_id}) == len(others) + 1
     assert identity({}) not in ids
@@ -291,21 +300,21 @@ def test_identity_is_of_the_whole_model() -> None:
     """A trace's header does not have the vocabulary, of which the head's time depends."""
     shape = tracegen.models.load("olmoe-1b-7b")
     ids = {
-        setup.Setup.of(TrainSpec(**SMALL), one).run_id(find("ideal"))
+        setup.TrainingSetup.of(TrainSpec(**SMALL), one).run_id(find("ideal"))
         for one in (shape, shape.model_copy(update={"vocab": 2 * (shape.vocab or 0)}))
     }
     assert len(ids) == 2
 
 
 def test_stages_hold_the_chunks_that_the_schedule_gives_them() -> None:
-    both = SCHEDULES["dualpipe"].kept(Shape.of(ParallelPlan(pp=4, micro_batches=8)))
+    both = SCHEDULES["dualpipe"].kept(ScheduleShape.of(ParallelPlan(pp=4, micro_batches=8)))
     assert [kept.chunks for kept in both] == [(0, 3), (1, 2), (1, 2), (0, 3)]
-    turns = SCHEDULES["interleaved"].kept(Shape(2, 2, 4))
+    turns = SCHEDULES["interleaved"].kept(ScheduleShape(2, 2, 4))
     assert [kept.chunks for kept in turns] == [(0, 2), (1, 3)]
-    plain = SCHEDULES["1f1b"].kept(Shape(3, 1, 8))
+    plain = SCHEDULES["1f1b"].kept(ScheduleShape(3, 1, 8))
     assert [kept.in_flight for kept in plain] == [3, 2, 1]
     with pytest.raises(UserError, match="one chunk per stage"):
-        SCHEDULES["1f1b"].kept(Shape(2, 2, 4))
+        SCHEDULES["1f1b"].kept(ScheduleShape(2, 2, 4))
 
 
 def test_a_result_has_the_memory_of_its_stages(compared: TrainComparison) -> None:

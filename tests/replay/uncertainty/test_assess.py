@@ -17,12 +17,12 @@ from hwmodel.specs import SystemSpec
 from replay.engine import schedule
 from replay.engine.taskgraph import slowed
 from replay.errors import UserError
-from replay.experiments.layer.setup import Setup
+from replay.experiments.layer.setup import LayerSetup
 from replay.model.machine.kinds import Kind
 from replay.schemes import SCHEMES
 from replay.schemes.ep.plain import Plain
 from replay.studies.uncertainty.assess import assess
-from replay.studies.uncertainty.bands import Draw, Row, summary
+from replay.studies.uncertainty.bands import Draw, DrawnResult, summary
 from replay.studies.uncertainty.draws import deviation, share
 from replay.studies.uncertainty.parts import factors, group_of, parts_of
 from replay.studies.uncertainty.residuals import POINTS, table
@@ -91,7 +91,7 @@ def test_a_chain_in_a_draw_is_replayed_layer_by_layer_as_at_once(synthetic):
     timer = Timer(compared.results, trace, system)
     for index, result in enumerate(compared.results):
         scheme = SCHEMES[result.scheme.name]
-        chain = Setup(result.spec, {}, system, scheme).prepared(trace).build()
+        chain = LayerSetup(result.spec, {}, system, scheme).prepared(trace).build()
         whole_ps = schedule(slowed(chain.built.graph, by_kind)).makespan_ps
         assert timer.time_us(index, system, by_kind) == whole_ps / 1e6
 
@@ -198,9 +198,7 @@ def test_what_two_schemes_have_alone_does_not_cancel(small):
 def test_every_scheme_has_parts_that_are_in_the_table(two):
     system = hwmodel.load("dgx-h100")
     for name in SCHEMES:
-        of = two["deepep"].model_copy(
-            update={"scheme": two["deepep"].scheme.model_copy(update={"name": name})}
-        )
+        of = two["deepep"].model_copy(update={"scheme": two["deepep"].scheme.model_copy(update={"name": name})})
         parts = parts_of(of, system)
         assert all(part.partition(" (")[0] in table() for part in parts.values())
         assert ("dispatch" in parts) == (name != "ideal")
@@ -251,13 +249,9 @@ def test_residuals_are_distributions():
 
 def summary_of(times, values=None):
     """What draws (draw, scheme) come to; the schemes' order is that of the columns."""
-    rows = [
-        Row(f"s{index}", "contiguous", float(index + 1), is_bound=False)
-        for index in range(times.shape[1])
-    ]
+    rows = [DrawnResult(f"s{index}", "contiguous", float(index + 1), is_bound=False) for index in range(times.shape[1])]
     draws = [
-        Draw(row, {name: float(of[number]) for name, of in (values or {}).items()})
-        for number, row in enumerate(times)
+        Draw(row, {name: float(of[number]) for name, of in (values or {}).items()}) for number, row in enumerate(times)
     ]
     return summary(rows, draws, 0, ["hardware"], [])
 
@@ -284,16 +278,13 @@ def test_pairs_and_the_whole_order_are_told_apart():
 
 @settings(max_examples=60, deadline=None)
 @given(
-    hnp.arrays(np.float64, hnp.array_shapes(min_dims=2, max_dims=2, max_side=6),
-               elements=st.integers(1, 5).map(float))
-)  # fmt: skip
+    hnp.arrays(np.float64, hnp.array_shapes(min_dims=2, max_dims=2, max_side=6), elements=st.integers(1, 5).map(float))
+)
 def test_shares_are_those_of_the_draws_one_by_one(times):
     found = summary_of(times)
     count, draws = times.shape[1], times.tolist()
     for index, band in enumerate(found.bands):
-        assert band.first == pytest.approx(
-            sum(row[index] == min(row) for row in draws) / len(draws)
-        )
+        assert band.first == pytest.approx(sum(row[index] == min(row) for row in draws) / len(draws))
         assert band.low_us <= band.median_us <= band.high_us
         assert min(band.times_us) <= band.low_us and band.high_us <= max(band.times_us)
         if index + 1 < count:

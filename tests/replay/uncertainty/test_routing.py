@@ -55,9 +55,7 @@ def test_it_is_said_where_routing_is_asked_for_and_not_drawn(synthetic):
     trace = synthetic(ranks=4, tokens_per_rank=16)
     tokens = dataclasses.replace(trace.tokens, request=np.zeros_like(trace.tokens.request))
     info = dataclasses.replace(trace.info, kind="captured", provenance={})
-    alone = dataclasses.replace(
-        trace, tokens=tokens, info=info, requests=tracegen.RequestTable(), stored_content_id=""
-    )
+    alone = dataclasses.replace(trace, tokens=tokens, info=info, requests=tracegen.RequestTable(), stored_content_id="")
     compared = replay.compare(alone, ["deepep"], layer=0)
     found = assess(compared, alone, draws=2).uncertainty
     assert found.drawn == ["hardware", "model"]

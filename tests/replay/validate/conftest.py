@@ -32,8 +32,11 @@ def predicted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Outco
             draft.replace(kept)
         with np.load(kept) as found:
             return Outcome(
-                TABLES[name], TABLES[name].rows(), found["predicted"], found["left_out"],
+                TABLES[name],
+                TABLES[name].rows(),
+                found["predicted"],
+                found["left_out"],
                 tuple(found["kernels"].tolist()),
-            )  # fmt: skip
+            )
 
     return outcome

@@ -34,9 +34,7 @@ def calibrate():
     del sys.modules[spec.name]
 
 
-@every(
-    "key", ["gpu.clock_GHz", "gpu.num_sms", "hbm.peak_GB_per_s", "gpu.new_ns", "hbm.new_ns", "a.b"]
-)
+@every("key", ["gpu.clock_GHz", "gpu.num_sms", "hbm.peak_GB_per_s", "gpu.new_ns", "hbm.new_ns", "a.b"])
 def test_a_constant_is_replaced_or_added_to_its_section(calibrate, key):
     section, leaf = key.split(".")
     text = calibrate.written(TEXT, key, 2.5, "fitted")
@@ -49,10 +47,7 @@ def test_a_constant_is_replaced_or_added_to_its_section(calibrate, key):
 
 def test_every_fit_has_rows_to_fit_and_others_to_check(calibrate):
     for fit in calibrate.FITS:
-        used, checked = (
-            {row.line for row in calibrate.rows_of(fit.table, holds)}
-            for holds in (fit.used, fit.checked)
-        )
+        used, checked = ({row.line for row in calibrate.rows_of(fit.table, holds)} for holds in (fit.used, fit.checked))
         assert used and checked and not used & checked, fit.start
         # Other machines of the table take the constants from the preset that is fitted.
         measured = {
@@ -73,17 +68,21 @@ def test_every_shape_is_predicted_from_the_others(calibrate, monkeypatch, capsys
     # Shape 1 wants a constant of 1, shape 2 one of 2.
     rows = [{"shape": number} for number in (1, 1, 2, 2)]
     fit = SimpleNamespace(
-        table="t", preset="p", start={"section.constant": 1.5}, about=None, used=None,
-        sampled=lambda row: True, shapes=lambda: [(1,), (2,)],
-    )  # fmt: skip
+        table="t",
+        preset="p",
+        start={"section.constant": 1.5},
+        about=None,
+        used=None,
+        sampled=lambda row: True,
+        shapes=lambda: [(1,), (2,)],
+    )
     monkeypatch.setattr(calibrate, "shape", lambda row: (row["shape"],))
     monkeypatch.setattr(calibrate, "rows_of", lambda table, holds: rows)
     monkeypatch.setattr(
-        calibrate, "errors",
-        lambda table, rows, values: np.array(
-            [values["section.constant"] / row["shape"] - 1 for row in rows]
-        ),
-    )  # fmt: skip
+        calibrate,
+        "errors",
+        lambda table, rows, values: np.array([values["section.constant"] / row["shape"] - 1 for row in rows]),
+    )
     calibrate.leave_one_out([fit])
     lines = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
     assert [line[:4] for line in lines] == [

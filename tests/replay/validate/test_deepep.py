@@ -13,7 +13,7 @@ from replay.schemes.ep.deepep.normal import DeepEp, DeepEpOptions
 from replay.studies.validate import deepep
 from replay.studies.validate.bench import Bench, even_work, uniform_work
 from replay.studies.validate.catalog import TABLES
-from replay.studies.validate.table import Row
+from replay.studies.validate.table import MeasurementRow
 
 
 @pytest.mark.extended
@@ -25,11 +25,12 @@ def test_a_cached_layout_is_never_slower(num_ranks: int, fence_us: float) -> Non
         work = uniform_work(num_ranks, tokens, 32, 4, 1024)
         cached, uncached = (
             replay_layer(
-                work, bench.system("dgx-h100"),
+                work,
+                bench.system("dgx-h100"),
                 SCHEMES["deepep"].with_options({"cached_layout": is_cached}),
             ).measures.makespan_us
             for is_cached in (True, False)
-        )  # fmt: skip
+        )
         assert cached < uncached, tokens
 
 
@@ -37,13 +38,9 @@ def test_a_cached_layout_is_never_slower(num_ranks: int, fence_us: float) -> Non
 @pytest.mark.parametrize("phase", ["dispatch", "combine"])
 def test_large_sizes_go_on_as_smaller_ones_do(phase: str) -> None:
     setting = dict(TABLES["deepep_normal"].rows()[0].setting)
-    row = Row("", 0, {**setting, "phase": phase, "num_sms": 24, "tokens_per_rank": 8192}, 0.0)
+    row = MeasurementRow("", 0, {**setting, "phase": phase, "num_sms": 24, "tokens_per_rank": 8192}, 0.0)
     continued = deepep.predict(Bench(), row)
-    scheme = DeepEp(
-        DeepEpOptions(
-            num_sms=24, cached_layout=True, dispatch_chunk=6, combine_chunk=6, ring_tokens=256
-        )
-    )
+    scheme = DeepEp(DeepEpOptions(num_sms=24, cached_layout=True, dispatch_chunk=6, combine_chunk=6, ring_tokens=256))
     build = partial(getattr(scheme, phase), even_work(8, 8192, 128, 8, 2048))
     replayed = Bench().time_us(Bench().system("dgx-h100"), 8, build)
     assert replayed == pytest.approx(continued, rel=0.01)
@@ -51,7 +48,7 @@ def test_large_sizes_go_on_as_smaller_ones_do(phase: str) -> None:
 
 def test_rows_of_the_normal_kernels_on_64_gpus_count_in_no_statistic() -> None:
     first = TABLES["deepep_internode"].rows()[0]
-    rows = [Row("", 0, {**first.setting, "ep_size": gpus}, 1.0) for gpus in (16, 32, 64, 128)]
+    rows = [MeasurementRow("", 0, {**first.setting, "ep_size": gpus}, 1.0) for gpus in (16, 32, 64, 128)]
     for table in (deepep.INTERNODE, deepep.INTERNODE_NOTIFY):
         assert table.is_outlier is not None
         assert table.is_outlier(rows) == [False, False, True, True]

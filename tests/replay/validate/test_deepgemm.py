@@ -11,7 +11,7 @@ from replay.studies.validate.bench import Bench
 from replay.studies.validate.catalog import TABLES
 from replay.studies.validate.deepgemm import measured_rows, unpadded_rows
 from replay.studies.validate.skew import power_law
-from replay.studies.validate.table import Row, predict
+from replay.studies.validate.table import MeasurementRow, predict
 
 TABLE = TABLES["moe_deepgemm"]
 
@@ -22,10 +22,14 @@ def rows_where(**setting):
 
 def skewed(alpha, tokens, ep_size=8, num_experts=256):
     setting = {
-        "layout": "contiguous", "distribution": f"power_law_{alpha}", "global_tokens": tokens,
-        "num_experts": num_experts, "topk": 8, "ep_size": ep_size,
-    }  # fmt: skip
-    return Row("moe_deepgemm", 0, setting, 1.0)
+        "layout": "contiguous",
+        "distribution": f"power_law_{alpha}",
+        "global_tokens": tokens,
+        "num_experts": num_experts,
+        "topk": 8,
+        "ep_size": ep_size,
+    }
+    return MeasurementRow("moe_deepgemm", 0, setting, 1.0)
 
 
 @every("alpha", [0.6, 1.01, 1.2])
@@ -81,9 +85,7 @@ def test_small_batches_take_as_long_as_the_experts_they_touch():
     touched = [int((rows > 0).sum()) for row in few for rows in measured_rows(row)]
     assert touched == [8, 16, 32, 64]
     outcome = predict(TABLE, Bench(), few)
-    measured, predicted = (
-        np.diff(times) / np.diff(touched) for times in (outcome.measured, outcome.predicted)
-    )
+    measured, predicted = (np.diff(times) / np.diff(touched) for times in (outcome.measured, outcome.predicted))
     assert predicted[1:] == pytest.approx(measured[1:], rel=0.02)
     # Eight experts take 6 us longer than predicted, by which the step to 16 is too short.
     assert outcome.predicted == pytest.approx(outcome.measured, rel=0.04)
@@ -96,9 +98,7 @@ def test_experts_without_rows_are_not_quite_free():
     rows = [rows_where(layout="masked", ep_size=256 // n)[0] for n in (16, 32, 64)]
     assert [int((measured_rows(row)[0] > 0).sum()) for row in rows] == [8, 8, 8]
     outcome = predict(TABLE, Bench(), rows)
-    measured, predicted = (
-        (times[-1] - times[0]) / (64 - 16) for times in (outcome.measured, outcome.predicted)
-    )
+    measured, predicted = ((times[-1] - times[0]) / (64 - 16) for times in (outcome.measured, outcome.predicted))
     assert predicted == pytest.approx(measured, rel=0.15)
 
 

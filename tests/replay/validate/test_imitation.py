@@ -14,7 +14,7 @@ from replay.cli.imitate import UNFIT
 from replay.errors import UserError
 from replay.studies.validate.imitation import compare_times, layer_times_us, mean_times_us
 from tracegen.generate import generate
-from tracegen.imitate.resemblance import Row
+from tracegen.imitate.resemblance import StatisticRow
 from tracegen.trace.tables import RequestTable
 
 
@@ -22,8 +22,7 @@ def test_times_of_one_trace_do_not_differ_and_those_of_another_do():
     uniform, zipf = tracegen.load("toy-uniform"), tracegen.load("toy-zipf")
     system = hwmodel.load("dgx-h100")
     times = [
-        {"layer_time_deepep_64": sum(layer_times_us(trace, system, "deepep", (0,)))}
-        for trace in (zipf, zipf, uniform)
+        {"layer_time_deepep_64": sum(layer_times_us(trace, system, "deepep", (0,)))} for trace in (zipf, zipf, uniform)
     ]
     (row,) = compare_times(*times, {"layer_time_deepep_64": 0.01})
     assert row.label == "mean layer time: deepep, 64 tokens a rank, us"
@@ -36,9 +35,13 @@ def test_times_of_one_trace_do_not_differ_and_those_of_another_do():
 def prefill_trace(num_layers=3, tokens_per_rank=400):
     """Prompts of 200 tokens, experts by popularity."""
     made = generate(
-        "zipf", "olmoe-1b-7b", ranks=8, tokens_per_rank=tokens_per_rank, layers=num_layers,
+        "zipf",
+        "olmoe-1b-7b",
+        ranks=8,
+        tokens_per_rank=tokens_per_rank,
+        layers=num_layers,
         skew=0.6,
-    )  # fmt: skip
+    )
     request = np.arange(made.num_tokens) // 200
     tokens = dataclasses.replace(
         made.tokens,
@@ -46,17 +49,13 @@ def prefill_trace(num_layers=3, tokens_per_rank=400):
         position=(np.arange(made.num_tokens) % 200).astype(np.uint32),
         rank=None,
     )
-    return dataclasses.replace(
-        made, tokens=tokens, requests=RequestTable(), gate_weights=None, stored_content_id=""
-    )
+    return dataclasses.replace(made, tokens=tokens, requests=RequestTable(), gate_weights=None, stored_content_id="")
 
 
 @pytest.mark.extended
 def test_times_are_those_of_both_sizes_of_prefill_batches():
     called = []
-    times = mean_times_us(
-        prefill_trace(), hwmodel.load("dgx-h100"), ["deepep"], progress=lambda: called.append(1)
-    )
+    times = mean_times_us(prefill_trace(), hwmodel.load("dgx-h100"), ["deepep"], progress=lambda: called.append(1))
     assert list(times) == ["layer_time_deepep_64", "layer_time_deepep_256"]
     assert 0 < times["layer_time_deepep_64"] < times["layer_time_deepep_256"]
     assert called == [1]
@@ -74,8 +73,8 @@ def test_a_second_batch_counts_where_every_rank_has_tokens_for_it(tokens_per_ran
 def imitation(monkeypatch, change=1.0):
     """Let the command find these rows instead of fitting; the table that it prints is real."""
     rows = [
-        Row("one", "statistic one", 2.0, 0.1, 2.0 * change, 2.1, 0.02),
-        Row("two", "statistic two", 3.0, 0.1, 3.0, 3.3, None),
+        StatisticRow("one", "statistic one", 2.0, 0.1, 2.0 * change, 2.1, 0.02),
+        StatisticRow("two", "statistic two", 3.0, 0.1, 3.0, 3.3, None),
     ]
     made = prefill_trace(1)
     monkeypatch.setattr("tracegen.imitate.fit.fit", lambda *_, **__: Fake())
@@ -89,9 +88,7 @@ class Fake:
 
 
 @pytest.mark.parametrize(("change", "code"), [(1.04, 0), (1.06, UNFIT), (0.9, UNFIT)])
-def test_an_unfit_imitation_is_marked_and_has_an_exit_code_of_its_own(
-    tmp_path, monkeypatch, change, code
-):
+def test_an_unfit_imitation_is_marked_and_has_an_exit_code_of_its_own(tmp_path, monkeypatch, change, code):
     imitation(monkeypatch, change)
     report = tmp_path / "r.json"
     arguments = ["trace", "imitate", "toy-zipf", "--parameters", str(tmp_path / "p.toml")]

@@ -53,7 +53,7 @@ def rows_of(name):
 
 @pytest.mark.parametrize("order", LISTS.ORDERS)
 def test_an_order_has_every_tile_once(order):
-    shape = LISTS.Shape("any", experts=3, rows=5 * LISTS.BLOCK_M - 7, k=64, n=700)
+    shape = LISTS.GroupedShape("any", experts=3, rows=5 * LISTS.BLOCK_M - 7, k=64, n=700)
     tiles = LISTS.tile_list(shape, order)
     assert (shape.row_tiles, shape.columns) == (5, 3)
     assert Counter(zip(tiles.row.tolist(), tiles.column.tolist(), strict=True)) == Counter(
@@ -63,12 +63,22 @@ def test_an_order_has_every_tile_once(order):
 
 
 def test_a_unit_goes_through_its_columns_from_its_first_row_tile_to_its_last():
-    shape = LISTS.Shape("any", experts=2, rows=3 * LISTS.BLOCK_M, k=64, n=512)
+    shape = LISTS.GroupedShape("any", experts=2, rows=3 * LISTS.BLOCK_M, k=64, n=512)
     tiles = LISTS.tile_list(shape, "unit:2")
     assert list(zip(tiles.row.tolist(), tiles.column.tolist(), strict=True)) == [
-        (0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1),
-        (3, 0), (4, 0), (3, 1), (4, 1), (5, 0), (5, 1),
-    ]  # fmt: skip
+        (0, 0),
+        (1, 0),
+        (0, 1),
+        (1, 1),
+        (2, 0),
+        (2, 1),
+        (3, 0),
+        (4, 0),
+        (3, 1),
+        (4, 1),
+        (5, 0),
+        (5, 1),
+    ]
 
 
 def test_arrival_takes_the_same_units_in_another_order():
@@ -85,7 +95,7 @@ def test_arrival_takes_the_same_units_in_another_order():
 
 
 def test_orders_that_are_the_same_list_count_once():
-    shape = LISTS.Shape("any", experts=1, rows=2 * LISTS.BLOCK_M, k=64, n=512)
+    shape = LISTS.GroupedShape("any", experts=1, rows=2 * LISTS.BLOCK_M, k=64, n=512)
     assert LISTS.distinct_orders(shape)[:2] == ["unit:1", "unit:2"]
     assert "unit:all" not in LISTS.distinct_orders(shape)
     with pytest.raises(ValueError, match=r"'unit:0'.*there are unit:G"):
@@ -111,8 +121,11 @@ LOG = """\
 def test_a_log_gives_each_launch_the_bytes_of_its_kernels():
     kernels = SCRIPT.profiled_kernels(LOG.splitlines())
     assert [kernel["kernel"] for kernel in kernels] == [
-        "spin_kernel(long)", "prepare", "multiply", "spin_kernel(long)",
-    ]  # fmt: skip
+        "spin_kernel(long)",
+        "prepare",
+        "multiply",
+        "spin_kernel(long)",
+    ]
     setting = dict.fromkeys(SCRIPT.SETTING, "1")
     launches = [{**setting, "order": name} for name in ("grouped_mm", "failed")]
     times = [{**launch, **dict.fromkeys(SCRIPT.TIMES, "9.5")} for launch in reversed(launches)]
@@ -140,19 +153,27 @@ def test_the_model_of_a_list_is_the_model_of_the_raster(raster, order, cache):
             **cache,
         },
     )
-    shape = LISTS.Shape("any", experts=2, rows=24 * 128, k=512, n=200 * 256)
+    shape = LISTS.GroupedShape("any", experts=2, rows=24 * 128, k=512, n=200 * 256)
     work = small_layers.work(
-        np.repeat(np.arange(2, dtype=np.int32), shape.rows)[:, None], 1, 2,
+        np.repeat(np.arange(2, dtype=np.int32), shape.rows)[:, None],
+        1,
+        2,
         shape=ExpertShape(hidden=shape.k, intermediate=shape.n // 2),
-    )  # fmt: skip
+    )
     machine = Machine(system, GraphBuilder(KIND_NAMES), 1)
     gemm = Gemm(shape.n, shape.k, Kind.GEMM1, 2 * shape.n)
     tiles = row_tiles(machine, work, gemm, machine.sms.compute)
     assert (tiles.block_m[0], tiles.block_n[0]) == (128, 256)
     gemm_tasks(
-        machine, work, gemm, tiles, machine.sms.pool("sm", machine.sms.compute),
-        machine.mark(tiles.rank), raster=raster, clusters=False,
-    )  # fmt: skip
+        machine,
+        work,
+        gemm,
+        tiles,
+        machine.sms.pool("sm", machine.sms.compute),
+        machine.mark(tiles.rank),
+        raster=raster,
+        clusters=False,
+    )
     timeline = schedule(machine.graph.build())
     cache = mechanisms(timeline, machine).cache
     found = tile_order.replayed(shape, "bf16", order, system)
@@ -222,19 +243,32 @@ KEYS = {
     "steps": ("system", "run", "variant", "tokens", "layers"),
     "step_kernels": ("system", "tokens", "index"),
     "megatron_host": (
-        "system", "activation", "tokens", "kind", "pass", "range", "name", "order",
+        "system",
+        "activation",
+        "tokens",
+        "kind",
+        "pass",
+        "range",
+        "name",
+        "order",
     ),
     "permutation": ("system", "kernel", "rows", "experts", "topk", "width", "block"),
     "launches": ("system", "call", "setting", "order"),
     "fp8": ("system", "what", "recipe", "out", "m", "n", "k"),
     "streams": ("system", "what", "other", "setting", "pace_GB_per_s_or_us", "quantity"),
     "moe_block_kernels": (
-        "system", "model", "experts_implementation", "tokens", "phase", "kind", "name",
+        "system",
+        "model",
+        "experts_implementation",
+        "tokens",
+        "phase",
+        "kind",
+        "name",
     ),
     "small_kernels": ("system", "kernel", "rows", "width"),
     "gemm_corners": ("system", "library", "gemm_dtype", "m", "n", "k"),
     "contention": ("system", "gemm", "copy_sms"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", KEYS)
@@ -250,8 +284,7 @@ def test_a_table_has_each_setting_once_and_its_page_counts_its_rows(name):
     for row in rows:
         if row.get("low_us"):
             low, middle, high = (
-                float(row[column])
-                for column in SCRIPT.TIMES[1:2] + SCRIPT.TIMES[:1] + SCRIPT.TIMES[2:]
+                float(row[column]) for column in SCRIPT.TIMES[1:2] + SCRIPT.TIMES[:1] + SCRIPT.TIMES[2:]
             )
             assert 0 < low <= middle <= high
 
@@ -279,9 +312,7 @@ def test_no_product_is_faster_than_the_tensor_cores():
 
 def test_memory_serves_operands_at_least_once_and_no_faster_than_it_can():
     for row in rows_of("tile_order"):
-        shape = LISTS.Shape(
-            row["model"], int(row["experts"]), int(row["rows"]), int(row["k"]), int(row["n"])
-        )
+        shape = LISTS.GroupedShape(row["model"], int(row["experts"]), int(row["rows"]), int(row["k"]), int(row["n"]))
         least = shape.least_bytes(row["gemm_dtype"])
         assert int(row["read_bytes"]) > 0.99 * least
         assert int(row["l2_read_bytes"]) > int(row["read_bytes"])
@@ -307,9 +338,7 @@ def test_row_tiles_in_the_order_of_arrival_read_weights_again_and_take_longer():
             assert int(arrived["read_bytes"]) > more * int(by_expert["read_bytes"])
             assert float(arrived["time_us"]) > 1.2 * float(by_expert["time_us"])
         else:
-            assert int(arrived["read_bytes"]) == pytest.approx(
-                int(orders["unit:1"]["read_bytes"]), rel=0.15
-            )
+            assert int(arrived["read_bytes"]) == pytest.approx(int(orders["unit:1"]["read_bytes"]), rel=0.15)
     assert several == 30
 
 
@@ -340,9 +369,7 @@ def test_an_sm_gets_what_its_paths_have():
     for system in SYSTEMS:
         for path in ("shared loads 16 B", "ldmatrix x4"):
             assert 126 < most[system, path, 132] <= 128
-        bf16, tf32 = (
-            most[system, f"mma.sync {of}", 132] for of in ("bf16 m16n8k16", "tf32 m16n8k8")
-        )
+        bf16, tf32 = (most[system, f"mma.sync {of}", 132] for of in ("bf16 m16n8k16", "tf32 m16n8k8"))
         assert bf16 == pytest.approx(2 * tf32, rel=0.01)
         assert bf16 == pytest.approx(4096 * 2 / 3, rel=0.01), "of wgmma's 4096"
         assert most[system, "cp.async 16 B", 1] > 2.5 * most[system, "cp.async 16 B", 132]
@@ -417,11 +444,9 @@ def test_kernels_of_a_step_are_those_of_its_count():
         for tokens in ("512", "8192")
     }
     assert {tokens: sum(count.values()) for tokens, count in kinds.items()} == {
-        "512": 140, "8192": 188,
-    }  # fmt: skip
-    (one,) = (
-        row for row in rows_of("steps")
-        if (row["run"], row["variant"], row["layers"]) == ("2", "eager", "1")
-    )  # fmt: skip
+        "512": 140,
+        "8192": 188,
+    }
+    (one,) = (row for row in rows_of("steps") if (row["run"], row["variant"], row["layers"]) == ("2", "eager", "1"))
     counts = [int(one[kind]) for kind in ("kernels", "copies", "fills")]
     assert counts == [kinds["512"][kind] for kind in ("kernel", "copy", "fill")]

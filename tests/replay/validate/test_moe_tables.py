@@ -8,16 +8,23 @@ import hwmodel
 from replay.model.machine.machine import Machine
 from replay.studies.validate import compute
 from replay.studies.validate.bench import Bench
-from replay.studies.validate.table import Row
+from replay.studies.validate.table import MeasurementRow
 
 
 def row(tokens, distribution="balanced", **changes):
     setting = {
-        "moe_dtype": "bfloat16", "distribution": distribution, "global_tokens": tokens,
-        "hidden": 2688, "intermediate": 1856, "gated": "no", "topk": 6, "num_experts": 128,
-        "ep_size": 8, **changes,
-    }  # fmt: skip
-    return Row("made-up", 2, setting, 1.0)
+        "moe_dtype": "bfloat16",
+        "distribution": distribution,
+        "global_tokens": tokens,
+        "hidden": 2688,
+        "intermediate": 1856,
+        "gated": "no",
+        "topk": 6,
+        "num_experts": 128,
+        "ep_size": 8,
+        **changes,
+    }
+    return MeasurementRow("made-up", 2, setting, 1.0)
 
 
 def time_us(one):
@@ -50,9 +57,7 @@ def test_skew_takes_longer_than_even_routing():
     assert time_us(row(8192, distribution="power_law_1.2")) > 1.3 * time_us(row(8192))
 
 
-@every(
-    ("tokens", "rows"), [(4096, 192), (6144, 192), (8191, 192), (8192, 384), (16384, 384), (1, 1)]
-)
+@every(("tokens", "rows"), [(4096, 192), (6144, 192), (8191, 192), (8192, 384), (16384, 384), (1, 1)])
 def test_kernels_are_chosen_for_the_next_lower_power_of_two(tokens, rows):
     assert compute._tuned_rows(row(tokens)) == rows
 
@@ -67,7 +72,7 @@ def test_more_tokens_take_less_time_where_their_tiles_suit_them_better():
 
 def test_outliers_are_told_by_the_column_of_the_size():
     rows = [row(tokens) for tokens in (512, 1024, 2048)]
-    slow = [Row("x", 2, one.setting, time) for one, time in zip(rows, (600, 700, 127), strict=True)]
+    slow = [MeasurementRow("x", 2, one.setting, time) for one, time in zip(rows, (600, 700, 127), strict=True)]
     assert compute.skew_outliers(slow) == [True, True, False]
 
 
@@ -100,21 +105,17 @@ def test_experts_of_deepgemm_on_blackwell_move_rows_four_times_beside_the_gemms(
         monkeypatch.setattr(Machine, "memory_kernel", original)
         times[system] = found
     values = int(rows.sum()) * 4096
-    assert sum(times["hgx-b200"]) == pytest.approx(
-        (4 + 3 + 4 + 2) * values + 2 * 16384 * 4096, rel=0.02
-    )
+    assert sum(times["hgx-b200"]) == pytest.approx((4 + 3 + 4 + 2) * values + 2 * 16384 * 4096, rel=0.02)
     assert sum(times["dgx-h100"]) > 2 * sum(times["hgx-b200"])
 
 
 def gemm_row(library="deepgemm-sglang", dtype="fp8_block", system="hgx-b200", m=64, n=128, k=8192):
     setting = {"system": system, "library": library, "gemm_dtype": dtype, "m": m, "n": n, "k": k}
-    return Row("made-up", 2, setting, 1.0)
+    return MeasurementRow("made-up", 2, setting, 1.0)
 
 
 def test_deepgemm_on_blackwell_brings_scales_into_order_in_four_kernels(monkeypatch):
-    with_scales = [
-        compute.predict_gemm(Bench(), gemm_row(system=s)) for s in ("hgx-b200", "hgx-h200")
-    ]
+    with_scales = [compute.predict_gemm(Bench(), gemm_row(system=s)) for s in ("hgx-b200", "hgx-h200")]
     monkeypatch.setattr(compute, "is_blackwell", lambda _: False)
     without = [compute.predict_gemm(Bench(), gemm_row(system=s)) for s in ("hgx-b200", "hgx-h200")]
     assert with_scales[0] - without[0] == pytest.approx(4 * 2.6, abs=0.1)

@@ -21,11 +21,18 @@ def test_schemes_that_need_what_is_not_there_are_known() -> None:
 @pytest.mark.parametrize(("kernel", "share"), [("combine", 1.0), ("dispatch", 0.862)])
 def test_rows_pass_the_link_of_their_pair(kernel: str, share: float) -> None:
     """Rows that fill links for long: what a pair has over its rate, or all over the slower port."""
-    bench, rows = Bench(), [
-        row for row in mori.TABLE.rows()
-        if row["kernel"] == kernel and row["ep_size"] == 8 and row["precision"] == "bf16"
-        and row["tokens_per_rank"] == 4096 and row["topk"] == 6
-    ]  # fmt: skip
+    bench, rows = (
+        Bench(),
+        [
+            row
+            for row in mori.TABLE.rows()
+            if row["kernel"] == kernel
+            and row["ep_size"] == 8
+            and row["precision"] == "bf16"
+            and row["tokens_per_rank"] == 4096
+            and row["topk"] == 6
+        ],
+    )
     assert {row["system"] for row in rows} == {"mi300x", "mi355x"}
     for row in rows:
         system = bench.system(row["system"])

@@ -37,9 +37,7 @@ def of_variant(variant, run=2):
 
 
 def test_a_step_launches_what_was_counted_at_all_tokens_and_layers():
-    every = {
-        (one["run"], one["variant"], one["tokens"], one["layers"]): one for one in read("steps")
-    }
+    every = {(one["run"], one["variant"], one["tokens"], one["layers"]): one for one in read("steps")}
     for row in of_variant("eager"):
         seen = every["2", "eager", str(row["tokens"]), str(row["layers"])]
         count = sum(int(seen[kind]) for kind in ("kernels", "copies", "fills"))
@@ -55,9 +53,7 @@ def test_a_step_launches_what_was_counted_at_all_tokens_and_layers():
 def test_parts_of_a_layer_launch_what_the_profiler_saw(tokens):
     (row,) = (row for row in of_variant("eager") if row["layers"] == 1)
     setting = {**row.setting, "tokens": tokens, "sequence": min(tokens, 2048)}
-    seen = Counter(
-        (one["phase"], one["part"]) for one in read("step_kernels") if one["tokens"] == str(tokens)
-    )
+    seen = Counter((one["phase"], one["part"]) for one in read("step_kernels") if one["tokens"] == str(tokens))
     assert launched(dataclasses.replace(row, setting=setting)) == seen
 
 

@@ -66,12 +66,17 @@ def test_scattered_stores_are_slower_still():
 
     def took(scattered):
         return took_us(
-            H100, 8,
+            H100,
+            8,
             lambda m, start: m.transfers.store(
-                DISPATCH, src, dst, 1 << 20, start[src],
+                DISPATCH,
+                src,
+                dst,
+                1 << 20,
+                start[src],
                 fan_out=m.transfers.fan_out(src, dst, scattered),
             ),
-        )  # fmt: skip
+        )
 
     link = H100.link
     for scattered, efficiency in (
@@ -88,10 +93,9 @@ def test_copy_engines_do_not_mind_several_peers():
     def took(peers):
         dst = 1 + np.arange(70) % peers
         return took_us(
-            H100, 8,
-            lambda m, start: m.transfers.store(
-                DISPATCH, src, dst, 1 << 20, start[src], engine="copy_engine"
-            ),
-        )  # fmt: skip
+            H100,
+            8,
+            lambda m, start: m.transfers.store(DISPATCH, src, dst, 1 << 20, start[src], engine="copy_engine"),
+        )
 
     assert took(7) == pytest.approx(took(1), rel=0.001)

@@ -16,7 +16,7 @@ from replay.studies.validate.catalog import TABLES, of_system
 from replay.studies.validate.compute import gemm_outliers
 from replay.studies.validate.page import page
 from replay.studies.validate.saved import SavedValidation
-from replay.studies.validate.table import Outcome, Row, Table, predict
+from replay.studies.validate.table import MeasurementRow, MeasurementTable, Outcome, predict
 
 MOST_TOKENS = 512
 SOME_ROWS = 25  # of the cheap rows of a table, or a few more: its parts still have theirs
@@ -40,9 +40,11 @@ def on_cheap_rows(outcome):
     places = [place for place, row in enumerate(outcome.rows) if cheap(row)]
     chosen = places[:: max(1, len(places) // SOME_ROWS)]
     return Outcome(
-        outcome.table, tuple(outcome.rows[place] for place in chosen), outcome.predicted[chosen],
+        outcome.table,
+        tuple(outcome.rows[place] for place in chosen),
+        outcome.predicted[chosen],
         outcome.left_out[chosen],
-    )  # fmt: skip
+    )
 
 
 def documented_lines():
@@ -88,9 +90,7 @@ def test_the_documented_table_has_every_part_in_the_command_s_form():
     unpredicted = [
         Outcome(table, table.rows(), np.ones(len(table.rows())), out)
         for table in TABLES.values()
-        for out in [
-            np.array((table.is_outlier or (lambda rows: [False] * len(rows)))(table.rows()))
-        ]
+        for out in [np.array((table.is_outlier or (lambda rows: [False] * len(rows)))(table.rows()))]
     ]
     exact = {0, 1, 2, 7}  # table, part, rows, bound; the other columns need predictions
     wanted = report.markdown_table(unpredicted).splitlines()
@@ -104,23 +104,50 @@ def test_the_documented_table_has_every_part_in_the_command_s_form():
 def test_the_tables_are_the_published_ones():
     counts = {name: len(table.rows()) for name, table in TABLES.items()}
     assert counts == {
-        "links": 18, "nccl_collectives": 252, "nccl_bus_bandwidth": 25,
-        "nccl_collectives_b200": 168, "custom_allreduce": 207, "deepep_normal": 1380,
-        "symmetric_memory": 93, "in_switch": 92,
+        "links": 18,
+        "nccl_collectives": 252,
+        "nccl_bus_bandwidth": 25,
+        "nccl_collectives_b200": 168,
+        "custom_allreduce": 207,
+        "deepep_normal": 1380,
+        "symmetric_memory": 93,
+        "in_switch": 92,
         "deepep_normal_b200": 1656,
-        "deepep_low_latency_b200": 132, "deepep_v2": 4, "hybrid_ep": 33, "hybrid_ep_internode": 27,
-        "nccl_ep": 8, "trtllm_alltoall": 240,
-        "deepep_low_latency": 66, "deepep_internode": 276, "deepep_internode_notify": 276,
+        "deepep_low_latency_b200": 132,
+        "deepep_v2": 4,
+        "hybrid_ep": 33,
+        "hybrid_ep_internode": 27,
+        "nccl_ep": 8,
+        "trtllm_alltoall": 240,
+        "deepep_low_latency": 66,
+        "deepep_internode": 276,
+        "deepep_internode_notify": 276,
         "deepep_low_latency_internode": 52,
-        "gemm": 1554, "gemm_few_tiles": 488, "moe_compute": 891,
-        "gemm_short_k": 222, "gemm_machines": 518, "moe_machines": 108, "moe_ungated": 162,
-        "moe_skewed": 405, "moe_deepgemm": 188, "ccfuser": 32, "fused_layers": 14,
+        "gemm": 1554,
+        "gemm_few_tiles": 488,
+        "moe_compute": 891,
+        "gemm_short_k": 222,
+        "gemm_machines": 518,
+        "moe_machines": 108,
+        "moe_ungated": 162,
+        "moe_skewed": 405,
+        "moe_deepgemm": 188,
+        "ccfuser": 32,
+        "fused_layers": 14,
         "fused_kernel": 22,
         "decode_ledger": 18,
-        "tile_order": 470, "tile_order_bytes": 470, "tileops": 2, "tileops_bytes": 1,
-        "cann_ep": 11, "cann_ep_normal": 11, "ascend_gemm": 6, "operand_gemms": 120,
-        "one_gpu_steps": 48, "attention": 44, "mori_ep": 147,
-    }  # fmt: skip
+        "tile_order": 470,
+        "tile_order_bytes": 470,
+        "tileops": 2,
+        "tileops_bytes": 1,
+        "cann_ep": 11,
+        "cann_ep_normal": 11,
+        "ascend_gemm": 6,
+        "operand_gemms": 120,
+        "one_gpu_steps": 48,
+        "attention": 44,
+        "mori_ep": 147,
+    }
     row = TABLES["deepep_normal"].rows()[0]
     assert row.line == 2 and row["hidden"] == 2048 and row.measured == 25.29
 
@@ -190,8 +217,8 @@ def test_a_wrong_constant_is_noticed(table, change, predicted):
 
 
 def made_up(measured, predicted, left_out=None):
-    rows = tuple(Row("made-up", i + 2, {"bytes": i + 1}, m) for i, m in enumerate(measured))
-    table = Table("made-up", "made up", "us", "bytes", (), lambda bench, rows: [])
+    rows = tuple(MeasurementRow("made-up", i + 2, {"bytes": i + 1}, m) for i, m in enumerate(measured))
+    table = MeasurementTable("made-up", "made up", "us", "bytes", (), lambda bench, rows: [])
     out = np.zeros(len(rows), bool) if left_out is None else np.array(left_out)
     return Outcome(table, rows, np.array(predicted, float), out)
 
@@ -209,7 +236,7 @@ def test_statistics_by_hand():
 
 def test_outliers_are_named_by_the_measurements_alone():
     def row(m, time):
-        return Row("gemm", m, {"library": "x", "gemm_dtype": "y", "n": 1, "k": 1, "m": m}, time)
+        return MeasurementRow("gemm", m, {"library": "x", "gemm_dtype": "y", "n": 1, "k": 1, "m": m}, time)
 
     rows = [row(1, 10.0), row(2, 30.0), row(4, 12.0), row(8, 40.0)]
     assert gemm_outliers(rows) == [False, True, False, False]
@@ -268,9 +295,17 @@ def test_rows_say_which_kernel_an_engine_takes(capsys):
     rows = report.as_json([outcome])["tables"][0]["rows"]
     assert rows[-1]["kernel_taken"] == "NCCL nvls"
     _, said = command(
-        capsys, "symmetric_memory", "--at", "kernel=nccl", "--at", "system=dgx-h100",
-        "--at", "num_gpus=8", "--at", "bytes=1048576,67108864",
-    )  # fmt: skip
+        capsys,
+        "symmetric_memory",
+        "--at",
+        "kernel=nccl",
+        "--at",
+        "system=dgx-h100",
+        "--at",
+        "num_gpus=8",
+        "--at",
+        "bytes=1048576,67108864",
+    )
     assert said.out.count("NCCL ring LL128") == 1 and said.out.count("NCCL nvls") == 1
 
 

@@ -15,12 +15,7 @@ from replay.model.work.placement import place
 
 def cut(together: np.ndarray, nodes: list[set[int]]) -> int:
     """Weight of all pairs of experts on different nodes."""
-    return sum(
-        int(together[a, b])
-        for here, there in itertools.combinations(nodes, 2)
-        for a in here
-        for b in there
-    )
+    return sum(int(together[a, b]) for here, there in itertools.combinations(nodes, 2) for a in here for b in there)
 
 
 def drawn(seed: int, num_experts: int = 8) -> tuple[np.ndarray, np.ndarray]:
@@ -53,14 +48,10 @@ def test_planted_parts_are_found(num_nodes: int) -> None:
     """Tokens choose among the experts of one part, which lie everywhere."""
     rng = np.random.default_rng(1)
     planted = rng.permutation(16).reshape(num_nodes, -1)
-    ids = np.array(
-        [rng.permutation(planted[token % num_nodes])[:3] for token in range(600)], np.int32
-    )
+    ids = np.array([rng.permutation(planted[token % num_nodes])[:3] for token in range(600)], np.int32)
     together = counted(ids, 16)
     found = experts_of_nodes(together, np.diagonal(together), num_nodes)
-    assert {frozenset(part.tolist()) for part in found} == {
-        frozenset(part.tolist()) for part in planted
-    }
+    assert {frozenset(part.tolist()) for part in found} == {frozenset(part.tolist()) for part in planted}
 
 
 def test_nodes_are_not_loaded_beyond_the_tolerance() -> None:

@@ -153,10 +153,7 @@ def test_decode_leaves_prompts_out(recorded) -> None:
 )
 def test_every_decode_slot_moves_by_one_token_a_step(recorded, lengths, ranks, tokens, step):
     trace = recorded(lengths)
-    now, then = (
-        form_batch(trace, num_ranks=ranks, tokens_per_rank=tokens, step=at)
-        for at in (step, step + 1)
-    )
+    now, then = (form_batch(trace, num_ranks=ranks, tokens_per_rank=tokens, step=at) for at in (step, step + 1))
     assert now.source_rank.tolist() == np.repeat(np.arange(ranks), tokens).tolist()
     for before, after in zip(owned(trace, now), owned(trace, then), strict=True):
         for (request, position), (next_request, next_position) in zip(before, after, strict=True):

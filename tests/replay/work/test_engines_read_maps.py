@@ -112,9 +112,13 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def server(path: Path | None = None, *, nodes: int = 1, ranks: int = 2, spare: int = 2) -> Any:
     return SimpleNamespace(
-        init_expert_location=str(path), device="cpu", ep_num_redundant_experts=spare,
-        ep_size=ranks, nnodes=nodes, ep_dispatch_algorithm="static",
-    )  # fmt: skip
+        init_expert_location=str(path),
+        device="cpu",
+        ep_num_redundant_experts=spare,
+        ep_size=ranks,
+        nnodes=nodes,
+        ep_dispatch_algorithm="static",
+    )
 
 
 def test_sglang_reads_the_slots(sglang: Any, tmp_path: Path) -> None:
@@ -132,7 +136,7 @@ def test_sglang_reads_the_slots(sglang: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("slots", [[0, 1, 2, 3, 0, 2, 0, 3], [3, 2, 1, 0, 3, 3, 3, 3]])
 @pytest.mark.parametrize(("nodes", "rule"), [(1, "nearest"), (4, "same-gpu")])
 def test_replicas_are_sglangs(sglang: Any, slots: list[int], nodes: int, rule: str) -> None:
-    """On one node all but the own replica is the first one; between nodes they are shared."""
+    """On one node all but its own replica is the first one; between nodes they are shared."""
     import torch
 
     placement = Placement(np.arange(8, dtype=np.int32) // 2, 4, "by hand", np.array(slots))
@@ -141,9 +145,9 @@ def test_replicas_are_sglangs(sglang: Any, slots: list[int], nodes: int, rule: s
     candidates = [[slot for slot in range(8) if slots[slot] == one] for one in range(4)]
     padded = torch.tensor([[one + [-1] * (8 - len(one)) for one in candidates]])
     theirs = [
-        sglang.compute_logical_to_rank_dispatch_physical_map(
-            server(nodes=nodes, ranks=4), padded, 4, 8, rank
-        )[0].tolist()
+        sglang.compute_logical_to_rank_dispatch_physical_map(server(nodes=nodes, ranks=4), padded, 4, 8, rank)[
+            0
+        ].tolist()
         for rank in range(4)
     ]
     assert len(theirs) == len(ours)
@@ -164,9 +168,7 @@ def test_replicas_are_sglangs(sglang: Any, slots: list[int], nodes: int, rule: s
 # ---- vLLM and vLLM Ascend ------------------------------------------------------------------------
 
 
-def test_vllm_has_the_same_replicas_of_the_map(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vllm_has_the_same_replicas_of_the_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads no file: what it derives from the tensor that it has in memory."""
     torch = pytest.importorskip("torch")
     file = "vllm/distributed/eplb/eplb_state.py"
@@ -194,14 +196,10 @@ def test_tensorrt_llm_takes_the_settings(tmp_path: Path, monkeypatch: pytest.Mon
     """As `TorchLlmArgs.validate_load_balancer` makes it of a file."""
     file = "tensorrt_llm/llmapi/llm_args.py"
     taken = taken_out(monkeypatch, file, "StrictBaseModel", "MoeLoadBalancerConfig")
-    settings = taken.MoeLoadBalancerConfig(
-        **yaml.safe_load(write(tmp_path, "tensorrt").read_text())
-    )
+    settings = taken.MoeLoadBalancerConfig(**yaml.safe_load(write(tmp_path, "tensorrt").read_text()))
     for rank in range(2):
         settings.setup(ep_rank=rank, ep_size=2)
         assert (settings.slot_start, settings.slot_end) == (3 * rank, 3 * rank + 3)
-    assert [
-        settings.get_layer_initial_global_assignments(number) for number in DECODER_LAYERS
-    ] == SLOTS.tolist()
+    assert [settings.get_layer_initial_global_assignments(number) for number in DECODER_LAYERS] == SLOTS.tolist()
     with pytest.raises(KeyError):
         settings.get_layer_initial_global_assignments(0)  # a dense layer

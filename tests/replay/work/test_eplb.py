@@ -51,9 +51,7 @@ def test_groups_that_nodes_do_not_divide_are_not_heeded() -> None:
     per_expert=st.lists(st.integers(0, 1000), min_size=1, max_size=24),
     spare=st.integers(0, 20),
 )
-def test_every_expert_has_a_slot_and_every_gpu_as_many(
-    num_gpus: int, per_expert: list[int], spare: int
-) -> None:
+def test_every_expert_has_a_slot_and_every_gpu_as_many(num_gpus: int, per_expert: list[int], spare: int) -> None:
     num_slots = -(-(len(per_expert) + spare) // num_gpus) * num_gpus
     loads = np.array(per_expert)
     for found in (
@@ -102,8 +100,6 @@ def test_replicas_lower_the_load_of_the_busiest_gpu() -> None:
         ((16, 4, 3, 4), "3 nodes do not divide 4 GPUs"),
     ],
 )
-def test_numbers_that_do_not_divide_are_refused(
-    arguments: tuple[int, int, int, int], said: str
-) -> None:
+def test_numbers_that_do_not_divide_are_refused(arguments: tuple[int, int, int, int], said: str) -> None:
     with pytest.raises(UserError, match=said):
         rebalance_experts(np.array(PUBLISHED_LOADS[0]), *arguments)

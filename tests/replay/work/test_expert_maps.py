@@ -56,10 +56,7 @@ def test_files_have_the_keys_that_engines_look_up(tmp_path: Path) -> None:
     ascend = json.loads(write(tmp_path, "vllm-ascend").read_text())
     assert ascend["moe_layer_count"] == 2
     assert ascend["layer_list"][0]["device_count"] == 2
-    held = [
-        [device["device_expert"] for device in layer["device_list"]]
-        for layer in ascend["layer_list"]
-    ]
+    held = [[device["device_expert"] for device in layer["device_list"]] for layer in ascend["layer_list"]]
     assert np.array(held).reshape(2, 6).tolist() == SLOTS.tolist()
     # vLLM: EplbModelState.physical_to_logical_map has a row per MoE layer.
     vllm = json.loads(write(tmp_path, "vllm").read_text())
@@ -140,11 +137,7 @@ def test_maps_of_all_who_write_one_are_read(tmp_path: Path) -> None:
             found = place(f"file:{path}", 4, 2, layer)
             wanted = SLOTS[layer.position].tolist()
             ranks = found.expert_rank.tolist()
-            if (
-                found.logical is None
-                or found.logical.tolist() != wanted
-                or ranks != [0] * 3 + [1] * 3
-            ):
+            if found.logical is None or found.logical.tolist() != wanted or ranks != [0] * 3 + [1] * 3:
                 wrong.append((name, layer.position, found))
     assert not wrong
 
@@ -213,7 +206,7 @@ def test_a_map_of_another_model_is_refused(tmp_path: Path) -> None:
         ("logcnt.npy", np.array([[1, 1, 1, 1]] * 2), "rank 0 would have no expert: .*logcnt"),
         ("deep.npy", np.ones((1,) * 30, int), "expected a list of 4 ranks"),
         ("other.npz", {"weight": np.ones(3)}, "it has weight; expected"),
-    ):  # fmt: skip
+    ):
         path = save(tmp_path / name, value)
         try:
             place(f"file:{path}", 4, 2, layer)
@@ -296,9 +289,7 @@ def test_a_hostile_yaml_file_is_refused(text: str, said: str, tmp_path: Path) ->
     assert f"placement file {path}" in str(error.value)
 
 
-def test_a_file_larger_than_any_map_is_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_larger_than_any_map_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("replay.model.work.map_files.LARGEST_FILE", 10)
     with pytest.raises(UserError, match="MB are read"):
         place(f"file:{write(tmp_path, 'vllm')}", 4, 2)

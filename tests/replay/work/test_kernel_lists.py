@@ -19,9 +19,22 @@ from replay.model.work.kernel_lists import (
 from replay.model.work.kernel_lists.lists import Pass
 
 QWEN3_30B = KernelSizes(
-    tokens=4096, tp=1, ranks=16, hidden=2048, experts=128, topk=8, heads=32, kv_heads=4, width=128,
-    local=8, rows=8 * 4096, copies=6 * 4096, inner=768, vocab=151936, parameters=48 * 23 + 3,
-)  # fmt: skip
+    tokens=4096,
+    tp=1,
+    ranks=16,
+    hidden=2048,
+    experts=128,
+    topk=8,
+    heads=32,
+    kv_heads=4,
+    width=128,
+    local=8,
+    rows=8 * 4096,
+    copies=6 * 4096,
+    inner=768,
+    vocab=151936,
+    parameters=48 * 23 + 3,
+)
 LAYER = ("attention", "router", "dispatch", "experts", "combine", "gradients")
 
 
@@ -95,11 +108,12 @@ def test_biases_of_experts_are_added_one_after_the_other() -> None:
 
     def more(what: str, part: str, direction: Pass) -> int:
         counts = [
-            sum(getattr(one, what) for one in found.operations(
-                sizes, found.chosen(biases=biases), parts=(part,), direction=direction
-            ))
+            sum(
+                getattr(one, what)
+                for one in found.operations(sizes, found.chosen(biases=biases), parts=(part,), direction=direction)
+            )
             for biases in (True, False)
-        ]  # fmt: skip
+        ]
         return counts[0] - counts[1]
 
     assert more("kernels", "experts", "forward") == 2 * 16 + 1
@@ -118,9 +132,7 @@ def test_a_loss_without_fusion_goes_over_the_scores_in_fp32() -> None:
         sizes = dataclasses.replace(QWEN3_30B, tp=tp, vocab=1000)
         scores = tp * sizes.tokens * 1000
         for direction, each in (("forward", 6 + 4 + 8 + 8 + 4 + 8), ("backward", 8 + 6)):
-            ops = found.operations(
-                sizes, found.chosen(te_loss=False), parts=("head",), direction=direction
-            )
+            ops = found.operations(sizes, found.chosen(te_loss=False), parts=("head",), direction=direction)
             assert sum(one.moves for one in ops if one.moves % scores == 0) == each * scores
             reduced = [one.kernels for one in ops if one.collective == "all_reduce"]
             assert sum(reduced) == 3 * (tp > 1) * (direction == "forward")
@@ -157,9 +169,17 @@ def test_products_are_those_of_the_model() -> None:
 
 
 DEEPSEEK_V3 = dataclasses.replace(
-    QWEN3_30B, hidden=7168, experts=256, heads=128, q_rank=1536, kv_rank=512, nope=128, rope=64,
-    value=128, inner=2048,
-)  # fmt: skip
+    QWEN3_30B,
+    hidden=7168,
+    experts=256,
+    heads=128,
+    q_rank=1536,
+    kv_rank=512,
+    nope=128,
+    rope=64,
+    value=128,
+    inner=2048,
+)
 
 
 @pytest.mark.parametrize(("q_rank", "kernels"), [(1536, 14 + 24), (0, 12 + 20)])
@@ -169,10 +189,11 @@ def test_latent_attention_has_the_products_of_its_shape(q_rank: int, kernels: in
     ops = found.operations(sizes, found.chosen(), parts=("latent attention",))
     assert sum(one.kernels for one in ops) == kernels
     flop = {
-        direction: sum(2 * m * n * k for one in ops if one.gemm and one.direction == direction
-                       for m, n, k in [one.gemm])
+        direction: sum(
+            2 * m * n * k for one in ops if one.gemm and one.direction == direction for m, n, k in [one.gemm]
+        )
         for direction in ("forward", "backward")
-    }  # fmt: skip
+    }
     queries = 128 * 192 * (q_rank or 7168) + q_rank * 7168
     weights = queries + 7168 * 576 + 512 * 128 * 256 + 128 * 128 * 7168
     assert flop == {"forward": 2 * 4096 * weights, "backward": 4 * 4096 * weights}
@@ -203,9 +224,7 @@ def operators(of: Any, *arguments: Any) -> tuple[Any, list[str]]:
             super().__init__()
             self.called: list[str] = []
 
-        def __torch_dispatch__(
-            self, called: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
+        def __torch_dispatch__(self, called: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             name = called.__name__.partition(".")[0]
             if name not in NO_KERNEL:
                 self.called.append(name)
@@ -236,9 +255,21 @@ def test_unfused_choices_are_as_pytorch_dispatches_them() -> None:
 
 
 FP8_V3 = dataclasses.replace(
-    QWEN3_30B, hidden=7168, experts=256, heads=128, q_rank=1536, kv_rank=512, nope=128, rope=64,
-    value=128, inner=2048, shared=2048, dense=18432, local=4, ranks=64,
-)  # fmt: skip
+    QWEN3_30B,
+    hidden=7168,
+    experts=256,
+    heads=128,
+    q_rank=1536,
+    kv_rank=512,
+    nope=128,
+    rope=64,
+    value=128,
+    inner=2048,
+    shared=2048,
+    dense=18432,
+    local=4,
+    ranks=64,
+)
 
 
 def casts(part: str, direction: Any, **options: Any) -> tuple[int, int]:
@@ -300,9 +331,7 @@ def test_a_cast_reads_two_bytes_and_writes_one_by_rows_and_one_by_columns() -> N
     assert casts("experts", "forward", fp8="blockwise", **given) == (8, forward)
     assert casts("experts", "backward", fp8="blockwise", **given) == (8, backward)
     assert casts("experts", "forward", fp8="tensorwise", **given) == (32, forward * 6 // 4)
-    assert casts("experts", "backward", fp8="tensorwise", blackwell=True, **given) == (
-        32, backward * 5 // 4
-    )  # fmt: skip
+    assert casts("experts", "backward", fp8="tensorwise", blackwell=True, **given) == (32, backward * 5 // 4)
     padded = (2 * 4 * hidden + 8) * rows
     assert casts("experts", "forward", fp8="blockwise") == (8 + 3, forward + padded)
 
@@ -310,19 +339,17 @@ def test_a_cast_reads_two_bytes_and_writes_one_by_rows_and_one_by_columns() -> N
 def test_attention_is_cast_once_more_where_its_input_is_kept() -> None:
     """The output layer keeps its rows in BF16 and casts them again for its weight's gradient."""
     tokens, hidden, width = FP8_V3.tokens, FP8_V3.hidden, 128 * 128
-    assert casts("attention", "forward", fp8="blockwise") == (
-        2, tokens * (4 * hidden + 3 * width)
-    )  # fmt: skip
+    assert casts("attention", "forward", fp8="blockwise") == (2, tokens * (4 * hidden + 3 * width))
     assert casts("attention", "backward", fp8="blockwise") == (
-        3, tokens * (4 * hidden + 3 * width + 4 * (128 + 2 * 4) * 128)
-    )  # fmt: skip
+        3,
+        tokens * (4 * hidden + 3 * width + 4 * (128 + 2 * 4) * 128),
+    )
     assert casts("attention", "forward", fp8="delayed") == (2, tokens * (hidden + 4 * width))
-    assert casts("attention", "forward", fp8="tensorwise") == (
-        3 + 4, tokens * (4 * hidden + 5 * width)
-    )  # fmt: skip
+    assert casts("attention", "forward", fp8="tensorwise") == (3 + 4, tokens * (4 * hidden + 5 * width))
     assert casts("attention", "backward", fp8="tensorwise") == (
-        3 * 4, 6 * tokens * (hidden + width + (128 + 2 * 4) * 128)
-    )  # fmt: skip
+        3 * 4,
+        6 * tokens * (hidden + width + (128 + 2 * 4) * 128),
+    )
     assert casts("latent attention", "forward", fp8="blockwise")[0] == 5
     assert casts("latent attention", "backward", fp8="blockwise")[0] == 6
 
@@ -366,12 +393,19 @@ def test_a_pair_of_deepseek_has_the_kernels_of_its_trace() -> None:
     for one in ops:
         of[one.part, one.direction] += one.kernels
     assert list(of.items()) == [
-        (("combine", "backward"), 3), (("attention", "forward"), 29), (("router", "forward"), 36),
-        (("experts", "backward"), 29), (("dispatch", "forward"), 3), (("dispatch", "backward"), 2),
-        (("experts' weights", "backward"), 12), (("experts", "forward"), 19),
-        (("router", "backward"), 31), (("attention", "backward"), 69),
-        (("attention's weights", "backward"), 5), (("combine", "forward"), 2),
-    ]  # fmt: skip
+        (("combine", "backward"), 3),
+        (("attention", "forward"), 29),
+        (("router", "forward"), 36),
+        (("experts", "backward"), 29),
+        (("dispatch", "forward"), 3),
+        (("dispatch", "backward"), 2),
+        (("experts' weights", "backward"), 12),
+        (("experts", "forward"), 19),
+        (("router", "backward"), 31),
+        (("attention", "backward"), 69),
+        (("attention's weights", "backward"), 5),
+        (("combine", "forward"), 2),
+    ]
     assert 4 * sum(of.values()) + 3 == 963
     streams = [one.stream for one in ops for _ in range(one.kernels)]
     assert 4 * streams.count("communication") == 40
@@ -427,9 +461,22 @@ def test_streams_by_overlap_need_the_option() -> None:
 
 
 GPT_OSS_20B = KernelSizes(
-    tokens=8192, tp=1, ranks=8, hidden=2880, experts=32, topk=4, heads=64, kv_heads=8, width=64,
-    local=4, rows=4 * 8192, copies=3 * 8192, inner=2880, vocab=201088, parameters=24 * 16,
-)  # fmt: skip
+    tokens=8192,
+    tp=1,
+    ranks=8,
+    hidden=2880,
+    experts=32,
+    topk=4,
+    heads=64,
+    kv_heads=8,
+    width=64,
+    local=4,
+    rows=4 * 8192,
+    copies=3 * 8192,
+    inner=2880,
+    vocab=201088,
+    parameters=24 * 16,
+)
 
 
 def test_automodel_waits_for_its_biases() -> None:
@@ -459,9 +506,12 @@ def test_decoding_layers_have_their_kernels(name: str, kernels: int) -> None:
 
 
 FUSIONS: dict[str, int | bool | str] = {
-    "one_table": True, "fused_activation": True, "fused_qk_norms": True, "fused_residuals": 2,
+    "one_table": True,
+    "fused_activation": True,
+    "fused_qk_norms": True,
+    "fused_residuals": 2,
     "bf16_sums": True,
-}  # fmt: skip
+}
 
 
 def test_fusions_of_decoding_take_away_their_kernels() -> None:
@@ -472,13 +522,14 @@ def test_fusions_of_decoding_take_away_their_kernels() -> None:
         found = load(name)
         return sum(one.kernels for one in found.operations(sizes, found.chosen(**options)))
 
-    alone = {
-        name: kernels("megatron-inference", **{name: value}) for name, value in FUSIONS.items()
-    }
+    alone = {name: kernels("megatron-inference", **{name: value}) for name, value in FUSIONS.items()}
     assert {name: 32 - count for name, count in alone.items()} == {
-        "one_table": 4, "fused_activation": 2, "fused_qk_norms": 1, "fused_residuals": 2,
+        "one_table": 4,
+        "fused_activation": 2,
+        "fused_qk_norms": 1,
+        "fused_residuals": 2,
         "bf16_sums": 1,
-    }  # fmt: skip
+    }
     assert kernels("megatron-inference", fused_residuals=1) == 31
     first = kernels("megatron-inference", one_table=True, fused_activation=True)
     last = kernels("megatron-inference", **FUSIONS)

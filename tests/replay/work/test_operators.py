@@ -22,15 +22,26 @@ COSTS = load_costs("pytorch")
 FIT, CHECK = "736 operators, long", "800 operators with compiled, long"
 OF_A_KIND = 32
 OPERATORS = {
-    "view": "view", "nn.Module of nothing": "module", "add of a constant": "add",
-    "mul by a constant": "mul", "functional.linear, trained": "linear",
-    "grouped_mm of 4": "grouped_mm", "rms_norm": "rms_norm", "silu": "silu", "softmax": "softmax",
-    "chunk in 2 and cat": "chunk_and_cat", "index_select": "index_select",
-    "zeros and index_add_": "zeros_and_index_add", "sum over a dimension": "sum",
-    "topk of all": "topk", "slice, beside": "slice", "zeros, beside": "zeros",
-    "scatter_ of True, beside": "scatter", "argsort, beside": "sort",
+    "view": "view",
+    "nn.Module of nothing": "module",
+    "add of a constant": "add",
+    "mul by a constant": "mul",
+    "functional.linear, trained": "linear",
+    "grouped_mm of 4": "grouped_mm",
+    "rms_norm": "rms_norm",
+    "silu": "silu",
+    "softmax": "softmax",
+    "chunk in 2 and cat": "chunk_and_cat",
+    "index_select": "index_select",
+    "zeros and index_add_": "zeros_and_index_add",
+    "sum over a dimension": "sum",
+    "topk of all": "topk",
+    "slice, beside": "slice",
+    "zeros, beside": "zeros",
+    "scatter_ of True, beside": "scatter",
+    "argsort, beside": "sort",
     "cumsum to int32, beside": "cumsum",
-}  # fmt: skip
+}
 """Of the mixtures, and what costs call them."""
 
 
@@ -40,9 +51,10 @@ def rows(name: str) -> Iterable[dict[str, str]]:
 
 def measured(what: str, setting: str = "", system: str = "dgx-h100") -> float:
     (found,) = (
-        float(row["time_us"]) for row in rows("host_costs")
+        float(row["time_us"])
+        for row in rows("host_costs")
         if (row["system"], row["what"], row["setting"]) == (system, what, setting)
-    )  # fmt: skip
+    )
     return found
 
 
@@ -89,8 +101,15 @@ def test_operators_cost_what_they_took_among_others_in_one_mixture_and_in_anothe
     assert costs["attention"].us(direction) == pytest.approx(whole - rest, abs=0.2)
 
 
-ONE_KERNEL = ("add of a constant", "mul by a constant", "silu", "softmax", "cast",
-              "scatter_ of True, beside", "zeros, beside")  # fmt: skip
+ONE_KERNEL = (
+    "add of a constant",
+    "mul by a constant",
+    "silu",
+    "softmax",
+    "cast",
+    "scatter_ of True, beside",
+    "zeros, beside",
+)
 ONE_NODE = ("mul by a constant", "silu", "softmax", "index_select", "rms_norm")
 
 
@@ -135,29 +154,52 @@ def test_order_alone_costs_a_host_much_with_and_without_autograd() -> None:
 
 # Calls, kernels and copies of each, and the operator or its time in microseconds.
 FORWARD: list[tuple[int, int, str | float]] = [
-    (2, 0, "view"), (3, 0, "module"),  # the block, its gate, its experts
-    (1, 1, "linear"), (1, 1, "cast"), (1, 1, "softmax"), (1, 2, "topk"), (1, 1, "cast"),
+    (2, 0, "view"),
+    (3, 0, "module"),  # the block, its gate, its experts
+    (1, 1, "linear"),
+    (1, 1, "cast"),
+    (1, 1, "softmax"),
+    (1, 2, "topk"),
+    (1, 1, "cast"),
     (1, 5, "sort"),  # of experts' numbers, with places and three copies
-    (1, 1, "zeros"), (1, 1, "scatter"),  # arange, and its places the other way round
+    (1, 1, "zeros"),
+    (1, 1, "scatter"),  # arange, and its places the other way round
     (1, 1, "mul"),  # tokens of rows: floor_divide
     (2, 1, chain("index by tensor", "forward")),  # rows and weights in their order
-    (2, 1, "cast"), (1, 1, "cast"),  # copies, and a cast of experts' numbers
+    (2, 1, "cast"),
+    (1, 1, "cast"),  # copies, and a cast of experts' numbers
     (2, 1, "add"),  # compared, clamped
-    (1, 2, measured("histc")), (1, 2, measured("cumsum")),
+    (1, 2, measured("histc")),
+    (1, 2, measured("cumsum")),
     (3, 1, "mul"),  # masked_fill, of which two copy before
-    (2, 0, "view"), (2, 2, "grouped_mm"), (2, 0, "view"), (1, 1, "silu"), (2, 1, "mul"),
-    (1, 1, chain("index by tensor", "forward")), (7, 0, "view"), (1, 1, "sum"),
+    (2, 0, "view"),
+    (2, 2, "grouped_mm"),
+    (2, 0, "view"),
+    (1, 1, "silu"),
+    (2, 1, "mul"),
+    (1, 1, chain("index by tensor", "forward")),
+    (7, 0, "view"),
+    (1, 1, "sum"),
     (1, 0, measured("empty")),
-]  # fmt: skip
+]
 BACKWARD: list[tuple[int, int, str | float]] = [
-    (1, 0, "engine"), (12, 0, "view"),
-    (3, 8, chain("index by tensor", "backward")), (3, 1, "mul"),  # masked_fill
-    (2, 1, "mul"), (2, 1, "inner"),  # two products whose factors both have gradients
-    (1, 1, "inner"), (1, 1, "inner"),  # a sum and a copy
-    (2, 4, "grouped_mm"), (1, 1, "silu"), (1, 1, "chunk_and_cat"),
-    (2, 1, "cast"), (1, 2, "topk"), (1, 2, "softmax"), (1, 2, "linear"),
+    (1, 0, "engine"),
+    (12, 0, "view"),
+    (3, 8, chain("index by tensor", "backward")),
+    (3, 1, "mul"),  # masked_fill
+    (2, 1, "mul"),
+    (2, 1, "inner"),  # two products whose factors both have gradients
+    (1, 1, "inner"),
+    (1, 1, "inner"),  # a sum and a copy
+    (2, 4, "grouped_mm"),
+    (1, 1, "silu"),
+    (1, 1, "chunk_and_cat"),
+    (2, 1, "cast"),
+    (1, 2, "topk"),
+    (1, 2, "softmax"),
+    (1, 2, "linear"),
     (5, 1, "sum_of_gradients"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("direction", "operators"), [("forward", FORWARD), ("backward", BACKWARD)])
@@ -165,16 +207,16 @@ def test_a_block_takes_more_than_its_operators_among_others(
     direction: Pass, operators: list[tuple[int, int, str | float]]
 ) -> None:
     block = [
-        row for row in rows("moe_block_kernels")
+        row
+        for row in rows("moe_block_kernels")
         if (row["system"], row["model"], row["experts_implementation"], row["phase"])
         == ("dgx-h100", "qwen3_moe", "grouped_mm", direction)
-    ]  # fmt: skip
+    ]
     seen = sum(int(row["count"]) for row in block if row["kind"] == "kernel")
     assert sum(calls * kernels for calls, kernels, _ in operators) == seen
     (host,) = (float(row["time_us"]) for row in block if row["name"] == "" or "host" in row["kind"])
     alone = sum(
-        calls * (COSTS.operators[what].us(direction) if isinstance(what, str) else what)
-        for calls, _, what in operators
+        calls * (COSTS.operators[what].us(direction) if isinstance(what, str) else what) for calls, _, what in operators
     )
     more = {"forward": 1.37, "backward": 1.54}
     assert host / alone == pytest.approx(more[direction], rel=0.02)

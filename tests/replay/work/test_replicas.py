@@ -45,9 +45,7 @@ def layers(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, Placement]:
 @pytest.mark.extended
 @pytest.mark.parametrize("rule", RULES)
 @given(layer=layers())
-def test_a_row_goes_to_a_slot_that_holds_its_expert(
-    rule: str, layer: tuple[np.ndarray, np.ndarray, Placement]
-) -> None:
+def test_a_row_goes_to_a_slot_that_holds_its_expert(rule: str, layer: tuple[np.ndarray, np.ndarray, Placement]) -> None:
     ids, owners, placement = layer
     chosen = choose(ids, owners, placement, rule)
     assert placement.logical is not None
@@ -143,28 +141,19 @@ def test_round_robin_counts_the_rows_of_an_expert_in_blocks_of_1024(tokens: int)
     replicated=st.integers(0, 12),
     owners=st.integers(0, 2**30),
 )
-def test_by_load_the_busiest_gpu_has_as_few_rows_as_possible(
-    other: list[int], replicated: int, owners: int
-) -> None:
+def test_by_load_the_busiest_gpu_has_as_few_rows_as_possible(other: list[int], replicated: int, owners: int) -> None:
     # GPU g has expert g + 1 alone, GPUs 0 and 1 have expert 0 as well.
     experts = [0] * replicated + [expert for expert in (1, 2, 3) for _ in range(other[expert - 1])]
     owner = np.sort(np.random.default_rng(owners).integers(0, 3, len(experts))).astype(np.int32)
-    placement = Placement(
-        np.array([0, 0, 1, 1, 2], np.int32), 3, "by hand", np.array([0, 1, 0, 2, 3])
-    )
+    placement = Placement(np.array([0, 0, 1, 1, 2], np.int32), 3, "by hand", np.array([0, 1, 0, 2, 3]))
     ids = np.array(experts, np.int32)[:, None]
     chosen = choose(ids, owner, placement, "load")[:, 0]
     load = np.bincount(placement.expert_rank[chosen], minlength=3)
-    best = min(
-        max(other[0] + first, other[1] + replicated - first, other[2])
-        for first in range(replicated + 1)
-    )
+    best = min(max(other[0] + first, other[1] + replicated - first, other[2]) for first in range(replicated + 1))
     assert load.max() == best
     assert load.sum() == len(experts)
     # A row leaves its own GPU only for the sake of the load: no two rows could change places.
-    mine = [
-        (int(rank), int(slot)) for rank, slot in zip(owner, chosen, strict=True) if slot in (0, 2)
-    ]
+    mine = [(int(rank), int(slot)) for rank, slot in zip(owner, chosen, strict=True) if slot in (0, 2)]
     assert not ((0, 2) in mine and (1, 0) in mine)
 
 
@@ -178,10 +167,13 @@ def test_no_division_of_rows_has_a_less_busy_gpu(rows: list[int], hosts: list[se
     assert shares.sum(axis=1).tolist() == rows
     assert (shares >= 0).all() and not shares[~can].any()
     divisions = [
-        [parts for parts in product(range(7), repeat=3)
-         if sum(parts) == rows[one] and all(can[one] | (np.array(parts) == 0))]
+        [
+            parts
+            for parts in product(range(7), repeat=3)
+            if sum(parts) == rows[one] and all(can[one] | (np.array(parts) == 0))
+        ]
         for one in range(3)
-    ]  # fmt: skip
+    ]
     best = min(max(map(sum, zip(*parts, strict=True))) for parts in product(*divisions))
     assert shares.sum(axis=0).max() == best
 

@@ -63,10 +63,8 @@ def test_every_gpu_of_an_experts_group_gets_every_row_of_it_once(case) -> None:
     work = layer(ids, groups, n)
     for token, chosen in enumerate(ids):
         expected = Counter(
-            int(groups.expert_rank[expert]) * n + place
-            for expert in chosen if expert >= 0
-            for place in range(n)
-        )  # fmt: skip
+            int(groups.expert_rank[expert]) * n + place for expert in chosen if expert >= 0 for place in range(n)
+        )
         slices = [one for one in work.expert_ids[token] if one >= 0]
         assert len(set(slices)) == len(slices)
         assert Counter(work.placement.expert_rank[slices].tolist()) == expected
@@ -101,9 +99,7 @@ def test_a_token_multiplies_as_much_and_a_gpu_has_as_many_weights_as_with_whole_
     assert (np.diff(work.placement.expert_rank) >= 0).all()  # numbered by rank
 
 
-def test_a_group_is_sent_n_times_the_rows_of_one_rank_where_nothing_is_sent_once_for_several() -> (
-    None
-):
+def test_a_group_is_sent_n_times_the_rows_of_one_rank_where_nothing_is_sent_once_for_several() -> None:
     ids = draw(90, 8, 3, skew=0.7)
     work = layer(ids, place("contiguous", 8, 3), 2)
     to_rank = work.matrix("pairs").sum(axis=0)
@@ -150,9 +146,7 @@ def trace():
 
 
 def replayed(trace, scheme: str, expert_tp: int, **more):
-    return replay.run(
-        trace, scheme=scheme, system="hgx-h800", barrier=True, expert_tp=expert_tp, **more
-    )
+    return replay.run(trace, scheme=scheme, system="hgx-h800", barrier=True, expert_tp=expert_tp, **more)
 
 
 @pytest.mark.parametrize("n", [1, 2, 4, 8])
@@ -197,9 +191,14 @@ def test_shared_experts_beside_the_dispatch_stay_whole() -> None:
     shared = generate("uniform", "qwen2-moe", ranks=4, tokens_per_rank=8, layers=1, seed=1)
     batch = form_batch(shared, num_ranks=None, default_ranks=4)
     work = make_work(
-        shared, batch, layer=0, placement="contiguous", precision=BF16, expert_tp=2,
+        shared,
+        batch,
+        layer=0,
+        placement="contiguous",
+        precision=BF16,
+        expert_tp=2,
         shared_beside=True,
-    )  # fmt: skip
+    )
     model = shared.model_shape
     assert work.shape.intermediate * 2 == model.moe_intermediate
     assert work.shared.shape.intermediate == model.num_shared_experts * model.shared_intermediate
@@ -244,9 +243,21 @@ def test_people_see_that_experts_are_cut(trace, tmp_path) -> None:
     tracegen.write(trace, tmp_path / "mixtral.h5")
     done = CliRunner().invoke(
         app,
-        ["compare", str(tmp_path / "mixtral.h5"), "--scheme", "deepep", "--scheme", "nvls",
-         "--system", "hgx-h800", "--expert-tp", "2", "--json", str(tmp_path / "found.json")],
-    )  # fmt: skip
+        [
+            "compare",
+            str(tmp_path / "mixtral.h5"),
+            "--scheme",
+            "deepep",
+            "--scheme",
+            "nvls",
+            "--system",
+            "hgx-h800",
+            "--expert-tp",
+            "2",
+            "--json",
+            str(tmp_path / "found.json"),
+        ],
+    )
     assert done.exit_code == 0, done.output
     assert "contiguous placement, each expert on 2 GPUs" in " ".join(done.output.split())
     found = replay.load_result(tmp_path / "found.json")

@@ -55,10 +55,10 @@ def slow_attempt(
             spare = rows[expert] - 1
             while need > 0 and spare > 0:
                 could = [
-                    rank for rank in range(ranks)
-                    if room[rank] > 0 and len(guests[rank]) < reserved
-                    and rank != source and expert not in guests[rank]
-                ]  # fmt: skip
+                    rank
+                    for rank in range(ranks)
+                    if room[rank] > 0 and len(guests[rank]) < reserved and rank != source and expert not in guests[rank]
+                ]
                 if not could:
                     break
                 floor = least or -(-need // len(could))
@@ -115,9 +115,7 @@ def slow_plan(rows: list[int], ranks: int, reserved: int) -> list[tuple[int, int
 def test_the_planner_exports_as_its_steps_say(rows: list[list[int]], reserved: int) -> None:
     per_expert = np.array(rows).sum(axis=0)
     found = quota_plan.plan(per_expert, len(rows), reserved)
-    assert [tuple(one) for one in found.exports] == slow_plan(
-        per_expert.tolist(), len(rows), reserved
-    )
+    assert [tuple(one) for one in found.exports] == slow_plan(per_expert.tolist(), len(rows), reserved)
 
 
 def test_a_small_plan_by_hand() -> None:
@@ -216,8 +214,13 @@ def test_deficits_are_filled_whole_from_the_fullest() -> None:
     # from the hottest expert; then that of 9 has 3 left, and the other has 9.
     found = even_plan.plan(np.array([9, 9, 1, 1, 2, 2]), 3)
     assert found.rows.tolist() == [
-        [3, 6, 0], [5, 0, 4], [0, 1, 0], [0, 1, 0], [0, 0, 2], [0, 0, 2],
-    ]  # fmt: skip
+        [3, 6, 0],
+        [5, 0, 4],
+        [0, 1, 0],
+        [0, 1, 0],
+        [0, 0, 2],
+        [0, 0, 2],
+    ]
     assert found.rounds == 2 + 2
 
 
@@ -251,9 +254,7 @@ def test_rows_of_an_expert_are_dealt_in_order_of_their_gpus() -> None:
 
 
 @every(("replicas", "relays"), [(0, 0), (1, 0), (2, 0), (5, 0), (6, 2), (7, 2), (9, 3), (71, 8)])
-def test_relays_are_the_root_of_the_replicas_where_they_save_sends(
-    replicas: int, relays: int
-) -> None:
+def test_relays_are_the_root_of_the_replicas_where_they_save_sends(replicas: int, relays: int) -> None:
     assert num_relays(replicas) == relays
 
 
@@ -306,8 +307,6 @@ def test_every_replica_gets_its_weights_once() -> None:
         ("moonep:16", 8, 8, "unknown placement 'moonep:16'"),
     ],
 )
-def test_what_a_planner_has_no_room_for_is_refused(
-    spec: str, experts: int, ranks: int, said: str
-) -> None:
+def test_what_a_planner_has_no_room_for_is_refused(spec: str, experts: int, ranks: int, said: str) -> None:
     with pytest.raises(UserError, match=said):
         place(spec, experts, ranks)

@@ -25,9 +25,9 @@ def test_counts_are_those_of_counting(name: str) -> None:
     assert list(zip(layer.copy_token, layer.copy_rank, strict=True)) == copies
     for (token, expert), copy in zip(pairs, layer.pair_copy.tolist(), strict=True):
         assert copies[copy] == (token, routing.expert_rank[expert])
-    assert np.bincount(
-        layer.copy_token[layer.copy_is_remote], minlength=layer.num_tokens
-    ).tolist() == [len(set(routing.remote(t))) for t in tokens]
+    assert np.bincount(layer.copy_token[layer.copy_is_remote], minlength=layer.num_tokens).tolist() == [
+        len(set(routing.remote(t))) for t in tokens
+    ]
     assert layer.copy_pairs.tolist() == [routing.ranks(t).count(rank) for t, rank in copies]
     rows = Counter(expert for _, expert in pairs)
     assert layer.rows_of_expert.tolist() == [rows[e] for e in range(layer.num_experts)]
@@ -39,8 +39,7 @@ def test_counts_are_those_of_counting(name: str) -> None:
     first = layer.tokens_of_rank.tolist()
     assert first == [sum(o < rank for o in routing.owner) for rank in range(layer.num_ranks + 1)]
     assert [experts.tolist() for experts in layer.experts_of_rank] == [
-        [e for e, rank in enumerate(routing.expert_rank) if rank == r]
-        for r in range(layer.num_ranks)
+        [e for e, rank in enumerate(routing.expert_rank) if rank == r] for r in range(layer.num_ranks)
     ]
 
 

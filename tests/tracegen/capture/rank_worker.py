@@ -39,11 +39,7 @@ def capture(folder: Path, rank: int) -> None:
 torch.set_num_threads(1)
 model = tiny_families.tiny_model("mixtral")
 forking = multiprocessing.get_context("fork")
-ranks = [
-    forking.Process(target=capture, args=(Path(folder), rank))
-    for folder in sys.argv[1:]
-    for rank in range(SIZE)
-]
+ranks = [forking.Process(target=capture, args=(Path(folder), rank)) for folder in sys.argv[1:] for rank in range(SIZE)]
 for process in ranks:
     process.start()
 for process in ranks:

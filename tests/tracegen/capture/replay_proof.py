@@ -68,9 +68,7 @@ def given_back(model: Any, cache: Any) -> dict[str, Any]:
     return {"cache" if "cache" in names else "past_key_values": cache}
 
 
-def generate(
-    model: Any, ids: torch.Tensor | None = None, mask: torch.Tensor | None = None
-) -> torch.Tensor:
+def generate(model: Any, ids: torch.Tensor | None = None, mask: torch.Tensor | None = None) -> torch.Tensor:
     """Greedy generation of NEW_TOKENS for every prompt; nothing ends early."""
     if ids is None:
         ids, mask = prompts()
@@ -160,9 +158,7 @@ def half(value: Any) -> Any:
     return value
 
 
-def with_routing(
-    model: Any, inputs: dict[str, torch.Tensor], stacks: Any, trace: Any, *, shift: int
-) -> torch.Tensor:
+def with_routing(model: Any, inputs: dict[str, torch.Tensor], stacks: Any, trace: Any, *, shift: int) -> torch.Tensor:
     """Logits of a pass in which every real row is routed as the trace says."""
     assert trace.gate_weights is not None
     handles = []
@@ -266,10 +262,7 @@ def equal_rows(one: Any, other: Any) -> float:
     """Share of (layer, row) with the same experts, requests and positions in order."""
     if one.num_tokens != other.num_tokens:
         return 0.0
-    equal = [
-        (in_order(one, row) == in_order(other, row)).all(axis=2)
-        for row in np.unique(one.tokens.request).tolist()
-    ]
+    equal = [(in_order(one, row) == in_order(other, row)).all(axis=2) for row in np.unique(one.tokens.request).tolist()]
     return sum(int(same.sum()) for same in equal) / sum(same.size for same in equal)
 
 

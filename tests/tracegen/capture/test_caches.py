@@ -192,9 +192,7 @@ def test_a_copy_and_its_original_are_told_apart(model: Any, tmp_path: Path) -> N
     assert rows_of(tmp_path / "a.h5") == requests(range(6), range(6), *after)
 
 
-def test_what_cannot_be_told_apart_is_refused_with_the_versions_tried(
-    model: Any, tmp_path: Path
-) -> None:
+def test_what_cannot_be_told_apart_is_refused_with_the_versions_tried(model: Any, tmp_path: Path) -> None:
     def two_caches() -> None:
         caches = [DynamicCache(), DynamicCache()]
         model(IDS, **given_back(model, caches[0]))
@@ -260,9 +258,12 @@ def test_a_generation_goes_on_from_a_cache(model: Any, tmp_path: Path) -> None:
             model(input_ids=IDS, **given_back(model, cache))
             passes.clear()
             model.generate(
-                input_ids=given, attention_mask=torch.ones_like(ids), max_new_tokens=3,
-                min_new_tokens=3, **given_back(model, cache),
-            )  # fmt: skip
+                input_ids=given,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=3,
+                min_new_tokens=3,
+                **given_back(model, cache),
+            )
         # transformers before 5.3 cuts off as much as the cache holds, of new tokens too.
         new_columns = passes[0]
         assert new_columns in (6, 2)

@@ -50,9 +50,7 @@ def captured(model: Any, out: Path, **options: Any) -> tracegen.RoutingTrace:
 
 def rows_of(trace: tracegen.RoutingTrace) -> list[tuple[int, int, int]]:
     table = trace.tokens
-    return sorted(
-        zip(table.request.tolist(), table.position.tolist(), table.phase.tolist(), strict=True)
-    )
+    return sorted(zip(table.request.tolist(), table.position.tolist(), table.phase.tolist(), strict=True))
 
 
 EXPECTED = sorted(
@@ -96,9 +94,7 @@ def test_a_generation_becomes_requests_positions_and_phases(model: Any, out: Pat
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_rows_do_not_depend_on_how_the_generation_is_run(
-    model: Any, out: Path, options: dict[str, Any]
-) -> None:
+def test_rows_do_not_depend_on_how_the_generation_is_run(model: Any, out: Path, options: dict[str, Any]) -> None:
     if "prefill_chunk_size" in options and release(transformers.__version__) < (5, 1):
         pytest.skip("transformers 5.0 takes no prompts in chunks")
     ids, mask = prompts()
@@ -121,11 +117,7 @@ def test_sequences_that_ended_are_not_recorded_while_others_go_on(model: Any, ou
     stop = next(
         (int(row[width + 1]), at)
         for at, row in enumerate(free)
-        if all(
-            int(row[width + 1]) not in other[width : width + 4].tolist()
-            for k, other in enumerate(free)
-            if k != at
-        )
+        if all(int(row[width + 1]) not in other[width : width + 4].tolist() for k, other in enumerate(free) if k != at)
         and int(row[width]) != int(row[width + 1])
     )
     with tracegen.capture(model, out):
@@ -188,9 +180,7 @@ def test_a_loop_of_forward_passes_is_followed_by_its_cache(model: Any, out: Path
 def test_a_conversation_goes_on_from_its_cache(model: Any, out: Path) -> None:
     ids = prompts()[0][1:2]  # without padding
     with tracegen.capture(model, out):
-        first = model.generate(
-            input_ids=ids, max_new_tokens=3, min_new_tokens=3, return_dict_in_generate=True
-        )
+        first = model.generate(input_ids=ids, max_new_tokens=3, min_new_tokens=3, return_dict_in_generate=True)
         longer = torch.cat([first.sequences, ids[:, :2]], dim=1)
         model.generate(
             input_ids=longer,
@@ -360,9 +350,7 @@ def test_gates_are_an_explicit_warned_fallback(tmp_path: Path) -> None:
         biased(ids)
 
 
-def test_the_command_line_captures_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_line_captures_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -373,9 +361,7 @@ def test_the_command_line_captures_a_checkpoint(
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
     folder = tmp_path / "model"
     tiny_families.tiny_model("olmoe", folder)
-    PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="w1", eos_token="w2").save_pretrained(
-        folder
-    )
+    PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="w1", eos_token="w2").save_pretrained(folder)
     asked = tmp_path / "prompts.jsonl"
     asked.write_text('{"prompt": "w5 w6 w7"}\n\n{"text": "w9"}\n{"prompt": "w8 w8"}\n', "utf-8")
     out = tmp_path / "out.h5"

@@ -67,19 +67,14 @@ SET = {
     "dbrx": {"attn_config.clip_qkv"},
     "deepseek_ocr2": {"text_config.mlp_layer_types", "text_config.num_experts_per_tok"},
     "deepseek_v2": {"num_experts_per_tok"},
-    "diffusion_gemma": {
-        f"text_config.{name}" for name in ("num_experts", "top_k_experts", "moe_intermediate_size")
-    },
+    "diffusion_gemma": {f"text_config.{name}" for name in ("num_experts", "top_k_experts", "moe_intermediate_size")},
     "doge": {"is_moe"},
     "dots1": {"n_routed_experts", "n_shared_experts", "num_experts_per_tok"},
     "gemma4_text": {"enable_moe_block", "moe_intermediate_size", "num_experts", "top_k_experts"},
     "granitemoehybrid": {"layer_types"},
     "hunyuan_v1_moe": {"head_dim", "moe_topk", "num_experts"},
     "lfm2_moe": {"layer_types"},
-    "qwen4_exp_text": {
-        f"indexer_{name}"
-        for name in ("budget", "compress_ratio", "head_dim", "kv_heads", "n_heads")
-    },
+    "qwen4_exp_text": {f"indexer_{name}" for name in ("budget", "compress_ratio", "head_dim", "kv_heads", "n_heads")},
     "step3p7": {"text_config.sliding_window"},
 }
 """What a default leaves out without which the class makes no model, or none with experts."""
@@ -120,11 +115,7 @@ def row(model_type: str, proof: Proof) -> str:
     verdict = {"experts": "proven", "adapter": "adapter"}[proof.how]
     if math.isnan(proof.cached_equals_whole) and not tiny_families.is_encoder_decoder(model_type):
         verdict += " (does not generate)"
-    differs = [
-        word
-        for word, of in (("padding", PADDING_MATTERS), ("caching", ROUNDED_OTHERWISE))
-        if model_type in of
-    ]
+    differs = [word for word, of in (("padding", PADDING_MATTERS), ("caching", ROUNDED_OTHERWISE)) if model_type in of]
     inner = AutoConfig.for_model(model_type).get_text_config().model_type
     name = model_type if inner in ("", model_type) else f"{model_type} ({inner})"
     values = ", ".join(f"`{one}`" for one in sorted(SET.get(model_type, ())))
@@ -141,11 +132,7 @@ def folders_with_experts() -> set[str]:
     """Folders of the installed transformers whose source speaks of experts."""
     words = re.compile(r"^class \w*(Experts|Router|MoE|Moe)\(|num_(local_|routed_)?experts\b", re.M)
     root = Path(transformers.__file__).parent / "models"
-    return {
-        path.parent.name
-        for path in root.glob("*/modeling_*.py")
-        if words.search(path.read_text("utf-8"))
-    }
+    return {path.parent.name for path in root.glob("*/modeling_*.py") if words.search(path.read_text("utf-8"))}
 
 
 def folder_of(model_type: str) -> str:

@@ -116,9 +116,7 @@ def test_a_pass_that_outlives_the_block_is_counted_as_dropped(model: Any, tmp_pa
     assert "had not ended" in dropped["why"]
 
 
-def test_conversations_that_take_turns_are_told_apart_by_their_caches(
-    model: Any, tmp_path: Path
-) -> None:
+def test_conversations_that_take_turns_are_told_apart_by_their_caches(model: Any, tmp_path: Path) -> None:
     with tracegen.capture(model, tmp_path / "a.h5", token_ids=True), torch.no_grad():
         done = [model(input_ids=torch.tensor([text]), use_cache=True) for text in TEXTS]
         for at in range(2):
@@ -150,9 +148,7 @@ def flattened(**options: bool) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("options", [{}, {"return_flash_attn_kwargs": True}], ids=str)
-def test_a_flattened_batch_is_taken_apart(
-    model: Any, tmp_path: Path, options: dict[str, bool]
-) -> None:
+def test_a_flattened_batch_is_taken_apart(model: Any, tmp_path: Path, options: dict[str, bool]) -> None:
     alone = one_by_one(model, tmp_path / "alone.h5")
     with tracegen.capture(model, tmp_path / "a.h5", token_ids=True), torch.no_grad():
         model(**flattened(**options), use_cache=False)
@@ -189,9 +185,7 @@ def changed(**changes: Callable[[dict[str, torch.Tensor]], Any]) -> dict[str, An
             r"\[0, 4, 12\], position_ids begin again at \[0, 4, 7\] of 12",
         ),
         (
-            changed(
-                cu_seq_lens_q=lambda _b: torch.tensor([0, 4, 7, 12]), position_ids=lambda _b: None
-            ),
+            changed(cu_seq_lens_q=lambda _b: torch.tensor([0, 4, 7, 12]), position_ids=lambda _b: None),
             "told apart by position_ids",
         ),
         (
@@ -234,14 +228,15 @@ def test_guidance_is_refused(model: Any, tmp_path: Path, use_cache: bool) -> Non
         tracegen.capture(model, tmp_path / "a.h5"),
     ):
         model.generate(
-            input_ids=ids, attention_mask=mask, max_new_tokens=3, guidance_scale=1.5,
+            input_ids=ids,
+            attention_mask=mask,
+            max_new_tokens=3,
+            guidance_scale=1.5,
             use_cache=use_cache,
-        )  # fmt: skip
+        )
 
 
-@pytest.mark.parametrize(
-    ("use_cache", "reason"), [(True, "on a second cache"), (False, "without a cache")]
-)
+@pytest.mark.parametrize(("use_cache", "reason"), [(True, "on a second cache"), (False, "without a cache")])
 def test_a_model_that_runs_again_inside_generate_is_refused(
     model: Any, tmp_path: Path, use_cache: bool, reason: str
 ) -> None:
@@ -257,6 +252,9 @@ def test_a_model_that_runs_again_inside_generate_is_refused(
         tracegen.capture(model, tmp_path / "a.h5"),
     ):
         model.generate(
-            input_ids=ids, attention_mask=mask, max_new_tokens=1, use_cache=use_cache,
+            input_ids=ids,
+            attention_mask=mask,
+            max_new_tokens=1,
+            use_cache=use_cache,
             logits_processor=LogitsProcessorList([again]),
-        )  # fmt: skip
+        )

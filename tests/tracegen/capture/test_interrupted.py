@@ -136,9 +136,7 @@ def test_a_trace_that_cannot_be_written_keeps_what_was_recorded(model: Any, out:
     assert recover([partial], out.with_name("other.h5"))[0].is_file()
 
 
-def test_a_second_interrupt_leaves_no_half_trace(
-    model: Any, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_interrupt_leaves_no_half_trace(model: Any, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the trace is written, and while the hooks are taken off."""
     partial = out.with_name("trace.h5.partial")
     for owner, name in ((writer, "_describe"), (generation, "unwatch")):
@@ -192,9 +190,7 @@ with tracegen.capture(model, sys.argv[2], buffer_bytes=1):
 def test_a_killed_capture_can_be_recovered(tmp_path: Path) -> None:
     out = tmp_path / "a.h5"
     here = str(Path(__file__).parent)
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, here, str(out)], stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-c", KILLED, here, str(out)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(signal.SIGKILL)

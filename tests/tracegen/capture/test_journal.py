@@ -15,10 +15,10 @@ from replay.cli.app import app
 from tracegen.capture import finish, ranks, recover
 from tracegen.capture.batch import StepRows
 from tracegen.capture.recorder import Recorder
-from tracegen.file.journal import JournalWriter, Layout, open_journal
+from tracegen.file.journal import BlockLayout, JournalWriter, open_journal
 from tracegen.library import verify
 
-LAYOUT = Layout(num_layers=2, topk=2, num_experts=6, weights=True, token_ids=False)
+LAYOUT = BlockLayout(num_layers=2, topk=2, num_experts=6, weights=True, token_ids=False)
 
 
 def head(rank: int = 0, session: str = "s") -> dict[str, Any]:
@@ -90,12 +90,15 @@ def test_a_block_is_written_once_whenever_an_interrupt_comes(tmp_path: Path) -> 
     """Within a record, when it is whole but that is not noted yet, and not at all."""
     path = tmp_path / "a.h5.partial"
     for parts in range(6):
-        layout = Layout(num_layers=2, topk=2, num_experts=6, weights=True, token_ids=False)
+        layout = BlockLayout(num_layers=2, topk=2, num_experts=6, weights=True, token_ids=False)
         recorder = Recorder(path, layout, [1, 3], head(), buffer_bytes=1)
         rows = StepRows(
-            keep=np.ones(4, np.bool_), dropped={}, phase=np.zeros(4, np.uint8),
-            request=np.arange(4, dtype=np.uint32), position=np.zeros(4, np.uint32),
-        )  # fmt: skip
+            keep=np.ones(4, np.bool_),
+            dropped={},
+            phase=np.zeros(4, np.uint8),
+            request=np.arange(4, dtype=np.uint32),
+            position=np.zeros(4, np.uint32),
+        )
         ids = [np.array([[0, 1]] * 4)] * 2
         weights = [np.full((4, 2), 0.5)] * 2
         recorder.add(0, rows, [0, 1], ids, weights, None)
@@ -121,9 +124,7 @@ def test_a_full_disk_keeps_what_fits(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, hard))
     try:
-        with pytest.raises(
-            tracegen.UserError, match=r"a\.h5\.partial: cannot be written \(File too"
-        ):
+        with pytest.raises(tracegen.UserError, match=r"a\.h5\.partial: cannot be written \(File too"):
             journal.append(block(4, 4))
         with pytest.raises(tracegen.UserError, match="cannot be written"):
             JournalWriter(tmp_path / "b.h5.partial", LAYOUT, {"title": "x" * size})
@@ -145,18 +146,14 @@ def test_someone_who_takes_a_journal_for_a_trace_is_told_what_to_do(tmp_path: Pa
 
 
 def test_ranks_become_one_trace_in_step_order(tmp_path: Path) -> None:
-    paths = [
-        write(tmp_path / f"a.h5.rank{r}.partial", rank=r, done=True, seed=100 * r) for r in (0, 1)
-    ]
+    paths = [write(tmp_path / f"a.h5.rank{r}.partial", rank=r, done=True, seed=100 * r) for r in (0, 1)]
     out, _ = recover(list(reversed(paths)))
     trace = tracegen.load(out)
     assert trace.tokens.rank is not None
     assert trace.tokens.step.tolist() == sorted([*range(12), *range(12)])
     assert trace.tokens.rank.tolist() == [0, 1] * 12
     assert trace.tokens.request.tolist() == [0, 1] * 12
-    np.testing.assert_array_equal(
-        trace.expert_ids[:, 1:8:2], block(0, 4, seed=100)["expert_ids"], err_msg="rank 1"
-    )
+    np.testing.assert_array_equal(trace.expert_ids[:, 1:8:2], block(0, 4, seed=100)["expert_ids"], err_msg="rank 1")
     assert trace.info.provenance["dropped"] == [{"rows": 10, "why": "padding"}]
 
 
@@ -259,13 +256,11 @@ def test_the_order_of_blocks_does_not_depend_on_the_buffer(tmp_path: Path) -> No
     whole = block(0, 8)
     for row in range(8):
         cut = {
-            name: array[:, row : row + 1] if array.ndim > 1 else array[row : row + 1]
-            for name, array in whole.items()
+            name: array[:, row : row + 1] if array.ndim > 1 else array[row : row + 1] for name, array in whole.items()
         }
         many.append(cut)
     many.finish({})
     digests = {
-        finish.finish([open_journal(j.path)], tmp_path / f"{i}.h5", overwrite=False)
-        for i, j in enumerate((one, many))
+        finish.finish([open_journal(j.path)], tmp_path / f"{i}.h5", overwrite=False) for i, j in enumerate((one, many))
     }
     assert len(digests) == 1

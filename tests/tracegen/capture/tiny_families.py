@@ -136,9 +136,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "o_groups": 2,
         "o_lora_rank": 8,
     },
-    "diffusion_gemma": {
-        "text_config": {"num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 16}
-    },
+    "diffusion_gemma": {"text_config": {"num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 16}},
     "doge": {"is_moe": True, "num_experts": 16},
     "dots1": {
         "num_key_value_heads": 4,

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from tracegen.cli.delivery import Delivery, delivers
-from tracegen.shared.display.content import Bars, Column, Page, Part, Section, Table
+from tracegen.shared.display.content import BarPart, Bars, Column, Page, Section, Table
 from tracegen.shared.errors import UserError
 
 pytest.importorskip("matplotlib")
@@ -33,7 +33,7 @@ def show(
     def make() -> Page:
         MADE.append("page")
         items = [Table(one, one, [Column("a")], [("b",)]) for one in tables if one != "none"]
-        bars = [Bars("bars", "Bars", ["a"], [Part("p", [1])], "us")] if items else []
+        bars = [Bars("bars", "Bars", ["a"], [BarPart("p", [1])], "us")] if items else []
         return Page("A page", "of a test", [Section("All", [*items, *bars])])
 
     deliver(make)
@@ -47,9 +47,7 @@ def run(*arguments: object):
 def test_the_page_is_made_only_where_it_is_asked_for(tmp_path: Path) -> None:
     done = run("one", "two")
     assert done.stdout == "one two\n" and not MADE
-    done = run(
-        "one", "--html", tmp_path / "x.html", "--plots", tmp_path / "p", "--tables", tmp_path
-    )
+    done = run("one", "--html", tmp_path / "x.html", "--plots", tmp_path / "p", "--tables", tmp_path)
     assert done.exit_code == 0 and done.output == "one\n" and len(MADE) == 1
     assert "A page" in (tmp_path / "x.html").read_text()
     assert {one.name for one in (tmp_path / "p").iterdir()} == {"bars.svg", "bars.pdf", "bars.png"}

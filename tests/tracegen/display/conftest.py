@@ -48,8 +48,7 @@ class Browser:
 
     def open(self, address: str, *, wide: int = 1200, theme: str = "light") -> None:
         """Show a page anew, as wide as is said, to eyes that prefer a theme."""
-        self.tell("Emulation.setDeviceMetricsOverride", width=wide, height=900,
-                  deviceScaleFactor=1, mobile=False)  # fmt: skip
+        self.tell("Emulation.setDeviceMetricsOverride", width=wide, height=900, deviceScaleFactor=1, mobile=False)
         self.media(theme=theme)
         self.driver.get("about:blank")
         self.messages()
@@ -88,14 +87,8 @@ class Browser:
 
     def requests(self) -> list[str]:
         """Addresses that were asked for since it was asked last."""
-        events = [
-            json.loads(one["message"])["message"] for one in self.driver.get_log("performance")
-        ]
-        return [
-            event["params"]["request"]["url"]
-            for event in events
-            if event["method"] == "Network.requestWillBeSent"
-        ]
+        events = [json.loads(one["message"])["message"] for one in self.driver.get_log("performance")]
+        return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
 
     def printed(self) -> int:
         """Print the page; returns how many sheets it takes."""

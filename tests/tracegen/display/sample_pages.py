@@ -6,6 +6,7 @@ import math
 
 from tracegen.shared.display.content import (
     Axis,
+    BarPart,
     Bars,
     Cell,
     Chart,
@@ -13,7 +14,6 @@ from tracegen.shared.display.content import (
     Heat,
     Line,
     Page,
-    Part,
     Plot,
     Section,
     Span,
@@ -22,9 +22,19 @@ from tracegen.shared.display.content import (
 )
 
 SCHEMES = (
-    "deepep-ll", "nccl-alltoall", "moe-hub*", "dysharp*", "comet", "flashdmoe", "tutel",
-    "megatron-alltoall", "fastermoe", "hybrid-ep", "pangu-overlap", "ccfuser",
-)  # fmt: skip
+    "deepep-ll",
+    "nccl-alltoall",
+    "moe-hub*",
+    "dysharp*",
+    "comet",
+    "flashdmoe",
+    "tutel",
+    "megatron-alltoall",
+    "fastermoe",
+    "hybrid-ep",
+    "pangu-overlap",
+    "ccfuser",
+)
 PHASES = ("route", "dispatch", "first GEMM", "activation", "second GEMM", "combine", "wait")
 HOSTILE = (
     '<script>alert("x")</script>',
@@ -39,29 +49,35 @@ HOSTILE = (
 
 def bars(schemes: tuple[str, ...] = SCHEMES) -> Bars:
     parts = [
-        Part(
+        BarPart(
             name,
-            [
-                round(4 + 9 * k * abs(math.sin(1 + place * (k + 2))), 3)
-                for place in range(len(schemes))
-            ],
+            [round(4 + 9 * k * abs(math.sin(1 + place * (k + 2))), 3) for place in range(len(schemes))],
             is_hatched=name in ("dispatch", "combine", "wait"),
         )
         for k, name in enumerate(PHASES)
     ]
     bounds = [sum(part.values[place] for part in parts) * 0.62 for place in range(len(schemes))]
     return Bars(
-        "phases", "Time by phase", schemes, parts, "us", bounds, "bound",
+        "phases",
+        "Time by phase",
+        schemes,
+        parts,
+        "us",
+        bounds,
+        "bound",
         "Hatched is communication that no computation hides.",
-    )  # fmt: skip
+    )
 
 
 def differences() -> Bars:
     """Bars to both sides of 0."""
     return Bars(
-        "differences", "What the other scheme saves", ["dispatch", "combine", "experts"],
-        [Part("longer", [0.0, 3.1, 1.2]), Part("shorter", [-12.4, -4.4, 0.0])], "us",
-    )  # fmt: skip
+        "differences",
+        "What the other scheme saves",
+        ["dispatch", "combine", "experts"],
+        [BarPart("longer", [0.0, 3.1, 1.2]), BarPart("shorter", [-12.4, -4.4, 0.0])],
+        "us",
+    )
 
 
 def curves() -> Plot:
@@ -70,17 +86,21 @@ def curves() -> Plot:
     for k, name in enumerate(SCHEMES[:4]):
         y = [20 + (0.03 + 0.012 * k) * one + 9 * k for one in x]
         lines.append(Line(name, x, y, [0.93 * v for v in y], [1.09 * v for v in y]))
-    return Plot("sweep", "Time over tokens", Axis("tokens per GPU", log=True),
-                Axis("time of the layer, us"), lines, "Bands: 90 % of the draws.")  # fmt: skip
+    return Plot(
+        "sweep",
+        "Time over tokens",
+        Axis("tokens per GPU", log=True),
+        Axis("time of the layer, us"),
+        lines,
+        "Bands: 90 % of the draws.",
+    )
 
 
 def usage() -> Plot:
     x = [k * 0.08 for k in range(1500)]
     lines = [
         Line(name, x, [abs(math.sin(one + j)) * (0.9 - 0.2 * j) for one in x], form=form)
-        for j, (name, form) in enumerate(
-            (("NVLink out", "steps"), ("HBM", "line"), ("SMs", "steps"))
-        )
+        for j, (name, form) in enumerate((("NVLink out", "steps"), ("HBM", "line"), ("SMs", "steps")))
     ]
     return Plot("usage", "Utilisation over time", Axis("time, us"), Axis("share in use"), lines)
 
@@ -89,12 +109,17 @@ def roofline() -> Plot:
     guide = Line("HBM, 3.35 TB/s", [1, 295], [3.35, 989], form="guide")
     flat = Line("tensor cores, 989 TFLOP/s", [295, 4000], [989, 989], form="guide")
     points = Line(
-        "measured", [8, 16, 60, 300, 900, 1000], [20, 39, 170, 600, 870, 850],
-        [18, 36, 160, 560, 850, 820], [22, 41, 182, 640, 889, 880], "points",
+        "measured",
+        [8, 16, 60, 300, 900, 1000],
+        [20, 39, 170, 600, 870, 850],
+        [18, 36, 160, 560, 850, 820],
+        [22, 41, 182, 640, 889, 880],
+        "points",
         ["router", "deepep-ll", "first GEMM", "second GEMM", "moe-hub*", "dysharp*"],
-    )  # fmt: skip
-    return Plot("roofline", "Roofline", Axis("FLOP per byte", log=True),
-                Axis("TFLOP/s", log=True), [guide, flat, points])  # fmt: skip
+    )
+    return Plot(
+        "roofline", "Roofline", Axis("FLOP per byte", log=True), Axis("TFLOP/s", log=True), [guide, flat, points]
+    )
 
 
 def heats() -> list[Heat]:
@@ -103,10 +128,17 @@ def heats() -> list[Heat]:
     values[1][3] = None  # type: ignore[call-overload]
     return [
         Heat("traffic", "Bytes sent, by scheme and GPU", SCHEMES[:5], gpus, values, "MB"),
-        Heat("drift", "Error of the prediction", ["64 tokens", "128 tokens", "256 tokens"],
-             ["DeepEP dispatch", "DeepEP combine", "NCCL"],
-             [[-4.0, 2.0, 11.0], [0.4, -0.2, 6.5], [3.0, -9.0, None]], "%", "+.1f", 0.0),
-    ]  # fmt: skip
+        Heat(
+            "drift",
+            "Error of the prediction",
+            ["64 tokens", "128 tokens", "256 tokens"],
+            ["DeepEP dispatch", "DeepEP combine", "NCCL"],
+            [[-4.0, 2.0, 11.0], [0.4, -0.2, 6.5], [3.0, -9.0, None]],
+            "%",
+            "+.1f",
+            0.0,
+        ),
+    ]
 
 
 def path() -> Waterfall:
@@ -120,9 +152,13 @@ def path() -> Waterfall:
 
 def change() -> Waterfall:
     """Totals and what lies between, to the left and to the right."""
-    spans = [Span("deepep-ll", 0.0, 120.3, "time"), Span("dispatch", 120.3, 95.0, "shorter"),
-             Span("experts", 95.0, 99.5, "longer"), Span("combine", 99.5, 80.2, "shorter"),
-             Span("moe-hub*", 0.0, 80.2, "time")]  # fmt: skip
+    spans = [
+        Span("deepep-ll", 0.0, 120.3, "time"),
+        Span("dispatch", 120.3, 95.0, "shorter"),
+        Span("experts", 95.0, 99.5, "longer"),
+        Span("combine", 99.5, 80.2, "shorter"),
+        Span("moe-hub*", 0.0, 80.2, "time"),
+    ]
     return Waterfall("change", "From deepep-ll to moe-hub*", spans, "us")
 
 
@@ -136,15 +172,12 @@ def table(count: int = len(SCHEMES), name: str = "times") -> Table:
     ]
     rows: list[list[Cell]] = []
     for k in range(count):
-        known = (
-            SCHEMES[k % len(SCHEMES)] if k < len(SCHEMES) else f"{SCHEMES[k % len(SCHEMES)]} {k}"
-        )
+        known = SCHEMES[k % len(SCHEMES)] if k < len(SCHEMES) else f"{SCHEMES[k % len(SCHEMES)]} {k}"
         time = 80 + 37.77 * ((k * 5) % 11) + k / 7
-        rows.append(
-            [known, time, 120.3 / time, None if k == 3 else 0.4 + (k * 3 % 7) / 12, "hbm 0"]
-        )
-    return Table(name, "Time of layer 12; speed-up over deepep-ll", columns, rows,
-                 ["* proposed: no such hardware is sold."])  # fmt: skip
+        rows.append([known, time, 120.3 / time, None if k == 3 else 0.4 + (k * 3 % 7) / 12, "hbm 0"])
+    return Table(
+        name, "Time of layer 12; speed-up over deepep-ll", columns, rows, ["* proposed: no such hardware is sold."]
+    )
 
 
 def charts() -> list[Chart]:
@@ -181,14 +214,35 @@ def hostile_page() -> Page:
                 text,
                 [
                     text,
-                    Table(f"t{k}{text}", text,
-                          [Column(text, text, says=text), Column("v", "", ".1f")],
-                          [[other, 1.0] for other in several * 2], [text]),
-                    Bars(f"b{k}{text}", text, several, [Part(other, ones) for other in several],
-                         text, ones, text, text),
-                    Plot(f"p{k}{text}", text, Axis(text), Axis(text),
-                         [Line(text, ones, ones, ones, ones, "points", several),
-                          Line(text, ones, ones), Line(text, ones, ones, form="guide")], text),
+                    Table(
+                        f"t{k}{text}",
+                        text,
+                        [Column(text, text, says=text), Column("v", "", ".1f")],
+                        [[other, 1.0] for other in several * 2],
+                        [text],
+                    ),
+                    Bars(
+                        f"b{k}{text}",
+                        text,
+                        several,
+                        [BarPart(other, ones) for other in several],
+                        text,
+                        ones,
+                        text,
+                        text,
+                    ),
+                    Plot(
+                        f"p{k}{text}",
+                        text,
+                        Axis(text),
+                        Axis(text),
+                        [
+                            Line(text, ones, ones, ones, ones, "points", several),
+                            Line(text, ones, ones),
+                            Line(text, ones, ones, form="guide"),
+                        ],
+                        text,
+                    ),
                     Heat(f"h{k}{text}", text, several, several, [ones] * count, text, says=text),
                     Waterfall(f"w{k}{text}", text, [Span(text, 0, 1, text)], text, text),
                 ],
@@ -196,4 +250,4 @@ def hostile_page() -> Page:
             for k, text in enumerate(several)
         ],
         one,
-    )  # fmt: skip
+    )

@@ -25,12 +25,27 @@ COLUMNS = (
     Column("fits", form=""),
 )
 HOSTILE = (
-    "=1+1", "+cmd|'/c calc'!A0", "-2", "@SUM(A1)", "\t=1", "a|b", "`x`",
-    "<script>alert(1)</script>", "[a](javascript:x)",
+    "=1+1",
+    "+cmd|'/c calc'!A0",
+    "-2",
+    "@SUM(A1)",
+    "\t=1",
+    "a|b",
+    "`x`",
+    "<script>alert(1)</script>",
+    "[a](javascript:x)",
     "100% & $5 #1 _x_ {y} ~ ^ \\input{/etc/passwd}",
-    "two\nlines", '"q",\'q\'',
-    "\x1b[2J", "\x00", "\ud800", "--", "[3cm]", "*", "", "wide \u4e2d",
-)  # fmt: skip
+    "two\nlines",
+    "\"q\",'q'",
+    "\x1b[2J",
+    "\x00",
+    "\ud800",
+    "--",
+    "[3cm]",
+    "*",
+    "",
+    "wide \u4e2d",
+)
 
 
 def table(rows: list[tuple[Any, ...]], columns: tuple[Column, ...] = COLUMNS) -> Table:
@@ -65,10 +80,7 @@ cells = st.tuples(
 def test_csv_is_read_back_with_every_digit(rows: list[tuple[Any, ...]]) -> None:
     head, *lines = csv.reader(io.StringIO(files.as_csv(table(rows))))
     assert head == ["scheme", "time (us)", "bytes", "fits"]
-    found = [
-        (without_escape(a), float(b) if b else None, int(c) if c else None, d)
-        for a, b, c, d in lines
-    ]
+    found = [(without_escape(a), float(b) if b else None, int(c) if c else None, d) for a, b, c, d in lines]
     assert found == rows
 
 
@@ -136,10 +148,17 @@ def test_a_reader_of_markdown_has_the_texts_and_nothing_else() -> None:
 
 
 UNTEX = {
-    r"\textbackslash{}": "\\", r"\textasciitilde{}": "~", r"\textasciicircum{}": "^",
-    r"\textless{}": "<", r"\textgreater{}": ">", r"\textbar{}": "|", r"\textquotesingle{}": "'",
-    r"\textasciigrave{}": "`", **{f"\\{mark}": mark for mark in "&%$#_{}"}, "{}": "",
-}  # fmt: skip
+    r"\textbackslash{}": "\\",
+    r"\textasciitilde{}": "~",
+    r"\textasciicircum{}": "^",
+    r"\textless{}": "<",
+    r"\textgreater{}": ">",
+    r"\textbar{}": "|",
+    r"\textquotesingle{}": "'",
+    r"\textasciigrave{}": "`",
+    **{f"\\{mark}": mark for mark in "&%$#_{}"},
+    "{}": "",
+}
 
 
 def typeset(source: str) -> str:
@@ -149,9 +168,7 @@ def typeset(source: str) -> str:
 
 def test_latex_has_only_commands_of_its_own() -> None:
     lines = files.as_latex(hostile()).splitlines()
-    assert lines[:4] == [
-        "% Times & more", "% a note | with a bar", r"\begin{tabular}{lrrl}", r"  \toprule"
-    ]  # fmt: skip
+    assert lines[:4] == ["% Times & more", "% a note | with a bar", r"\begin{tabular}{lrrl}", r"  \toprule"]
     assert lines[4] == r"  scheme & time (us) & bytes & fits \\" and lines[5] == r"  \midrule"
     assert lines[-2:] == [r"  \bottomrule", r"\end{tabular}"]
     for text, line in zip(HOSTILE, lines[6:-2], strict=True):
@@ -162,10 +179,7 @@ def test_latex_has_only_commands_of_its_own() -> None:
         assert not first.strip().startswith(("[", "*"))  # what \\ before would take for its own
         if text.isprintable():
             assert typeset(first).strip() == text
-    assert (
-        files.as_latex(table([("a", -1.5, -2, "x")])).splitlines()[6]
-        == r"  a & $-$1.5 & $-$2 & x \\"
-    )
+    assert files.as_latex(table([("a", -1.5, -2, "x")])).splitlines()[6] == r"  a & $-$1.5 & $-$2 & x \\"
 
 
 def page(*tables: Table) -> Page:

@@ -42,9 +42,7 @@ def press(browser: Any, *keys: str) -> None:
     actions.perform()
 
 
-@pytest.mark.parametrize(
-    ("make", "theme"), [(sample_pages.page, "light"), (sample_pages.hostile_page, "dark")]
-)
+@pytest.mark.parametrize(("make", "theme"), [(sample_pages.page, "light"), (sample_pages.hostile_page, "dark")])
 def test_nothing_is_complained_of_and_nothing_asked_for(browser: Any, make, theme: str) -> None:
     address = browser.put(document(make()))
     browser.requests()
@@ -107,9 +105,7 @@ def test_a_filter_leaves_rows_and_bars_of_these_names(shown: Any) -> None:
     assert shown.find(".filter output").text == f"1 of {len(sample_pages.SCHEMES)}"
     assert shown.ask(height) < before / 3
     # The steps of a waterfall are no rows of this name.
-    assert (
-        shown.ask("document.querySelectorAll('svg.wide:not([data-pitch]) .row.gone').length") == 0
-    )
+    assert shown.ask("document.querySelectorAll('svg.wide:not([data-pitch]) .row.gone').length") == 0
     shown.find(".filter input").clear()
     shown.find(".filter input").send_keys(" ")
     assert shown.ask(NAMES) == list(sample_pages.SCHEMES) == shown.ask(BARS)
@@ -164,10 +160,7 @@ def test_the_printed_page_is_light_open_and_not_cut(browser: Any, address: str) 
     # Chromium repeats heads of tables on each sheet, but paints no boxes within them.
     heads = "getComputedStyle(document.querySelector('.sortable th button')).display"
     assert browser.ask(heads) == "contents"
-    cut = (
-        "[...document.querySelectorAll('.sheet .scroll')]"
-        ".filter((one) => one.scrollWidth > one.clientWidth)"
-    )
+    cut = "[...document.querySelectorAll('.sheet .scroll')].filter((one) => one.scrollWidth > one.clientWidth)"
     assert browser.ask(cut) == []
 
 
@@ -178,10 +171,7 @@ OVERFLOW = "document.scrollingElement.scrollWidth - document.scrollingElement.cl
 def test_a_phone_shows_all_of_it(browser: Any, make) -> None:
     browser.open(browser.put(document(make())), wide=360)
     assert browser.ask(OVERFLOW) == 0
-    drawings = (
-        "[...document.querySelectorAll('.chart > svg')]"
-        ".filter((one) => one.getClientRects().length)"
-    )
+    drawings = "[...document.querySelectorAll('.chart > svg')].filter((one) => one.getClientRects().length)"
     assert browser.ask(f"{drawings}.every((one) => one.classList.contains('narrow'))")
     letters = "one.getBoundingClientRect().width / one.viewBox.baseVal.width"
     assert min(browser.ask(f"{drawings}.map((one) => 12 * {letters})")) >= 10
@@ -246,13 +236,9 @@ def test_without_the_script_it_is_all_there(browser: Any, address: str) -> None:
     try:
         browser.open(address)
         assert browser.driver.find_elements("css selector", "th button") == []
-        assert not any(
-            one.is_displayed() for one in browser.driver.find_elements("css selector", ".tool")
-        )
+        assert not any(one.is_displayed() for one in browser.driver.find_elements("css selector", ".tool"))
         assert not browser.find(".filter").is_displayed()
-        assert all(
-            one.is_displayed() for one in browser.driver.find_elements("css selector", "svg.wide")
-        )
+        assert all(one.is_displayed() for one in browser.driver.find_elements("css selector", "svg.wide"))
         browser.find("details.section:not([open]) summary").click()
         assert browser.find("#section-4 .text").is_displayed()
     finally:
@@ -262,8 +248,7 @@ def test_without_the_script_it_is_all_there(browser: Any, address: str) -> None:
 def test_a_fragment_leaves_what_is_around_it_alone(browser: Any) -> None:
     # With room for a scroll bar from the beginning, or all would be narrower for it.
     around = (
-        "<!doctype html><body style='overflow-y: scroll'>"
-        "<h3>one</h3><table><tr><td>two</td></tr></table><p>three</p>"
+        "<!doctype html><body style='overflow-y: scroll'><h3>one</h3><table><tr><td>two</td></tr></table><p>three</p>"
     )
     looks = (
         "[...document.querySelectorAll('body > h3, body > table, body > table td, body > p')]"

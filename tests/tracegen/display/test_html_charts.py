@@ -16,11 +16,11 @@ from loops import every
 
 from tracegen.shared.display.content import (
     Axis,
+    BarPart,
     Bars,
     Heat,
     Line,
     Page,
-    Part,
     Plot,
     Section,
     Span,
@@ -61,7 +61,7 @@ def classes(body: str) -> set[str]:
 @SEVERAL
 @given(st.lists(LENGTHS, min_size=1, max_size=4), st.sampled_from([WIDE, NARROW]))
 def test_parts_are_as_long_as_their_values_and_touch(values, wide: float) -> None:
-    parts = [Part(f"part {k}", list(column)) for k, column in enumerate(zip(*values, strict=True))]
+    parts = [BarPart(f"part {k}", list(column)) for k, column in enumerate(zip(*values, strict=True))]
     chart = Bars("b", "b", [f"bar {k}" for k in range(len(values))], parts, "us")
     drawn = rects(bars.draw(chart, COLOURS, wide).body)
     scale = next(
@@ -102,7 +102,7 @@ def test_hatched_parts_have_the_hatch_of_their_colour() -> None:
 
 
 def test_a_mark_stands_at_its_value() -> None:
-    chart = Bars("b", "b", ["one", "two"], [Part("p", [10.0, 20.0])], "us", [20.0, None], "bound")
+    chart = Bars("b", "b", ["one", "two"], [BarPart("p", [10.0, 20.0])], "us", [20.0, None], "bound")
     body = bars.draw(chart, COLOURS, WIDE).body
     (_, (start, length)) = (row[0] for row in rects(body))
     marks = [one.get("d") for one in tree(body).iter("path") if one.get("class") == "mark"]
@@ -112,7 +112,7 @@ def test_a_mark_stands_at_its_value() -> None:
 
 
 def test_a_sum_stands_beside_its_bar_and_not_beside_a_mark_far_off() -> None:
-    chart = Bars("b", "b", ["one"], [Part("p", [12.6])], "GB", [80.0], "capacity")
+    chart = Bars("b", "b", ["one"], [BarPart("p", [12.6])], "GB", [80.0], "capacity")
     body = bars.draw(chart, COLOURS, WIDE).body
     ((start, length),) = rects(body)[0]
     (value,) = (one for one in tree(body).iter("text") if one.get("class") == "value")
@@ -120,7 +120,7 @@ def test_a_sum_stands_beside_its_bar_and_not_beside_a_mark_far_off() -> None:
 
 
 def test_a_sum_that_a_mark_would_strike_out_stands_behind_it() -> None:
-    chart = Bars("b", "b", ["one"], [Part("p", [79.0])], "GB", [80.0], "capacity")
+    chart = Bars("b", "b", ["one"], [BarPart("p", [79.0])], "GB", [80.0], "capacity")
     body = bars.draw(chart, COLOURS, WIDE).body
     (value,) = (one for one in tree(body).iter("text") if one.get("class") == "value")
     (mark,) = paths(body, "mark")
@@ -128,7 +128,7 @@ def test_a_sum_that_a_mark_would_strike_out_stands_behind_it() -> None:
 
 
 def test_a_bar_that_is_broken_off_ends_at_the_edge_and_says_its_sum() -> None:
-    parts = [Part("p", [1.0, 2.0, 50.0]), Part("q", [1.0, 1.0, 50.0])]
+    parts = [BarPart("p", [1.0, 2.0, 50.0]), BarPart("q", [1.0, 1.0, 50.0])]
     chart = Bars("b", "b", ["one", "two", "three"], parts, "us", longest=4.0)
     body = bars.draw(chart, COLOURS, WIDE).body
     (_, (start, length)), (_, (_, other)) = ([*row, *[(0.0, 0.0)]][:2] for row in rects(body)[1:])
@@ -153,9 +153,7 @@ def test_spans_of_a_waterfall_meet(lengths: list[float], wide: float) -> None:
     drawing = waterfall.draw(Waterfall("w", "w", spans, "us"), COLOURS, wide)
     drawn = [row[0] for row in rects(drawing.body)]
     for (start, length), (following, _) in itertools.pairwise(drawn):
-        assert following == pytest.approx(
-            start + length, abs=0.52
-        )  # the least length is half a unit
+        assert following == pytest.approx(start + length, abs=0.52)  # the least length is half a unit
     full = drawn[-1][0] + drawn[-1][1] - drawn[0][0]
     for (_, length), value in zip(drawn, lengths, strict=True):
         assert length == pytest.approx(full * value / ends[-1], abs=0.52)
@@ -179,10 +177,7 @@ def test_shades_go_with_values_and_what_is_missing_is_blank() -> None:
     rows: list[list[float | None]] = [[0.0, 5.0, None], [10.0, 2.5, math.nan]]
     chart = Heat("h", "h", ["a", "b"], ["x", "y", "z"], rows, "MB")
     body = heat.draw(chart, COLOURS, WIDE).body
-    shares = [
-        float(one.get("stroke-opacity") or "nan")
-        for one in tree(body).iterfind(".//g[@class='heat']/path")
-    ]
+    shares = [float(one.get("stroke-opacity") or "nan") for one in tree(body).iterfind(".//g[@class='heat']/path")]
     assert shares == [0.0, 0.5, 1.0, 0.25]
 
 
@@ -214,11 +209,7 @@ def test_shades_by_row_compare_the_values_of_a_row_and_not_of_others() -> None:
     rows = [[1.0, 3.0], [100.0, 300.0]]
     chart = Heat("h", "h", ["small", "large"], ["x", "y"], rows, "MB", by_row=True)
     body = tree(heat.draw(chart, COLOURS, WIDE).body)
-    cells = [
-        (one.get("class"), one.get("stroke-opacity"))
-        for one in body.iter("path")
-        if one.get("stroke-opacity")
-    ]
+    cells = [(one.get("class"), one.get("stroke-opacity")) for one in body.iter("path") if one.get("stroke-opacity")]
     assert cells == [("cold", "1"), ("warm", "1")] * 2  # half and one and a half of either mean
     assert {"1.0", "3.0", "100.0", "300.0"} <= {one.text for one in body.iter("text")}
     assert ">0.50<" in heat.key(chart) and "1.50 times the row" in heat.key(chart)
@@ -229,9 +220,7 @@ def test_a_map_of_many_cells_draws_every_one_of_them(wide: float) -> None:
     rows, columns = 60, 70
     values = [[float((7 * r + 3 * c) % 25) for c in range(columns)] for r in range(rows)]
     values[4][5] = None  # type: ignore[call-overload]
-    chart = Heat(
-        "h", "h", [f"r{k}" for k in range(rows)], list(map(str, range(columns))), values, ""
-    )
+    chart = Heat("h", "h", [f"r{k}" for k in range(rows)], list(map(str, range(columns))), values, "")
     body = heat.draw(chart, COLOURS, wide).body
     found: dict[tuple[int, int], float] = {}
     for path in tree(body).iter("path"):
@@ -294,11 +283,7 @@ def test_texts_stand_out_from_the_page(name: str, behind: str, theme: int) -> No
 
 
 def paths(body: str, class_: str) -> list[str]:
-    return [
-        one.get("d") or ""
-        for one in tree(body).iter("path")
-        if class_ in (one.get("class") or "").split()
-    ]
+    return [one.get("d") or "" for one in tree(body).iter("path") if class_ in (one.get("class") or "").split()]
 
 
 def numbers(path: str) -> list[tuple[float, float]]:
@@ -450,8 +435,8 @@ def test_nothing_is_drawn_beyond_the_edges(chart, wide: float) -> None:
 
 EMPTY = [
     Bars("b", "b", [], [], "us"),
-    Bars("b", "b", ["one"], [Part("p", [0.0])], "us"),
-    Bars("b", "b", ["one"], [Part("p", [math.nan])], "us", [math.nan], "m"),
+    Bars("b", "b", ["one"], [BarPart("p", [0.0])], "us"),
+    Bars("b", "b", ["one"], [BarPart("p", [math.nan])], "us", [math.nan], "m"),
     Plot("p", "p", Axis("x"), Axis("y"), []),
     Plot("p", "p", Axis("x", log=True), Axis("y", log=True), [Line("a", [], [])]),
     Plot("p", "p", Axis("x"), Axis("y"), [Line("a", [1.0], [math.nan], [0.0], [math.inf])]),
@@ -483,9 +468,7 @@ def test_a_name_has_one_colour_wherever_it_is() -> None:
 def test_a_comparison_of_twenty_schemes_is_below_a_megabyte() -> None:
     schemes = tuple(f"scheme-{k}" for k in range(20))
     values = [[float(r * c % 17) for c in range(8)] for r in range(20)]
-    maps = [
-        Heat(f"h{k}", "Bytes", schemes, list(map(str, range(8))), values, "MB") for k in range(4)
-    ]
+    maps = [Heat(f"h{k}", "Bytes", schemes, list(map(str, range(8))), values, "MB") for k in range(4)]
     usage = [dataclasses.replace(sample_pages.usage(), name=f"usage {k}") for k in range(6)]
     items = [sample_pages.table(20), sample_pages.bars(schemes), *maps, *usage]
     items += [sample_pages.path(), sample_pages.roofline(), sample_pages.curves()]

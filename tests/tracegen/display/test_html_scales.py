@@ -131,9 +131,15 @@ def test_labels_of_one_axis_have_the_same_digits() -> None:
 
 @every(
     ("values", "written"),
-    [([120.34], "120.3"), ([12.34, 1], "12.3"), ([0.1234], "0.123"), ([12345.6], "12,346"),
-     ([], "0"), ([math.inf, 2.0], "2.00")],
-)  # fmt: skip
+    [
+        ([120.34], "120.3"),
+        ([12.34, 1], "12.3"),
+        ([0.1234], "0.123"),
+        ([12345.6], "12,346"),
+        ([], "0"),
+        ([math.inf, 2.0], "2.00"),
+    ],
+)
 def test_numbers_have_three_figures_or_four(values: list[float], written: str) -> None:
     largest = max((one for one in values if math.isfinite(one)), default=0)
     assert format(largest, figures(values)) == written

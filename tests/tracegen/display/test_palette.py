@@ -12,10 +12,10 @@ from loops import every
 from tracegen.shared.display import palette
 from tracegen.shared.display.content import (
     Axis,
+    BarPart,
     Bars,
     Line,
     Page,
-    Part,
     Plot,
     Section,
     Span,
@@ -27,7 +27,7 @@ SIGHT = {
     "no red": [[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0520]],
     "no green": [[0.3673, 0.8606, -0.2280], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.9689]],
     "no blue": [[1.2555, -0.0767, -0.1788], [-0.0784, 0.9308, 0.1476], [0.0047, 0.6914, 0.3039]],
-}  # fmt: skip
+}
 """How linear RGB is seen: G. Machado et al., IEEE TVCG 15(6), 2009, severity 1."""
 TO_XYZ = [[0.4125, 0.3576, 0.1804], [0.2127, 0.7152, 0.0722], [0.0193, 0.1192, 0.9503]]
 WHITE = (0.9505, 1.0, 1.0888)
@@ -79,7 +79,7 @@ def test_a_name_has_one_place_on_a_page() -> None:
     axis = Axis("x")
     lines = [Line("b", [1], [1]), Line("roof", [1], [1], form="guide"), Line("c", [1], [1])]
     charts = [
-        Bars("bars", "", ["one"], [Part("a", [1]), Part("b", [1])], "us"),
+        Bars("bars", "", ["one"], [BarPart("a", [1]), BarPart("b", [1])], "us"),
         Plot("plot", "", axis, axis, lines),
         Waterfall("path", "", [Span("s", 0, 1, "c"), Span("t", 1, 2, "d")], "us"),
     ]
@@ -93,10 +93,7 @@ NAMES = st.lists(st.sampled_from("abcdefghijklmnopqrstuv"), min_size=1, max_size
 @settings(max_examples=50)
 @given(st.lists(NAMES, min_size=1, max_size=6))
 def test_names_of_one_chart_differ_and_in_colour_where_there_are_enough(charts) -> None:
-    items = [
-        Bars(str(k), "", ["one"], [Part(name, [1]) for name in names], "us")
-        for k, names in enumerate(charts)
-    ]
+    items = [Bars(str(k), "", ["one"], [BarPart(name, [1]) for name in names], "us") for k, names in enumerate(charts)]
     found = palette.places(Page("p", "", [Section("all", items)]))
     assert set(found) == {name for names in charts for name in names}
     count = len(palette.LIGHT)

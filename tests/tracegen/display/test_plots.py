@@ -16,12 +16,12 @@ from loops import every
 from tracegen.shared.display import palette, plots
 from tracegen.shared.display.content import (
     Axis,
+    BarPart,
     Bars,
     Chart,
     Heat,
     Line,
     Page,
-    Part,
     Plot,
     Section,
     Span,
@@ -37,31 +37,44 @@ from tracegen.shared.display.drawing import draw
 from tracegen.shared.display.paper import WIDTH, power
 
 BARS = Bars(
-    "bars", "Time by phase", ["deepep", "a $\\frac{$ of _no_ sense", "_hidden"],
-    [Part("dispatch", [10, 20, 5.5]), Part("combine, exposed", [12, 0, 4], is_hatched=True)],
-    "us", [15, None, 9], "bound",
-)  # fmt: skip
+    "bars",
+    "Time by phase",
+    ["deepep", "a $\\frac{$ of _no_ sense", "_hidden"],
+    [BarPart("dispatch", [10, 20, 5.5]), BarPart("combine, exposed", [12, 0, 4], is_hatched=True)],
+    "us",
+    [15, None, 9],
+    "bound",
+)
 CURVES = Plot(
-    "curves", "Time by batch", Axis("tokens", log=True), Axis("time us", from_zero=True),
+    "curves",
+    "Time by batch",
+    Axis("tokens", log=True),
+    Axis("time us", from_zero=True),
     [
         Line("_first", [8, 64, 512], [10, 20, 60], [9, 18, 50], [11, 22, 70]),
         Line("use", [8, 64, 512], [1, 0, 1], form="steps"),
         Line("found", [10, 100], [11, 90], [10, 80], [12, 100], form="points", labels=["p", "q"]),
         Line("equal", [8, 512], [8, 512], form="guide"),
     ],
-)  # fmt: skip
+)
 HEAT = Heat(
-    "heat", "Bytes", ["one", "two"], ["GPU 0", "GPU 1", "GPU 2"],
-    [[1, 2, None], [0.5, 6, 3]], "MB",
-)  # fmt: skip
+    "heat",
+    "Bytes",
+    ["one", "two"],
+    ["GPU 0", "GPU 1", "GPU 2"],
+    [[1, 2, None], [0.5, 6, 3]],
+    "MB",
+)
 CHANGE = Heat("change", "Difference", ["a"], ["b", "c"], [[-1, 4]], "us", "+.1f", middle=1)
 LARGE = Heat(
-    "large", "Load", [str(n) for n in range(50)], [str(n) for n in range(64)],
-    [[(n * m) % 7 for n in range(64)] for m in range(50)], "load",
-)  # fmt: skip
-PATH = Waterfall(
-    "path", "Critical path", [Span("send", 0, 4, "dispatch"), Span("wait", 4, 5, "wait")], "us"
+    "large",
+    "Load",
+    [str(n) for n in range(50)],
+    [str(n) for n in range(64)],
+    [[(n * m) % 7 for n in range(64)] for m in range(50)],
+    "load",
 )
+PATH = Waterfall("path", "Critical path", [Span("send", 0, 4, "dispatch"), Span("wait", 4, 5, "wait")], "us")
 CHARTS: list[Chart] = [BARS, CURVES, HEAT, CHANGE, LARGE, PATH]
 
 
@@ -92,13 +105,9 @@ def test_bars_have_the_lengths_colours_and_hatches_of_their_parts() -> None:
     (marks,) = [line for line in axes.lines if line.get_gid() == "marks"]
     at = np.asarray(marks.get_xdata(), dtype=float)
     assert at[[0, 2]].tolist() == [15, 9] and math.isnan(at[1])
-    assert [text.get_text() for text in axes.get_yticklabels()] == [
-        "deepep", "a $\\frac{$ of _no_ sense", " _hidden"
-    ]  # fmt: skip
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["deepep", "a $\\frac{$ of _no_ sense", " _hidden"]
     assert axes.get_xlabel() == "us"
-    assert [text.get_text() for text in figure.legends[0].texts] == [
-        "dispatch", "combine, exposed", "bound"
-    ]  # fmt: skip
+    assert [text.get_text() for text in figure.legends[0].texts] == ["dispatch", "combine, exposed", "bound"]
     top, bottom = axes.get_ylim()[1], axes.get_ylim()[0]
     assert top < 0 < 2 < bottom  # the first bar stands on top
 
@@ -161,9 +170,7 @@ def test_a_waterfall_has_its_spans() -> None:
     (bars,) = axes.containers
     spans = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in bars]
     assert spans == [(span.start, span.end) for span in PATH.spans]
-    assert [to_hex(bar.get_facecolor()) for bar in bars] == [
-        colour_of(span.kind) for span in PATH.spans
-    ]
+    assert [to_hex(bar.get_facecolor()) for bar in bars] == [colour_of(span.kind) for span in PATH.spans]
 
 
 def test_empty_charts_are_drawn() -> None:
@@ -173,7 +180,7 @@ def test_empty_charts_are_drawn() -> None:
         Heat("h", "", [], [], [], "us"),
         Heat("n", "", ["a"], ["b"], [[None]], "us", middle=0),
         Waterfall("w", "", [], "us"),
-        Bars("e", "", ["a"], [Part("use", [math.inf])], "us"),
+        Bars("e", "", ["a"], [BarPart("use", [math.inf])], "us"),
     ):
         draw(chart, PLACES).draw_without_rendering()
 
@@ -192,10 +199,8 @@ def test_every_figure_is_as_wide_as_a_column_and_its_letters_are_not_small() -> 
 
 def test_rows_of_heat_maps_and_bars_have_room_for_their_names() -> None:
     long = ["a name of several words that is broken into lines", "b", "c" * 26, "d"]
-    heat = Heat(
-        "h", "", long, [f"column {n} of a long name" for n in range(8)], [[1.0] * 8] * 4, "us"
-    )
-    bars = Bars("b", "", long, [Part("use", [1, 2, 3, 4]), Part("c" * 60, [1] * 4)], "us")
+    heat = Heat("h", "", long, [f"column {n} of a long name" for n in range(8)], [[1.0] * 8] * 4, "us")
+    bars = Bars("b", "", long, [BarPart("use", [1, 2, 3, 4]), BarPart("c" * 60, [1] * 4)], "us")
     for chart in (heat, bars):
         figure = draw(chart, {**PLACES, "c" * 60: 1})
         figure.draw_without_rendering()
@@ -208,9 +213,7 @@ def test_rows_of_heat_maps_and_bars_have_room_for_their_names() -> None:
 
 
 def test_numbers_of_a_logarithmic_axis_are_short() -> None:
-    assert [power(value) for value in (0, 0.05, 1, 5000, 1e5, 3e7)] == [
-        "0", "0.05", "1", "5,000", "10⁵", "3·10⁷"
-    ]  # fmt: skip
+    assert [power(value) for value in (0, 0.05, 1, 5000, 1e5, 3e7)] == ["0", "0.05", "1", "5,000", "10⁵", "3·10⁷"]
 
 
 # ---- files ---------------------------------------------------------------------------

@@ -11,9 +11,7 @@ from rich.console import Console
 from tracegen.shared.display.content import Column, Table
 from tracegen.shared.display.terminal import GAP, fitting, shared
 
-WIDTHS = st.lists(
-    st.tuples(st.integers(1, 30), st.integers(0, 4)), min_size=1, max_size=9
-)  # fmt: skip
+WIDTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(0, 4)), min_size=1, max_size=9)
 
 
 def drawn(table: Table, width: int) -> list[str]:
@@ -28,9 +26,7 @@ def taken(widths: list[int]) -> int:
 
 
 @given(columns=WIDTHS, width=st.integers(1, 200))
-def test_the_columns_that_stay_are_those_that_matter_most(
-    columns: list[tuple[int, int]], width: int
-) -> None:
+def test_the_columns_that_stay_are_those_that_matter_most(columns: list[tuple[int, int]], width: int) -> None:
     widths, ranks = [one for one, _ in columns], [rank for _, rank in columns]
     kept = fitting(widths, ranks, width)
     assert kept == sorted(set(kept))
@@ -48,9 +44,7 @@ def test_the_columns_that_stay_are_those_that_matter_most(
 
 
 @given(columns=WIDTHS, more=st.integers(0, 60))
-def test_a_line_is_shared_until_nobody_lacks_or_nothing_is_left(
-    columns: list[tuple[int, int]], more: int
-) -> None:
+def test_a_line_is_shared_until_nobody_lacks_or_nothing_is_left(columns: list[tuple[int, int]], more: int) -> None:
     least = [one for one, _ in columns]
     most = [one + lack for one, lack in columns]
     found = shared(least, most, taken(least) + more)
@@ -90,9 +84,11 @@ def test_no_cell_is_cut_on_a_screen_of_any_width(
 
 def test_headings_are_broken_before_a_column_leaves_and_texts_too() -> None:
     table = Table(
-        "t", "T", [Column("what"), Column("time on the wire", "us", ",.1f", rank=1)],
+        "t",
+        "T",
+        [Column("what"), Column("time on the wire", "us", ",.1f", rank=1)],
         [["a text of words that is quite long for one line", 12.5]],
-    )  # fmt: skip
+    )
     whole = drawn(table, 100)
     assert whole[2].split("  ")[0] == "what" and whole[2].endswith("time on the wire us")
     narrow = drawn(table, 36)

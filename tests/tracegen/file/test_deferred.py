@@ -64,14 +64,15 @@ for kind in (Failing, Reading):
 
 @pytest.mark.extended
 def test_hdf5_survives_a_file_object_that_fails_anywhere(tmp_path):
-    trace = tracegen.generate.generate(
-        "uniform", "mixtral-8x7b", ranks=1, tokens_per_rank=64, layers=2
-    )
+    trace = tracegen.generate.generate("uniform", "mixtral-8x7b", ranks=1, tokens_per_rank=64, layers=2)
     tracegen.write(trace, tmp_path / "a.h5")
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, tmp_path / "a.h5"],
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     for line in done.stdout.splitlines():
         fail, kind, *said = line.split(" ", 2)
@@ -86,9 +87,7 @@ def test_hdf5_survives_a_file_object_that_fails_anywhere(tmp_path):
 def test_an_error_that_is_never_caught_ends_the_process_in_order():
     """What HDF5 had open until then must not call an interpreter that is not there any more."""
     script = "import io, tracegen; tracegen.open(io.BytesIO(bytes(9999))).__enter__()"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 1, done
     assert done.stderr.splitlines()[-1].endswith("(file signature not found))"), done.stderr
 

@@ -80,9 +80,7 @@ def test_the_content_id_follows_from_the_document_alone():
 
 
 @pytest.mark.parametrize("version", ["1.0.7", "1.9.0"])
-def test_minor_versions_are_read_and_what_is_unknown_in_them_ignored(
-    tiny_file, version, tiny, same
-):
+def test_minor_versions_are_read_and_what_is_unknown_in_them_ignored(tiny_file, version, tiny, same):
     with h5py.File(tiny_file, "r+") as file:
         file.attrs["schema_version"] = np.bytes_(version)
         file.attrs["from_the_future"] = "unknown"

@@ -95,9 +95,7 @@ class CountedFile(io.FileIO):
 @pytest.fixture(scope="module")
 def large_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("large") / "large.h5"
-    trace = tracegen.generate.generate(
-        "uniform", "olmoe-1b-7b", ranks=8, tokens_per_rank=8192, layers=8
-    )
+    trace = tracegen.generate.generate("uniform", "olmoe-1b-7b", ranks=8, tokens_per_rank=8192, layers=8)
     tracegen.write(trace, path)
     return path, trace
 

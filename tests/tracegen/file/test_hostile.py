@@ -77,25 +77,15 @@ def test_something_else_than_hdf5(tmp_path):
 
 
 def test_another_format_or_version(spoil):
-    assert "FILE: not a routing trace" in spoil(
-        lambda f: f.attrs.update(format=np.bytes_("anndata"))
-    )
-    spoiled = spoil(
-        lambda f: f.attrs.update(
-            format=np.bytes_("moe-routing-trace"), schema_version=np.bytes_("2.0.0")
-        )
-    )
+    assert "FILE: not a routing trace" in spoil(lambda f: f.attrs.update(format=np.bytes_("anndata")))
+    spoiled = spoil(lambda f: f.attrs.update(format=np.bytes_("moe-routing-trace"), schema_version=np.bytes_("2.0.0")))
     assert spoiled.startswith("FILE: format version '2.0.0'; this moereplay reads 1.x")
     assert "format version" in spoil(lambda f: f.attrs.update(schema_version=np.bytes_("one")))
-    unfinished = spoil(
-        lambda f: (f.attrs.update(schema_version=np.bytes_("1.0.0")), f.attrs.pop("content_sha256"))
-    )
+    unfinished = spoil(lambda f: (f.attrs.update(schema_version=np.bytes_("1.0.0")), f.attrs.pop("content_sha256")))
     assert "not finished" in unfinished
 
 
-@pytest.mark.parametrize(
-    "path", ["model", "routing/expert_ids", "tokens", "tokens/phase", "steps/indptr", "summary"]
-)
+@pytest.mark.parametrize("path", ["model", "routing/expert_ids", "tokens", "tokens/phase", "steps/indptr", "summary"])
 def test_a_missing_group_or_dataset(spoil, path):
     message = spoil(lambda f: f.pop(path))
     assert "is missing" in message
@@ -295,9 +285,7 @@ def test_chunks_too_large_to_decode(spoil):
 def test_a_compressed_bomb_is_refused_before_it_is_unpacked(tmp_path):
     """Well-formed, 290 MB of zeros in 1 MB: refused by its first layer, in little memory."""
     path = tmp_path / "bomb.h5"
-    trace = tracegen.generate.generate(
-        "uniform", "olmoe-1b-7b", ranks=1, tokens_per_rank=9, layers=2
-    )
+    trace = tracegen.generate.generate("uniform", "olmoe-1b-7b", ranks=1, tokens_per_rank=9, layers=2)
     tracegen.write(trace, path)
     rows, layers = 2**21, 16
     with h5py.File(path, "r+") as file:
@@ -312,9 +300,7 @@ def test_a_compressed_bomb_is_refused_before_it_is_unpacked(tmp_path):
             chunks = (1, 2**20, 8) if len(shape) == 3 else (2**20,)
             data = file.create_dataset(path_in_file, shape, dtype, **{**zeros, "chunks": chunks})
             for layer in range(layers if len(shape) == 3 else 1):
-                data[layer if len(shape) == 3 else ...] = np.zeros(
-                    shape[1:] if len(shape) == 3 else shape, dtype
-                )
+                data[layer if len(shape) == 3 else ...] = np.zeros(shape[1:] if len(shape) == 3 else shape, dtype)
         for name, array in (
             ("model/moe_layer_index", np.arange(layers, dtype=np.uint16)),
             ("steps/indptr", np.array([0, rows], np.uint64)),
@@ -334,9 +320,7 @@ def test_a_compressed_bomb_is_refused_before_it_is_unpacked(tmp_path):
         status = Path("/proc/self/status").read_text()
         print(int(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1]) // 1024)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
     message, peak_MiB = done.stdout.splitlines()
     assert "layer 0, row 0: expert 0 is there twice" in message
     assert int(peak_MiB) < 450

@@ -5,7 +5,7 @@ import pytest
 from loops import every
 
 from tracegen.generate import fields
-from tracegen.generate.fields import SPANS, WINDOWS, Layout, Spectrum
+from tracegen.generate.fields import SPANS, WINDOWS, Spectrum, TokenLayout
 
 
 def spectrum(dims, slope=0.0, **shares):
@@ -17,16 +17,14 @@ def spectrum(dims, slope=0.0, **shares):
 def layout(counts):
     counts = np.asarray(counts)
     position = np.concatenate([np.arange(count) for count in counts])
-    return Layout.of(np.repeat(np.arange(counts.size), counts), position)
+    return TokenLayout.of(np.repeat(np.arange(counts.size), counts), position)
 
 
 @every("span", range(len(WINDOWS)))
 def test_a_window_correlates_by_what_two_tokens_share_of_it(span):
     """By hand: of two means over the last `window` draws of a run, the draws in both."""
     window, length = WINDOWS[span], 150
-    made = fields.draw(
-        spectrum(40, **{SPANS[span]: 1.0}), layout([length] * 60), seed=1, balance=False
-    )
+    made = fields.draw(spectrum(40, **{SPANS[span]: 1.0}), layout([length] * 60), seed=1, balance=False)
     values = made.reshape(60, length, 40)
     assert values.std() == pytest.approx(1, abs=0.02)
     table = fields.correlations(np.full(60, length), np.array([1, 5, 40]))
@@ -50,7 +48,7 @@ def test_tokens_after_a_gap_have_only_their_request_in_common():
     request, position = np.repeat(np.arange(2000), 2), np.tile([3, 4], 2000)
     made = spectrum(4, window_40=0.7, request=0.3)
     for by, expected in ((1, 0.3 + 0.7 / np.sqrt(2)), (40, 0.3)):
-        drawn = fields.draw(made, Layout.of(request, position * by), seed=0, balance=False)
+        drawn = fields.draw(made, TokenLayout.of(request, position * by), seed=0, balance=False)
         assert (drawn[0::2] * drawn[1::2]).mean() == pytest.approx(expected, abs=0.05)
 
 
@@ -101,7 +99,7 @@ def test_more_requests_and_longer_ones_extend_a_field_whatever_the_order_of_rows
     more = fields.draw(made, layout([5, 9, 4]), seed=5, balance=False)
     np.testing.assert_array_equal(few, more[:12])
     request, position = np.array([1, 0, 1, 0]), np.array([1, 0, 0, 1])
-    assert Layout.of(request, position).order.tolist() == [1, 3, 2, 0]
+    assert TokenLayout.of(request, position).order.tolist() == [1, 3, 2, 0]
 
 
 def test_no_more_than_the_whole_lasts():

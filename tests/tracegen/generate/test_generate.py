@@ -205,13 +205,9 @@ def test_more_tokens_extend_a_layer_beyond_any_block():
 
 
 def test_the_same_call_gives_the_same_trace_in_another_process():
-    call = (
-        "generate('zipf', 'deepseek-v3', ranks=2, tokens_per_rank=100, layers=2, seed=5, skew=0.6)"
-    )
+    call = "generate('zipf', 'deepseek-v3', ranks=2, tokens_per_rank=100, layers=2, seed=5, skew=0.6)"
     script = f"from tracegen.generate import generate; print({call}.content_id)"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == eval(call).content_id
 
 
@@ -264,7 +260,7 @@ def test_as_many_pairs_leave_their_gpu_as_was_asked_for(share, topk):
 def test_a_share_that_own_or_other_experts_cannot_take_is_refused():
     with pytest.raises(UserError, match="8 experts cannot be shared equally by 3 ranks"):
         generate("remote", "mixtral-8x7b", ranks=3, tokens_per_rank=4, layers=1)
-    with pytest.raises(UserError, match=r"top-2 on the own rank .* 1 experts there"):
+    with pytest.raises(UserError, match=r"top-2 on its own rank .* 1 experts there"):
         generate("remote", "mixtral-8x7b", ranks=8, tokens_per_rank=4, layers=1, remote_share=0.2)
     with pytest.raises(UserError, match=r"top-8 on other ranks .* 0 experts there"):
         generate("remote", "olmoe-1b-7b", ranks=1, tokens_per_rank=4, layers=1)
@@ -287,9 +283,7 @@ def test_prefill_columns_lay_sequences_out_by_step_rank_and_position():
 
 
 def test_decode_columns_advance_the_same_requests():
-    trace = generate(
-        "uniform", "olmoe-1b-7b", ranks=2, tokens_per_rank=3, layers=1, steps=2, phase="decode"
-    )
+    trace = generate("uniform", "olmoe-1b-7b", ranks=2, tokens_per_rank=3, layers=1, steps=2, phase="decode")
     assert trace.tokens.request.tolist() == [0, 1, 2, 3, 4, 5] * 2
     assert trace.tokens.position.tolist() == [0] * 6 + [1] * 6
     assert set(trace.tokens.phase.tolist()) == {1}
@@ -324,9 +318,7 @@ def test_groups_that_are_not_the_models():
     assert {len(set(row)) for row in (trace.layer_ids(0) // 2).tolist()} == {1}
     assert (trace.model_shape.n_group, trace.model_shape.topk_group) == (4, 1)
     v3 = generate("uniform", "deepseek-v3", **sizes, groups=(8, 4))
-    assert (
-        v3.content_id == generate("uniform", "deepseek-v3", **sizes, group_limited=True).content_id
-    )
+    assert v3.content_id == generate("uniform", "deepseek-v3", **sizes, group_limited=True).content_id
     with pytest.raises(UserError, match="n_group 3 is not possible for mixtral-8x7b"):
         generate("uniform", "mixtral-8x7b", **sizes, groups=(3, 1))
     with pytest.raises(UserError, match="a token may choose from all groups"):

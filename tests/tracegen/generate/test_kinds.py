@@ -74,9 +74,7 @@ def test_the_rest_of_a_token_is_standard_normal_about_its_kind():
     made = model()
     request, position = rows(200, 20)
     rest = latent_kinds.latents(made, request, position, 1)
-    rest -= made.kinds[
-        kinds_of(without_rest(made), latent_kinds.latents(without_rest(made), request, position, 1))
-    ]
+    rest -= made.kinds[kinds_of(without_rest(made), latent_kinds.latents(without_rest(made), request, position, 1))]
     assert rest.std() == pytest.approx(1, abs=0.02)
     assert rest.mean() == pytest.approx(0, abs=0.03)
 
@@ -88,9 +86,7 @@ def test_more_requests_extend_latents_whatever_the_order_of_rows():
     np.testing.assert_array_equal(few, many[: len(few)])
     request, position = rows(5, 7)
     order = np.random.default_rng(0).permutation(len(request))
-    np.testing.assert_array_equal(
-        latent_kinds.latents(made, request[order], position[order], 4), few[order]
-    )
+    np.testing.assert_array_equal(latent_kinds.latents(made, request[order], position[order], 4), few[order])
 
 
 def test_scores_are_popularity_and_factors_and_noise():

@@ -219,9 +219,7 @@ def test_early_layers_are_less_local():
 
 
 def test_requests_come_and_go_in_decode():
-    trace = generate(
-        "latent", "olmoe-1b-7b", layers=1, steps=40, phase="decode", mean_output_len=8, **SMALL
-    )
+    trace = generate("latent", "olmoe-1b-7b", layers=1, steps=40, phase="decode", mean_output_len=8, **SMALL)
     trace.validate()
     lengths = trace.requests.output_len
     assert lengths.sum() == trace.num_tokens

@@ -24,19 +24,14 @@ def test_the_gpus_have_the_balancedness_that_was_asked_for_to_the_nearest_row():
     wrong = []
     for wanted in (1.0, 0.9, 0.8, 0.6, 0.4, 0.2, 0.125):
         for tokens in (7, 512):
-            trace = generate(
-                "balancedness", **OLMOE, tokens_per_rank=tokens, steps=2, balancedness=wanted
-            )
+            trace = generate("balancedness", **OLMOE, tokens_per_rank=tokens, steps=2, balancedness=wanted)
             trace.validate()
             pairs = trace.num_tokens // 2 * 8
             for layer, step in ((0, 0), (0, 1), (1, 0)):
                 rows = rank_loads(trace, 8, layer, step)
                 reached = rows.mean() / rows.max()
                 # No other largest load is nearer.
-                nearest = min(
-                    abs(pairs / 8 / largest - wanted)
-                    for largest in range(-(-pairs // 8), pairs + 1)
-                )
+                nearest = min(abs(pairs / 8 / largest - wanted) for largest in range(-(-pairs // 8), pairs + 1))
                 others = np.sort(rows)[:-1]
                 if abs(abs(reached - wanted) - nearest) > 1e-12 or np.ptp(others) > 1:
                     wrong.append((wanted, tokens, rows.tolist()))
@@ -44,9 +39,7 @@ def test_the_gpus_have_the_balancedness_that_was_asked_for_to_the_nearest_row():
 
 
 def test_hot_gpus_are_drawn_for_each_layer_and_stay_and_what_was_reached_is_said():
-    trace = generate(
-        "balancedness", **{**OLMOE, "layers": 12}, tokens_per_rank=40, steps=2, balancedness=0.5
-    )
+    trace = generate("balancedness", **{**OLMOE, "layers": 12}, tokens_per_rank=40, steps=2, balancedness=0.5)
     hot = [[int(rank_loads(trace, 8, n, step).argmax()) for n in range(12)] for step in (0, 1)]
     assert hot[0] == hot[1] and len(set(hot[0])) > 2
     # Experts of a GPU are alike.
@@ -115,10 +108,11 @@ def test_workloads_are_constructed_as_the_benchmark_says():
 def test_a_workload_does_not_depend_on_the_ranks_and_takes_its_number_for_a_name():
     for workload in ("W2", "w7_burst"):
         rows = [
-            generate("token-imbalance", "olmoe-1b-7b", ranks=ranks, tokens_per_rank=20, layers=1,
-                     workload=workload).layer_ids(0)
+            generate(
+                "token-imbalance", "olmoe-1b-7b", ranks=ranks, tokens_per_rank=20, layers=1, workload=workload
+            ).layer_ids(0)
             for ranks in (1, 3)
-        ]  # fmt: skip
+        ]
         np.testing.assert_array_equal(np.concatenate([rows[0]] * 3), rows[1])
     for tokens, said in (
         (4, "Every rank has the same 4 rows."),
@@ -130,8 +124,7 @@ def test_a_workload_does_not_depend_on_the_ranks_and_takes_its_number_for_a_name
     with pytest.raises(UserError, match="unknown workload 'W9'; known: W0_balanced"):
         generate("token-imbalance", **OLMOE, tokens_per_rank=4, workload="W9")
     with pytest.raises(UserError, match=r"W5_zero_expert_rank: top-5 of 4 experts"):
-        generate("token-imbalance", "mixtral-8x7b", ranks=1, tokens_per_rank=4, topk=5, layers=1,
-                 workload="W5")  # fmt: skip
+        generate("token-imbalance", "mixtral-8x7b", ranks=1, tokens_per_rank=4, topk=5, layers=1, workload="W5")
 
 
 @every(("ranks", "tokens"), [(2, 1), (3, 7), (8, 4096), (5, 0)])

@@ -61,9 +61,7 @@ def partners(counts, same):
     request = np.repeat(np.arange(len(counts)), counts)
     place = np.concatenate([np.arange(count) for count in counts])
     index = np.arange(request.size)
-    found = [
-        np.flatnonzero(same(request[a], request, place[a] - place) & (index != a)) for a in index
-    ]
+    found = [np.flatnonzero(same(request[a], request, place[a] - place) & (index != a)) for a in index]
     return [(a, others) for a, others in enumerate(found) if others.size]
 
 
@@ -122,6 +120,6 @@ def test_the_ruler_is_what_balanced_fields_measure():
     position = np.concatenate([np.arange(count) for count in counts])
     shares = np.array([0.2, 0.1, 0.1, 0.1, 0.1, 0.1, 0.2, 0.1])
     spectrum = fields.Spectrum(np.tile(shares, (50, 1)), np.zeros(50), 0.8)
-    drawn = fields.draw(spectrum, fields.Layout.of(request, position), seed=1, balance=True)
+    drawn = fields.draw(spectrum, fields.TokenLayout.of(request, position), seed=1, balance=True)
     curve = np.einsum("dcc->d", lasting.covariances(drawn, counts)[1:]) / 50
     np.testing.assert_allclose(curve, Ruler(counts, 0.8).marks @ shares[1:], atol=0.02)

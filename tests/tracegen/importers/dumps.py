@@ -80,9 +80,7 @@ def sglang_record(
     }
 
 
-def megatron_files(
-    folder: Path, ids: dict[tuple[int, int], Array], first_layer: int = 3
-) -> list[Path]:
+def megatron_files(folder: Path, ids: dict[tuple[int, int], Array], first_layer: int = 3) -> list[Path]:
     """Add (step, rank) to ids (token, layer, k) to the files of the ranks; all files."""
     folder.mkdir(exist_ok=True)
     for (step, rank), rows in ids.items():

@@ -138,9 +138,7 @@ def _(folder: Path) -> Kind:
 
 @kind("SGLang: a batch of /generate in one line")
 def _(folder: Path) -> Kind:
-    return sglang(
-        folder, [{"meta_info": meta()}, {"meta_info": meta()}], ids=np.tile(IDS, (2, 1, 1))
-    )
+    return sglang(folder, [{"meta_info": meta()}, {"meta_info": meta()}], ids=np.tile(IDS, (2, 1, 1)))
 
 
 @kind("SGLang: a prompt alone")
@@ -160,9 +158,7 @@ def _(folder: Path) -> Kind:
 @kind("SGLang: a stream of /generate")
 def _(folder: Path) -> Kind:
     begun = {"id": "a", "prompt_tokens": PROMPT, "completion_tokens": 1}
-    return Kind(
-        streamed(folder, {"meta_info": begun}, {"meta_info": meta()}), IDS, "sglang", LAYERED
-    )
+    return Kind(streamed(folder, {"meta_info": begun}, {"meta_info": meta()}), IDS, "sglang", LAYERED)
 
 
 @kind("SGLang: a stream that was cut")

@@ -62,9 +62,7 @@ def test_safetensors_and_what_is_assumed(tmp_path: Path) -> None:
 
 
 @pytest.mark.extended
-def test_tables_that_wait_or_fill_a_machine_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_that_wait_or_fill_a_machine_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pyarrow = pytest.importorskip("pyarrow", reason="pip install 'moereplay[parquet]'")
     from pyarrow import parquet
 
@@ -130,9 +128,7 @@ def test_a_weight_that_half_precision_cannot_hold_is_refused(tmp_path: Path) -> 
     weights = falling_weights(4)
     weights[2, 1, 0] = 1e30
     np.savez(tmp_path / "a.npz", expert_ids=routing(4), weights=weights)
-    with pytest.raises(
-        tracegen.UserError, match=r"weights up to 1e\+30; a trace holds up to 65504"
-    ):
+    with pytest.raises(tracegen.UserError, match=r"weights up to 1e\+30; a trace holds up to 65504"):
         read([tmp_path / "a.npz"], "arrays", **SIZES)
 
 
@@ -143,9 +139,7 @@ def test_ranks_of_plain_arrays_are_merged(tmp_path: Path) -> None:
         for part, rows in enumerate((slice(0, 3), slice(3, 6))):
             paths.append(tmp_path / f"{rank}-{part}.npz")
             columns = {name: column[rows] for name, column in COLUMNS.items()}
-            np.savez(
-                paths[-1], expert_ids=ids[rows][:, layers], layers=layers, rank=rank, **columns
-            )
+            np.savez(paths[-1], expert_ids=ids[rows][:, layers], layers=layers, rank=rank, **columns)
     made = read(paths, "arrays", **SIZES)
     np.testing.assert_array_equal(ids_of(made.trace), ids)
     assert made.trace.tokens.rank is None

@@ -25,7 +25,7 @@ import tracegen
 from tracegen.importers import files, read
 from tracegen.importers.counts import draw_rows
 from tracegen.importers.files import load_tensors
-from tracegen.importers.options import Options
+from tracegen.importers.options import ImportOptions
 
 # SGLang
 
@@ -212,11 +212,7 @@ def test_sglang_responses_are_raw_int32_one_row_short(tmp_path: Path) -> None:
 
 
 def test_megatron_ranks_become_source_gpus(tmp_path: Path) -> None:
-    ids = {
-        (step, rank): np.sort(routing(20, seed=2 * step + rank), axis=2)
-        for step in (4, 5)
-        for rank in (0, 1)
-    }
+    ids = {(step, rank): np.sort(routing(20, seed=2 * step + rank), axis=2) for step in (4, 5) for rank in (0, 1)}
     made = read(megatron_files(tmp_path, ids), "megatron", pp=1, **SIZES)
     trace = made.trace
     np.testing.assert_array_equal(ids_of(trace), np.concatenate(list(ids.values())))
@@ -251,9 +247,7 @@ def test_tensorrt_llm_counts_of_all_ranks_become_rows(tmp_path: Path) -> None:
             for layer in (3, 4):
                 ids = routing(30, 1, seed=100 * iteration + 10 * layer + rank)
                 part[f"{iteration}_{layer}"] = np.bincount(ids.ravel(), minlength=EXPERTS)
-                wanted[iteration, layer] = (
-                    wanted.get((iteration, layer), 0) + part[f"{iteration}_{layer}"]
-                )
+                wanted[iteration, layer] = wanted.get((iteration, layer), 0) + part[f"{iteration}_{layer}"]
         (tmp_path / f"rank{rank}.safetensors").write_bytes(safetensors(part))
     made = read([tmp_path], "tensorrt-llm", hidden_size=8)
     trace = made.trace
@@ -274,7 +268,7 @@ def test_tensorrt_llm_counts_of_all_ranks_become_rows(tmp_path: Path) -> None:
 def test_drawn_rows_meet_at_random() -> None:
     """With equal loads, how often two experts meet is that of a uniform choice."""
     counts = np.full((1, 1, 8), 750)
-    ids = draw_rows(counts, 3, Options()).ids[:, 0]
+    ids = draw_rows(counts, 3, ImportOptions()).ids[:, 0]
     present = np.zeros((len(ids), 8))
     np.put_along_axis(present, ids, 1, axis=1)
     together = (present.T @ present)[np.triu_indices(8, 1)]
@@ -286,12 +280,12 @@ def test_drawn_rows_meet_at_random() -> None:
 def test_impossible_counts_are_refused() -> None:
     counts = np.zeros((1, 1, 4), np.int64)
     with pytest.raises(tracegen.UserError, match="empty"):
-        draw_rows(counts, 2, Options())
+        draw_rows(counts, 2, ImportOptions())
     with pytest.raises(tracegen.UserError, match="topk 5: the counts are of 4 experts"):
-        draw_rows(counts, 5, Options())
+        draw_rows(counts, 5, ImportOptions())
     counts[0, 0] = [10, 1, 1, 0]
     with pytest.raises(tracegen.UserError, match="10 tokens of only 6"):
-        draw_rows(counts, 2, Options())
+        draw_rows(counts, 2, ImportOptions())
     counts[0, 0] = [6, 4, 1, 1]
     with pytest.raises(tracegen.UserError, match="6 tokens, at most 5"):
-        draw_rows(counts, 2, Options(max_tokens=5))
+        draw_rows(counts, 2, ImportOptions(max_tokens=5))

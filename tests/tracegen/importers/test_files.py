@@ -139,12 +139,8 @@ def test_flame_layers_are_files(tmp_path: Path) -> None:
         path = tmp_path / f"layer_{layer + 2}.parquet"
         table = pyarrow.table(
             {
-                "scores": pyarrow.array(
-                    list(scores[:, layer].astype(np.float16)), pyarrow.list_(pyarrow.float16())
-                ),
-                "indices": pyarrow.array(
-                    ids[:, layer].tolist(), pyarrow.list_(pyarrow.int16(), TOPK)
-                ),
+                "scores": pyarrow.array(list(scores[:, layer].astype(np.float16)), pyarrow.list_(pyarrow.float16())),
+                "indices": pyarrow.array(ids[:, layer].tolist(), pyarrow.list_(pyarrow.int16(), TOPK)),
             }
         )
         parquet.write_table(table, path)
@@ -153,9 +149,7 @@ def test_flame_layers_are_files(tmp_path: Path) -> None:
     np.testing.assert_array_equal(ids_of(made.trace), ids)
     assert made.trace.moe_layer_index.tolist() == [2, 3]
     assert made.trace.gate_weights is not None
-    np.testing.assert_array_equal(
-        made.trace.gate_weights.transpose(1, 0, 2), scores.astype(np.float16)
-    )
+    np.testing.assert_array_equal(made.trace.gate_weights.transpose(1, 0, 2), scores.astype(np.float16))
     part = read(paths, "flame", max_tokens=20, **SIZES)
     assert part.trace.num_tokens == 20
     assert sum(dropped(part.trace).values()) == 30
@@ -204,9 +198,7 @@ def test_impossible_ids_are_refused_by_place(tmp_path: Path) -> None:
         read([path], "vllm", **SIZES)
     ids[2, 1] = [4, 4, 5]
     write_npy(path, ids)
-    with pytest.raises(
-        tracegen.UserError, match=r"row 2, layer 1: \[4, 4, 5\] has an expert twice"
-    ):
+    with pytest.raises(tracegen.UserError, match=r"row 2, layer 1: \[4, 4, 5\] has an expert twice"):
         read([path], "vllm", **SIZES)
 
 
@@ -216,9 +208,7 @@ def test_what_the_dump_does_not_say_must_be_said(tmp_path: Path) -> None:
         read([path], "vllm")
     with pytest.raises(tracegen.UserError, match="how wide"):
         read([path], "vllm", num_experts=EXPERTS)
-    with pytest.raises(
-        tracegen.UserError, match="3 of 64 experts per token, olmoe-1b-7b has 8 of 64"
-    ):
+    with pytest.raises(tracegen.UserError, match="3 of 64 experts per token, olmoe-1b-7b has 8 of 64"):
         read([path], "vllm", model="olmoe-1b-7b")
     with pytest.raises(tracegen.UserError, match="did you mean 'vllm'"):
         read([path], "vlm")
@@ -245,10 +235,7 @@ def test_the_command_line_writes_a_trace_and_prints_notes(tmp_path: Path) -> Non
     call += ["--num-experts", str(EXPERTS), "--hidden-size", "8", "--license", "CC0-1.0"]
     done = CliRunner().invoke(app, [*call, "--moe-layers", "10-13"])
     assert done.exit_code == 0, done.output
-    assert (
-        "note: 2 of 4 layers hold no route, only zeros or -1, and were left out: [10, 12]"
-        in done.stderr
-    )
+    assert "note: 2 of 4 layers hold no route, only zeros or -1, and were left out: [10, 12]" in done.stderr
     assert tracegen.load(out).moe_layer_index.tolist() == [11, 13]
     assert tracegen.library.verify(out)
     again = CliRunner().invoke(app, call)

@@ -31,11 +31,7 @@ def table(rows: Any, header: str, delimiter: str = ",") -> str:
 
 
 def long_rows(counts: Any) -> list[tuple[int, int, int]]:
-    return [
-        (layer, expert, count)
-        for layer, row in enumerate(counts.tolist())
-        for expert, count in enumerate(row)
-    ]
+    return [(layer, expert, count) for layer, row in enumerate(counts.tolist()) for expert, count in enumerate(row)]
 
 
 def by_slot(counts: Any) -> Any:
@@ -100,9 +96,7 @@ LAYOUTS: dict[str, Any] = {
     ),
     "records.json": [dict(zip(COLUMNS, row, strict=True)) for row in long_rows(COUNTS)],
     "columns.json": COLUMNS,
-    "records.jsonl": "\n".join(
-        json.dumps(dict(zip(COLUMNS, row, strict=True))) for row in long_rows(COUNTS)
-    ),
+    "records.jsonl": "\n".join(json.dumps(dict(zip(COLUMNS, row, strict=True))) for row in long_rows(COUNTS)),
     "long.parquet": COLUMNS,
     "lists.json": COUNTS,
     "counts.npy": COUNTS.astype(np.uint32),
@@ -112,9 +106,7 @@ LAYOUTS: dict[str, Any] = {
     "tensor.pt": STEPS,
     "counts.safetensors": {"expert_counts": COUNTS.astype(np.int32)},
     "window.pt": {"expert_load_window": by_slot(STEPS), "physical_to_logical_map": SLOT_EXPERT},
-    "vllm.jsonl": "\n".join(
-        [json.dumps({"record_type": "eplb_load_meta"}), stats_line(0), stats_line(1)]
-    ),
+    "vllm.jsonl": "\n".join([json.dumps({"record_type": "eplb_load_meta"}), stats_line(0), stats_line(1)]),
 }
 """The same loads, as tools and people write them."""
 
@@ -152,8 +144,7 @@ def test_files_of_ranks_are_added_up_and_replicas_taken_once(tmp_path: Path) -> 
     assert read_loads(own).per_layer().tolist() == COUNTS.tolist()
     assert read_loads([tmp_path]).per_layer().tolist() == COUNTS.tolist()
     twins = [
-        write(tmp_path / name.format(rank), table(long_rows(COUNTS), "layer_id,expert_id,count"))
-        for rank in (2, 3)
+        write(tmp_path / name.format(rank), table(long_rows(COUNTS), "layer_id,expert_id,count")) for rank in (2, 3)
     ]
     loads = read_loads(twins)
     assert loads.per_layer().tolist() == COUNTS.tolist()

@@ -77,9 +77,7 @@ def samples(folder: Path) -> dict[str, Dump]:
 
     ids = repeating()
     rows = [(token, layer) for token in range(TOKENS) for layer in range(2)]
-    csv = [
-        f"{token},{token},{layer},{','.join(map(str, ids[token, layer]))}" for token, layer in rows
-    ]
+    csv = [f"{token},{token},{layer},{','.join(map(str, ids[token, layer]))}" for token, layer in rows]
     (folder / "llama.csv").write_text("\n".join(["pass,token,layer,e0,e1,e2", *csv]), "utf-8")
     meta = {"prompt_tokens": 5, "completion_tokens": 4}
     meta["routed_experts"] = text64(ids.astype("<i4").tobytes())
@@ -88,8 +86,7 @@ def samples(folder: Path) -> dict[str, Dump]:
     tokens = [
         {
             f"token_{token}": {
-                f"layer_{number}": {"selected_experts": ids[token, number].tolist(), **layer}
-                for number in (0, 1)
+                f"layer_{number}": {"selected_experts": ids[token, number].tolist(), **layer} for number in (0, 1)
             }
         }
         for token in range(TOKENS)

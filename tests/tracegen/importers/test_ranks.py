@@ -147,9 +147,7 @@ def test_layers_that_a_recorder_leaves_empty_are_said(tmp_path: Path) -> None:
     made = read([tmp_path / "r.pt"], "sglang", hidden_size=8)
     assert made.trace.moe_layer_index.tolist() == [2, 3]
     (said,) = [notice for notice in made.notices if "hold no route" in notice]
-    assert said.startswith(
-        "2 of 4 layers hold no route, only zeros or -1, and were left out: [0, 1]"
-    )
+    assert said.startswith("2 of 4 layers hold no route, only zeros or -1, and were left out: [0, 1]")
     assert made.trace.info.provenance["source"]["empty_layers_left_out"] == [0, 1]
 
 
@@ -168,9 +166,7 @@ def test_decoded_tokens_are_steps_of_their_own(tmp_path: Path) -> None:
         trace = read([path], "arrays", **options, **SIZES).trace
         assert phases(trace) == phase
         assert trace.tokens.step.tolist() == step
-        np.testing.assert_array_equal(
-            ids_of(trace)[step.index(1) :][:1], in_order[step.index(1)][None]
-        )
+        np.testing.assert_array_equal(ids_of(trace)[step.index(1) :][:1], in_order[step.index(1)][None])
     # Steps as recorded tell phases too: one row of a request in a step is a decoded token.
     np.savez(path, expert_ids=ids, step=[0] * 6 + [1] * 2, **requests)
     assert phases(read([path], "arrays", **SIZES).trace) == [0] * 6 + [1] * 2

@@ -254,9 +254,7 @@ def test_sglang_stat_files_are_of_all_ranks_together(tmp_path: Path) -> None:
 def test_tensorrt_llm_replicas_count_once_and_stages_hold_other_layers(tmp_path: Path) -> None:
     meta = f'{{"num_experts": {EXPERTS}, "num_experts_per_token": {TOPK}}}'
     (tmp_path / "meta_info.json").write_text(meta, "utf-8")
-    load = {
-        layer: np.bincount(routing(24, 1, layer).ravel(), minlength=EXPERTS) for layer in (3, 4)
-    }
+    load = {layer: np.bincount(routing(24, 1, layer).ravel(), minlength=EXPERTS) for layer in (3, 4)}
     for rank, layer in ((0, 3), (1, 3), (2, 4), (3, 4)):
         path = tmp_path / f"rank{rank}.safetensors"
         path.write_bytes(safetensors({f"10_{layer}": load[layer]}))

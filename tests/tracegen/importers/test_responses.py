@@ -196,9 +196,7 @@ def test_arrays_in_pt_files_may_be_of_numbers_only(tmp_path: Path) -> None:
         ("prompt_tokens", 1.5),
     ],
 )
-def test_numbers_of_tokens_that_are_none_are_refused(
-    tmp_path: Path, name: str, value: object
-) -> None:
+def test_numbers_of_tokens_that_are_none_are_refused(tmp_path: Path, name: str, value: object) -> None:
     usage = {"prompt_tokens": 5, "completion_tokens": 3, name: value}
     meta = {**usage, "routed_experts": raw(routing(7))}
     path = write_json(tmp_path / "r.jsonl", {"meta_info": meta})

@@ -58,9 +58,7 @@ def test_every_form_of_an_array_is_the_same_routing(tmp_path: Path) -> None:
             failures.append(name)
     for kind in ("uint8", "int16", "uint16", "int32", "int64", "<u2"):
         stated = meta(ids, 4, np.dtype(kind).newbyteorder("<").str, routed_experts_dtype=kind)
-        trace = read(
-            [lines(tmp_path / "r.jsonl", {"meta_info": stated})], "sglang", **LAYERED
-        ).trace
+        trace = read([lines(tmp_path / "r.jsonl", {"meta_info": stated})], "sglang", **LAYERED).trace
         if not np.array_equal(ids_of(trace), ids):
             failures.append(kind)
     assert not failures
@@ -153,9 +151,7 @@ def test_choices_have_ids_of_their_own_or_the_first_has(tmp_path: Path) -> None:
     assert phases(made.trace) == [0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 1]
     assert not any("several choices" in notice for notice in made.notices)
     # A batch of /generate is a list; one line has it whole.
-    np.testing.assert_array_equal(
-        ids_of(read([lines(path, both)], "sglang", **LAYERED).trace), ids_of(made.trace)
-    )
+    np.testing.assert_array_equal(ids_of(read([lines(path, both)], "sglang", **LAYERED).trace), ids_of(made.trace))
     dynamo = {"choices": [{}], "usage": usage, "nvext": {"routed_experts": raw(routing(8))}}
     assert phases(read([lines(path, dynamo)], "sglang", **LAYERED).trace) == [0] * 4 + [1] * 4
     outputs = [
@@ -209,8 +205,7 @@ def test_turns_of_a_conversation_begin_where_each_says(tmp_path: Path) -> None:
             {
                 "prompt_token_ids": [1] * 3,
                 "generation_token_ids": [2] * 2,
-                "routed_experts": f"nrlre1:int8:5x2x{TOPK}:"
-                + raw(np.concatenate([ids[:4], filler]), "i1"),
+                "routed_experts": f"nrlre1:int8:5x2x{TOPK}:" + raw(np.concatenate([ids[:4], filler]), "i1"),
             },
         ]
     }
@@ -284,10 +279,7 @@ def test_llama_cpp_files_that_name_phase_and_token(tmp_path: Path) -> None:
     for layer in (0, 1):
         for token in range(4):
             phase = "prefill" if token < 2 else "decode"
-            told += [
-                f"{phase},{token},{layer},{slot},{ids[token, layer, slot]}"
-                for slot in reversed(range(TOPK))
-            ]
+            told += [f"{phase},{token},{layer},{slot},{ids[token, layer, slot]}" for slot in reversed(range(TOPK))]
     path = tmp_path / "routing.csv"
     path.write_text("\n".join(told), "utf-8")
     made = read([path], "llama.cpp", **SIZES)

@@ -144,9 +144,7 @@ def settings(tmp_path, monkeypatch):
 def folder(tmp_path_factory) -> Path:
     """A catalogue of two traces: `one`, of 8 layers and 200 KB, and `two`."""
     where = tmp_path_factory.mktemp("catalogue")
-    one = tracegen.generate.generate(
-        "uniform", "olmoe-1b-7b", ranks=2, tokens_per_rank=2048, layers=8, seed=1
-    )
+    one = tracegen.generate.generate("uniform", "olmoe-1b-7b", ranks=2, tokens_per_rank=2048, layers=8, seed=1)
     tracegen.write(one, where / "raw.h5")
     publish.add(where, str(where / "raw.h5"), name="one", citation="Us, 2026")
     publish.add(where, "toy-zipf", name="two")

@@ -78,9 +78,7 @@ def test_the_recorded_prefill_is_whole_sequences_with_weights_of_all_experts():
     first = np.diff(trace.tokens.request, prepend=-1) != 0
     assert (trace.tokens.position[first] == 0).all()
     weights = trace.gate_weights.astype(np.float32)
-    assert (weights > 0).all() and weights.sum(axis=2).max() < 1.001 > 2 * weights.sum(
-        axis=2
-    ).mean()
+    assert (weights > 0).all() and weights.sum(axis=2).max() < 1.001 > 2 * weights.sum(axis=2).mean()
     assert not trace.model_shape.norm_topk
 
 

@@ -149,9 +149,7 @@ def test_where_the_index_of_a_catalogue_is(where, index):
     assert str(place) == wanted
 
 
-def test_names_of_the_package_come_first_then_catalogues_in_order(
-    folder, own_folder, monkeypatch, tmp_path
-):
+def test_names_of_the_package_come_first_then_catalogues_in_order(folder, own_folder, monkeypatch, tmp_path):
     (own_folder / "index.toml").write_text(
         (folder / "index.toml").read_text().replace("one", "three").replace("three.h5", "one.h5")
     )
@@ -172,9 +170,7 @@ def test_names_of_the_package_come_first_then_catalogues_in_order(
         tracegen.load("one", catalogue=str(own_folder))
 
 
-def test_a_catalogue_that_cannot_be_read_does_not_hide_the_others(
-    folder, monkeypatch, tmp_path, caplog
-):
+def test_a_catalogue_that_cannot_be_read_does_not_hide_the_others(folder, monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("MOEREPLAY_CATALOGUES", f"{tmp_path / 'no'},{folder}")
     assert library.find("one") == folder / "one.h5"
     assert "catalogue not read" in caplog.text
@@ -197,10 +193,7 @@ def test_a_catalogue_that_cannot_be_read_does_not_hide_the_others(
 
 
 def test_a_listed_file_that_is_absent_or_another(own_folder):
-    assert (
-        library.verify("one", str(own_folder))
-        == library.lookup("one", str(own_folder)).entry.content_id
-    )
+    assert library.verify("one", str(own_folder)) == library.lookup("one", str(own_folder)).entry.content_id
     (own_folder / "one.h5").write_bytes((own_folder / "two.h5").read_bytes())
     with pytest.raises(UserError, match=r"one.h5: 55331 bytes; the catalogue says"):
         library.verify("one", str(own_folder))

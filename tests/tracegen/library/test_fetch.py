@@ -47,9 +47,7 @@ def test_catalogues_share_what_is_the_same(remote, monkeypatch):
 
 def test_one_layer_is_read_in_place(remote, folder, tmp_path):
     part = tracegen.load("one", layers=[5])
-    np.testing.assert_array_equal(
-        part.expert_ids, tracegen.load(folder / "one.h5", layers=[5]).expert_ids
-    )
+    np.testing.assert_array_equal(part.expert_ids, tracegen.load(folder / "one.h5", layers=[5]).expert_ids)
     assert part.stored_content_id == library.lookup("one").entry.content_id
     assert remote.sent < 0.75 * size_of(remote)
     assert not list((tmp_path / "cache").rglob("*.h5"))
@@ -61,9 +59,7 @@ def test_a_layer_of_a_large_file_takes_few_requests_and_little_more_than_itself(
     source = library.find("gpt-oss-20b-decode")
     server.files["/g.h5"] = source.read_bytes()
     layer = tracegen.load(f"{server.url}/g.h5", layers=[11])
-    np.testing.assert_array_equal(
-        layer.expert_ids, tracegen.load("gpt-oss-20b-decode", layers=[11]).expert_ids
-    )
+    np.testing.assert_array_equal(layer.expert_ids, tracegen.load("gpt-oss-20b-decode", layers=[11]).expert_ids)
     # The layer's ids and the token table are 0.37 and 0.84 MB of 9.7 MB.
     assert server.sent < 2.6e6
     assert len(server.log) < 25
@@ -285,9 +281,7 @@ def test_more_than_the_disk_holds(remote, folder, monkeypatch):
 def test_a_server_without_ranges_sends_the_whole_file_instead(remote, folder):
     remote.ranges = False
     part = tracegen.load("one", layers=[3])
-    np.testing.assert_array_equal(
-        part.expert_ids, tracegen.load(folder / "one.h5", layers=[3]).expert_ids
-    )
+    np.testing.assert_array_equal(part.expert_ids, tracegen.load(folder / "one.h5", layers=[3]).expert_ids)
     assert library.lookup("one").cached is not None
 
 
@@ -296,8 +290,7 @@ def test_failures_while_reading_in_place(remote, monkeypatch):
     library.find("two").unlink()
     # Index, its size, size of the file, then pages.
     remote.cut = [None, None, None, 100]
-    np.testing.assert_array_equal(tracegen.load("two", layers=[1]).expert_ids[0],
-                                  whole.expert_ids[1])  # fmt: skip
+    np.testing.assert_array_equal(tracegen.load("two", layers=[1]).expert_ids[0], whole.expert_ids[1])
     remote.status = [200, 200, 404]
     with pytest.raises(UserError, match=r"^http.*one.h5: the server answered 404"):
         tracegen.load("one", layers=[7])
@@ -373,9 +366,7 @@ def test_other_protocols_go_through_fsspec(folder, tmp_path):
         assert [item.entry.name for item in found] == ["one", "two"]
         assert not problems
         part = tracegen.load("one", layers=[5], catalogue="memory://lib")
-        np.testing.assert_array_equal(
-            part.expert_ids, tracegen.load(folder / "one.h5", layers=[5]).expert_ids
-        )
+        np.testing.assert_array_equal(part.expert_ids, tracegen.load(folder / "one.h5", layers=[5]).expert_ids)
         assert not list((tmp_path / "cache").rglob("*.h5"))
         whole = tracegen.load("one", catalogue="memory://lib")
         assert whole.content_id == part.stored_content_id

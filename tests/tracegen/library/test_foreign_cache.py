@@ -48,9 +48,7 @@ def test_nothing_in_the_cache_is_followed(remote, tmp_path, in_place_of):
     assert [one for one in rest if not one[0].endswith(harmless)] == []
 
 
-def test_nothing_in_a_catalogue_or_a_folder_for_copies_is_followed(
-    remote, folder, tmp_path, in_place_of
-):
+def test_nothing_in_a_catalogue_or_a_folder_for_copies_is_followed(remote, folder, tmp_path, in_place_of):
     mine, copies = tmp_path / "mine", tmp_path / "copies"
     mine.mkdir()
     shutil.copy(folder / "index.toml", mine)

@@ -19,7 +19,7 @@ from tracegen.library import card, convert, publish, view
 from tracegen.library.catalogue import sha256_of
 from tracegen.trace import provenance
 
-ABOUT = card.About(title="Traces: a set", creator="Us", citation="Us, 2026")
+ABOUT = card.FolderFacts(title="Traces: a set", creator="Us", citation="Us, 2026")
 runner = CliRunner()
 
 
@@ -69,9 +69,7 @@ def test_what_is_not_added(tmp_path, tiny_file, changed):
         publish.add(folder, str(tiny_file), name="x", citation="\x1b[1m")
     trace = changed()
     bare = tmp_path / "bare.h5"
-    tracegen.write(
-        dataclasses.replace(trace, info=dataclasses.replace(trace.info, license="")), bare
-    )
+    tracegen.write(dataclasses.replace(trace, info=dataclasses.replace(trace.info, license="")), bare)
     with pytest.raises(UserError, match="says nothing of its licence"):
         publish.add(folder, str(bare))
     with h5py.File(bare, "r+") as file:
@@ -97,8 +95,7 @@ def test_a_published_folder_is_a_catalogue_a_card_and_croissant(tmp_path, folder
     metadata = json.loads((tmp_path / "set/croissant.json").read_text())
     tables = [f"tables/{entry.name}.parquet" for entry in entries]
     assert {part["@id"]: part["sha256"] for part in metadata["distribution"]} == {
-        file: sha256_of(tmp_path / "set" / file)
-        for file in [*(entry.file for entry in entries), *tables]
+        file: sha256_of(tmp_path / "set" / file) for file in [*(entry.file for entry in entries), *tables]
     }
     text = (tmp_path / "set/README.md").read_text()
     assert "$" not in text
@@ -107,7 +104,7 @@ def test_a_published_folder_is_a_catalogue_a_card_and_croissant(tmp_path, folder
 
 def test_the_card_is_what_the_hub_reads(tmp_path, tiny_file):
     hub = pytest.importorskip("huggingface_hub", reason="pip install 'moereplay[remote]'")
-    odd = card.About(title='A: "set" # of', creator="Us", base_url="https://x.org/t")
+    odd = card.FolderFacts(title='A: "set" # of', creator="Us", base_url="https://x.org/t")
     publish.publish(tmp_path / "set", [str(tiny_file)], odd, with_token_ids=True)
     data = hub.DatasetCard.load(tmp_path / "set/README.md").data.to_dict()
     assert data["pretty_name"] == odd.title
@@ -218,10 +215,17 @@ def test_croissant_metadata_is_valid(tmp_path, tiny, tiny_file, base_url):
                           len(records), [one["tiny/experts"] for one in records[-3:]]]))
     """
     done = subprocess.run(
-        [sys.executable, "-c", re.sub("^ {8}", "", script, flags=re.M).strip(),
-         tmp_path / "set/croissant.json", *([base_url] if base_url else [])],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            re.sub("^ {8}", "", script, flags=re.M).strip(),
+            tmp_path / "set/croissant.json",
+            *([base_url] if base_url else []),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     errors, warnings, urls, sets, count, last = json.loads(done.stdout.splitlines()[-1])
     assert (errors, warnings) == ([], [])
@@ -419,8 +423,7 @@ def test_what_a_trace_says_of_itself_is_set_and_nothing_else(tmp_path, tiny_file
     after = tracegen.load(tiny_file)
     info = after.info
     assert (info.title, info.license) == ("Bücher", "MIT")
-    assert info.provenance["source"] == {**before.info.provenance.get("source", {}),
-                                         "origin": "https://x.org"}  # fmt: skip
+    assert info.provenance["source"] == {**before.info.provenance.get("source", {}), "origin": "https://x.org"}
     assert info.provenance["notes"] == "n"
     kept = {"title": "", "license": "", "provenance": {}}
     assert dataclasses.replace(info, **kept) == dataclasses.replace(before.info, **kept)

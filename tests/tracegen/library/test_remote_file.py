@@ -14,9 +14,7 @@ from tracegen.library import remote_file
 
 def test_a_file_with_many_chunks_opens_in_few_requests(tmp_path):
     """HDF5 scatters its indexes over the file unless it is told to keep them together."""
-    trace = tracegen.generate.generate(
-        "uniform", "mixtral-8x7b", ranks=1, tokens_per_rank=2**16, layers=32
-    )
+    trace = tracegen.generate.generate("uniform", "mixtral-8x7b", ranks=1, tokens_per_rank=2**16, layers=32)
     path = tmp_path / "many.h5"
     tracegen.write(trace, path)
     file = remote_file.RemoteFile(LocalRanges(path), lambda action: action())

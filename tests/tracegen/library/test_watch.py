@@ -32,40 +32,40 @@ def for_ever(*parts):
 ANSWERS = {
     "a head, a byte at a time": (lambda: slowly(OK + b"X: y\r\n" * 99), "not complete after"),
     "a head without end": (lambda: for_ever(OK, b"X" * 999), "header line|bytes of content"),
-    "not yet, for ever": (
-        lambda: for_ever(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), r"bytes for 0 bytes of content"),
-    "not yet, slowly": (
-        lambda: slowly(b"HTTP/1.1 100 Continue\r\n\r\n" * 99), "not complete after"),
-    "an extension of a chunk, slowly": (
-        lambda: itertools.chain([CHUNKED], slowly(b"5;" + b"x" * 999)), "slower than"),
+    "not yet, for ever": (lambda: for_ever(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), r"bytes for 0 bytes of content"),
+    "not yet, slowly": (lambda: slowly(b"HTTP/1.1 100 Continue\r\n\r\n" * 99), "not complete after"),
+    "an extension of a chunk, slowly": (lambda: itertools.chain([CHUNKED], slowly(b"5;" + b"x" * 999)), "slower than"),
     "extensions of chunks without end": (
-        lambda: for_ever(CHUNKED, b"1;" + b"x" * 60_000 + b"\r\n\x89\r\n"), "not HDF5|bytes for"),
+        lambda: for_ever(CHUNKED, b"1;" + b"x" * 60_000 + b"\r\n\x89\r\n"),
+        "not HDF5|bytes for",
+    ),
     "chunks of a byte, slowly": (
-        lambda: itertools.chain([CHUNKED], slowly(b"1\r\n\x89\r\n" * 999)), "not HDF5|slower than"),
+        lambda: itertools.chain([CHUNKED], slowly(b"1\r\n\x89\r\n" * 999)),
+        "not HDF5|slower than",
+    ),
     "trailers without end": (
         lambda: for_ever(CHUNKED + b"8\r\n" + SIGNATURE + b"\r\n0\r\n", b"X: y\r\n"),
-        r"bytes for 8 bytes of content"),
-    "a body without end": (
-        lambda: for_ever(OK + b"\r\n" + SIGNATURE, bytes(999)), "DOWNLOAD_MB allows more"),
+        r"bytes for 8 bytes of content",
+    ),
+    "a body without end": (lambda: for_ever(OK + b"\r\n" + SIGNATURE, bytes(999)), "DOWNLOAD_MB allows more"),
     "a redirection without end": (
         lambda: for_ever(b"HTTP/1.1 302 Found\r\nLocation: /x\r\n\r\n", bytes(999)),
-        r"bytes for 0 bytes of content"),
-    "a redirection nowhere": (
-        lambda: [b"HTTP/1.1 302 Found\r\nLocation: http://[::1\r\n\r\n"], "Invalid IPv6 URL"),
+        r"bytes for 0 bytes of content",
+    ),
+    "a redirection nowhere": (lambda: [b"HTTP/1.1 302 Found\r\nLocation: http://[::1\r\n\r\n"], "Invalid IPv6 URL"),
     "a redirection to a number": (
-        lambda: [b"HTTP/1.1 302 Found\r\nLocation: http://x:y/\r\n\r\n"], "nonnumeric port|port"),
-    "a redirection in circles": (
-        lambda: [b"HTTP/1.1 302 Found\r\nLocation: /a.h5\r\n\r\n"], "infinite loop"),
-    "a redirection to a file": (
-        lambda: [b"HTTP/1.1 302 Found\r\nLocation: file:///etc/passwd\r\n\r\n"], "not allowed"),
+        lambda: [b"HTTP/1.1 302 Found\r\nLocation: http://x:y/\r\n\r\n"],
+        "nonnumeric port|port",
+    ),
+    "a redirection in circles": (lambda: [b"HTTP/1.1 302 Found\r\nLocation: /a.h5\r\n\r\n"], "infinite loop"),
+    "a redirection to a file": (lambda: [b"HTTP/1.1 302 Found\r\nLocation: file:///etc/passwd\r\n\r\n"], "not allowed"),
     "a reason of lines": (lambda: [b"HTTP/1.1 404 a\x0bb\rc" + b"d" * 999 + b"\r\n\r\n"], "404"),
     "no HTTP": (lambda: [b"SSH-2.0-OpenSSH\r\n\r\n"], "SSH-2.0"),
     "an empty answer": (list, "closed connection"),
     "a chunk of no number": (lambda: [CHUNKED, b"zz\r\n"], "arrived|not HDF5|IncompleteRead"),
     "a negative length": (lambda: [OK + b"Content-Length: -5\r\n\r\n" + SIGNATURE], "HDF5"),
-    "an absurd range": (
-        lambda: [b"HTTP/1.1 206 P\r\nContent-Range: bytes 0-0/" + b"9" * 18 + b"\r\n\r\n"], "."),
-}  # fmt: skip
+    "an absurd range": (lambda: [b"HTTP/1.1 206 P\r\nContent-Range: bytes 0-0/" + b"9" * 18 + b"\r\n\r\n"], "."),
+}
 
 
 class Handler(socketserver.BaseRequestHandler):
@@ -105,8 +105,9 @@ def test_every_request_ends_whatever_the_server_sends(hostile, monkeypatch):
 
 def test_a_request_ends_when_its_time_is_over(hostile, monkeypatch):
     """However steadily it comes: the pace alone would let the largest file take years."""
-    monkeypatch.setitem(ANSWERS, "steady", (
-        lambda: itertools.chain([OK + b"\r\n" + SIGNATURE], slowly(bytes(999))), ""))  # fmt: skip
+    monkeypatch.setitem(
+        ANSWERS, "steady", (lambda: itertools.chain([OK + b"\r\n" + SIGNATURE], slowly(bytes(999))), "")
+    )
     monkeypatch.setattr(watch, "MIN_BYTES_PER_S", 1)
     monkeypatch.setenv(watch.ENV_SECONDS, "0.5")
     hostile.answer = "steady"
@@ -142,5 +143,5 @@ def test_an_address_that_is_none_is_one_line():
         "http://a/\n",
     ):
         with pytest.raises(UserError) as error:
-            tracegen.load(url)  # fmt: skip
+            tracegen.load(url)
         assert "\n" not in str(error.value), url

@@ -15,77 +15,169 @@ from tracegen.cli import app
 from tracegen.models import config, config_names
 
 V3: dict[str, Any] = {
-    "model_type": "deepseek_v3", "hidden_size": 7168, "moe_intermediate_size": 2048,
-    "n_routed_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 1,
-    "num_hidden_layers": 61, "first_k_dense_replace": 3, "moe_layer_freq": 1,
-    "intermediate_size": 18432, "num_attention_heads": 128, "num_key_value_heads": 128,
-    "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
-    "v_head_dim": 128, "scoring_func": "sigmoid", "norm_topk_prob": True, "n_group": 8,
-    "topk_group": 4, "routed_scaling_factor": 2.5, "topk_method": "noaux_tc",
-    "num_nextn_predict_layers": 1, "vocab_size": 129280, "torch_dtype": "bfloat16",
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "num_hidden_layers": 61,
+    "first_k_dense_replace": 3,
+    "moe_layer_freq": 1,
+    "intermediate_size": 18432,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "scoring_func": "sigmoid",
+    "norm_topk_prob": True,
+    "n_group": 8,
+    "topk_group": 4,
+    "routed_scaling_factor": 2.5,
+    "topk_method": "noaux_tc",
+    "num_nextn_predict_layers": 1,
+    "vocab_size": 129280,
+    "torch_dtype": "bfloat16",
     "quantization_config": {"quant_method": "fp8"},
-}  # fmt: skip
+}
 QWEN3: dict[str, Any] = {
-    "model_type": "qwen3_moe", "hidden_size": 2048, "moe_intermediate_size": 768,
-    "intermediate_size": 6144, "num_experts": 128, "num_experts_per_tok": 8,
-    "num_hidden_layers": 48, "decoder_sparse_step": 1, "mlp_only_layers": [], "head_dim": 128,
-    "num_attention_heads": 32, "num_key_value_heads": 4, "norm_topk_prob": True,
-    "vocab_size": 151936, "torch_dtype": "bfloat16",
-}  # fmt: skip
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "moe_intermediate_size": 768,
+    "intermediate_size": 6144,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "head_dim": 128,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "norm_topk_prob": True,
+    "vocab_size": 151936,
+    "torch_dtype": "bfloat16",
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "deepseek-v3": V3,
     "qwen3-30b-a3b": QWEN3,
     "glm-4.5": {
-        "model_type": "glm4_moe", "hidden_size": 5120, "moe_intermediate_size": 1536,
-        "n_routed_experts": 160, "num_experts_per_tok": 8, "n_shared_experts": 1,
-        "num_hidden_layers": 92, "first_k_dense_replace": 3, "intermediate_size": 12288,
-        "num_attention_heads": 96, "num_key_value_heads": 8, "head_dim": 128,
-        "norm_topk_prob": True, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.5,
-        "num_nextn_predict_layers": 1, "vocab_size": 151552, "dtype": "bfloat16",
+        "model_type": "glm4_moe",
+        "hidden_size": 5120,
+        "moe_intermediate_size": 1536,
+        "n_routed_experts": 160,
+        "num_experts_per_tok": 8,
+        "n_shared_experts": 1,
+        "num_hidden_layers": 92,
+        "first_k_dense_replace": 3,
+        "intermediate_size": 12288,
+        "num_attention_heads": 96,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "norm_topk_prob": True,
+        "n_group": 1,
+        "topk_group": 1,
+        "routed_scaling_factor": 2.5,
+        "num_nextn_predict_layers": 1,
+        "vocab_size": 151552,
+        "dtype": "bfloat16",
         "attention_bias": True,
     },
     "mixtral-8x7b": {
-        "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336,
-        "num_local_experts": 8, "num_experts_per_tok": 2, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000,
-        "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+        "model_type": "mixtral",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 32000,
+        "torch_dtype": "bfloat16",
+        "tie_word_embeddings": False,
     },
     "gpt-oss-20b": {
-        "model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880,
-        "num_local_experts": 32, "num_experts_per_tok": 4, "experts_per_token": 4,
-        "num_hidden_layers": 24, "num_attention_heads": 64, "num_key_value_heads": 8,
-        "head_dim": 64, "vocab_size": 201088, "attention_bias": True,
+        "model_type": "gpt_oss",
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+        "experts_per_token": 4,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "vocab_size": 201088,
+        "attention_bias": True,
         "layer_types": ["sliding_attention", "full_attention"] * 12,
         "quantization_config": {"quant_method": "mxfp4"},
     },
     "grok-2": {
-        "model_type": "git", "hidden_size": 8192, "intermediate_size": 32768,
-        "moe_intermediate_size": 16384, "num_local_experts": 8, "num_experts_per_tok": 2,
-        "residual_moe": True, "num_hidden_layers": 64, "num_attention_heads": 64,
-        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 131072, "torch_dtype": "bfloat16",
+        "model_type": "git",
+        "hidden_size": 8192,
+        "intermediate_size": 32768,
+        "moe_intermediate_size": 16384,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "residual_moe": True,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 131072,
+        "torch_dtype": "bfloat16",
         "moe_renormalize": False,
     },
     "hunyuan-a13b": {
-        "model_type": "hunyuan_v1_moe", "hidden_size": 4096, "intermediate_size": 3072,
-        "moe_intermediate_size": [3072] * 32, "num_experts": 64, "moe_topk": [8] * 32,
-        "num_shared_expert": [1] * 32, "num_hidden_layers": 32, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "attention_head_dim": 128, "vocab_size": 128167,
-        "torch_dtype": "bfloat16", "use_cla": False,
+        "model_type": "hunyuan_v1_moe",
+        "hidden_size": 4096,
+        "intermediate_size": 3072,
+        "moe_intermediate_size": [3072] * 32,
+        "num_experts": 64,
+        "moe_topk": [8] * 32,
+        "num_shared_expert": [1] * 32,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "attention_head_dim": 128,
+        "vocab_size": 128167,
+        "torch_dtype": "bfloat16",
+        "use_cla": False,
     },
     "hunyuan-large": {
-        "model_type": "hunyuan", "hidden_size": 6400, "intermediate_size": 18304,
-        "num_experts": 16, "moe_topk": 1, "num_shared_expert": 1, "num_hidden_layers": 64,
-        "num_attention_heads": 80, "num_key_value_heads": 8, "use_cla": True,
-        "vocab_size": 129024, "torch_dtype": "bfloat16",
+        "model_type": "hunyuan",
+        "hidden_size": 6400,
+        "intermediate_size": 18304,
+        "num_experts": 16,
+        "moe_topk": 1,
+        "num_shared_expert": 1,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 80,
+        "num_key_value_heads": 8,
+        "use_cla": True,
+        "vocab_size": 129024,
+        "torch_dtype": "bfloat16",
     },
     "hy3": {
-        "model_type": "hy_v3", "hidden_size": 4096, "intermediate_size": 13312,
-        "moe_intermediate_size": 1536, "num_experts": 192, "num_experts_per_tok": 8,
-        "num_shared_experts": 1, "num_hidden_layers": 80, "num_attention_heads": 64,
-        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 120832, "dtype": "bfloat16",
-        "mlp_layer_types": ["dense"] + ["sparse"] * 79, "router_scaling_factor": 2.826,
+        "model_type": "hy_v3",
+        "hidden_size": 4096,
+        "intermediate_size": 13312,
+        "moe_intermediate_size": 1536,
+        "num_experts": 192,
+        "num_experts_per_tok": 8,
+        "num_shared_experts": 1,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 120832,
+        "dtype": "bfloat16",
+        "mlp_layer_types": ["dense"] + ["sparse"] * 79,
+        "router_scaling_factor": 2.826,
     },
-}  # fmt: skip
+}
 """What the checkpoints' own files say, as far as it is read."""
 
 
@@ -129,10 +221,20 @@ def test_layers_without_experts_are_found_however_they_are_said() -> None:
 
 
 def test_a_text_decoder_within_another_model_is_found(tmp_path: Path) -> None:
-    inner = changed(QWEN3, torch_dtype=..., intermediate_size=8192, intermediate_size_mlp=16384,
-                    model_type="llama4_text", moe_intermediate_size=..., norm_topk_prob=...,
-                    num_local_experts=16, num_experts=..., interleave_moe_layer_step=2,
-                    decoder_sparse_step=..., mlp_only_layers=...)  # fmt: skip
+    inner = changed(
+        QWEN3,
+        torch_dtype=...,
+        intermediate_size=8192,
+        intermediate_size_mlp=16384,
+        model_type="llama4_text",
+        moe_intermediate_size=...,
+        norm_topk_prob=...,
+        num_local_experts=16,
+        num_experts=...,
+        interleave_moe_layer_step=2,
+        decoder_sparse_step=...,
+        mlp_only_layers=...,
+    )
     whole = {"model_type": "llama4", "text_config": inner, "vision_config": {"hidden_size": 1408}}
     whole |= {"torch_dtype": "bfloat16", "architectures": ["Llama4ForConditionalGeneration"]}
     (tmp_path / "config.json").write_text(json.dumps(whole))
@@ -145,8 +247,16 @@ def test_a_text_decoder_within_another_model_is_found(tmp_path: Path) -> None:
 
 
 def test_zero_experts_are_beside_the_routed_ones() -> None:
-    values = changed(V3, model_type="longcat_flash", zero_expert_num=128, topk_method=...,
-                     scoring_func=..., norm_topk_prob=..., n_group=..., topk_group=...)  # fmt: skip
+    values = changed(
+        V3,
+        model_type="longcat_flash",
+        zero_expert_num=128,
+        topk_method=...,
+        scoring_func=...,
+        norm_topk_prob=...,
+        n_group=...,
+        topk_group=...,
+    )
     shape = config.parse(json.dumps(values), "config.json")
     assert (shape.num_experts, shape.num_ffn_experts) == (384, 256)
     assert (shape.score_function, shape.norm_topk, shape.expert_bias) == ("softmax", False, True)
@@ -192,11 +302,13 @@ def test_families_say_what_a_shape_can_be() -> None:
 def test_what_is_no_configuration_of_experts_is_refused_in_a_line(tmp_path: Path) -> None:
     deep = "[" * 100_000
     for text, said in (
-        ("{", "not valid JSON"), (deep, "not valid JSON"), ("[]", "expected the JSON object"),
+        ("{", "not valid JSON"),
+        (deep, "not valid JSON"),
+        ("[]", "expected the JSON object"),
         ('{"hidden_size": ' + "9" * 5000 + "}", "not valid JSON"),
         ("{}", "without experts"),
         ('{"model_type": "llama", "hidden_size": 8}', "of model_type 'llama' without experts"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(UserError, match=f"^c.json: .*{said}") as refusal:
             config.parse(text, "c.json")
         assert "\n" not in str(refusal.value)
@@ -226,7 +338,7 @@ def test_what_is_no_configuration_of_experts_is_refused_in_a_line(tmp_path: Path
         ("architectures", {"a": 1}, ""),
         ("quantization_config", [], ""),
         ("norm_topk_prob", "yes", ""),
-    ):  # fmt: skip
+    ):
         text = json.dumps(changed(QWEN3, **{name: value}))
         if not said:
             assert config.parse(text, "c.json").hidden == 2048, name

@@ -63,17 +63,15 @@ def test_what_is_written_has_each_layers_own_error():
     found = TraceStatistics({"load_gini": of})
     assert found.to_json() == {
         "load_gini": {
-            "label": "load", "summary": 3.0, "summary_error": 0.05,
-            "value": [1.0, 2.0, 6.0], "error": [0.1, 0.2, 0.3],
+            "label": "load",
+            "summary": 3.0,
+            "summary_error": 0.05,
+            "value": [1.0, 2.0, 6.0],
+            "error": [0.1, 0.2, 0.3],
         }
-    }  # fmt: skip
-    rows = [
-        (row["statistic"], row["layer_index"], row["value"], row["standard_error"])
-        for row in found._rows()
-    ]
-    assert rows == [
-        ("load_gini", 0, 1.0, 0.1), ("load_gini", 1, 2.0, 0.2), ("load_gini", 2, 6.0, 0.3)
-    ]  # fmt: skip
+    }
+    rows = [(row["statistic"], row["layer_index"], row["value"], row["standard_error"]) for row in found._rows()]
+    assert rows == [("load_gini", 0, 1.0, 0.1), ("load_gini", 1, 2.0, 0.2), ("load_gini", 2, 6.0, 0.3)]
 
 
 def test_requests_are_left_out_in_twenty_groups_or_one_by_one():

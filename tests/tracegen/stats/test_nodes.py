@@ -17,8 +17,12 @@ from tracegen.generate import generate
 from tracegen.stats.nodes import node_statistics
 
 NAMES = (
-    "distinct_gpus", "distinct_nodes", "rows_per_node", "rows_per_gpu", "rows_per_expert",
-)  # fmt: skip
+    "distinct_gpus",
+    "distinct_nodes",
+    "rows_per_node",
+    "rows_per_gpu",
+    "rows_per_expert",
+)
 
 
 def by_hand(trace, gpu_of, gpus_per_node, layer):

@@ -26,11 +26,7 @@ def twin(
     trace: RoutingTrace, layers: range, steps: range, rows: range
 ) -> tuple[set[Any], dict[tuple[Any, Any], tuple[str, int]]]:
     """Nodes, and edges with kind and slot, one at a time from the words of FORMAT.md."""
-    step_of = {
-        row: step
-        for step in range(trace.num_steps)
-        for row in range(trace.num_tokens)[trace.step_rows(step)]
-    }
+    step_of = {row: step for step in range(trace.num_steps) for row in range(trace.num_tokens)[trace.step_rows(step)]}
     inside = [row for row in rows if step_of[row] in steps]
     nodes: set[Any] = {("token", layer, row) for layer in [*layers, layers.stop] for row in inside}
     edges: dict[tuple[Any, Any], tuple[str, int]] = {}
@@ -68,9 +64,7 @@ def random_trace(seed: int) -> RoutingTrace:
     """Few requests and positions, so that some come twice; some rows visit nobody."""
     rng = np.random.default_rng(seed)
     layers, number, steps = int(rng.integers(1, 4)), int(rng.integers(1, 30)), 5
-    trace = generate(
-        "zipf", "olmoe-1b-7b", ranks=1, tokens_per_rank=number, layers=layers, seed=seed
-    )
+    trace = generate("zipf", "olmoe-1b-7b", ranks=1, tokens_per_rank=number, layers=layers, seed=seed)
     ids = trace.expert_ids.copy()
     ids[rng.random(ids.shape) < 0.3] = trace.empty_slot
     ids[rng.random(ids.shape[:2]) < 0.2] = trace.empty_slot
@@ -156,17 +150,20 @@ def test_windows_are_what_the_format_says(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(("layers", "ranks", "tokens", "steps"), [(3, 2, 16, 4), (1, 1, 1, 1)])
 def test_counts_in_closed_form(layers: int, ranks: int, tokens: int, steps: int) -> None:
     trace = generate(
-        "uniform", "olmoe-1b-7b", ranks=ranks, tokens_per_rank=tokens, layers=layers, steps=steps,
+        "uniform",
+        "olmoe-1b-7b",
+        ranks=ranks,
+        tokens_per_rank=tokens,
+        layers=layers,
+        steps=steps,
         phase="decode",
-    )  # fmt: skip
+    )
     rows = ranks * tokens * steps
     counts = count_graph(trace)
     assert counts.token_states == rows * (layers + 1)
     assert counts.dispatch == counts.combine == rows * layers * trace.topk
     assert counts.skip == 0
-    loads = [
-        np.diff(trace.dag(layer, step).indptr) for layer in range(layers) for step in range(steps)
-    ]
+    loads = [np.diff(trace.dag(layer, step).indptr) for layer in range(layers) for step in range(steps)]
     assert counts.expert_instances == sum(int(np.count_nonzero(load)) for load in loads)
 
 
@@ -190,12 +187,23 @@ def test_time_only_passes_forward(tiny: RoutingTrace) -> None:
     assert made.edges["L0 T2", "L0 E2 S0"] == {"kind": "dispatch", "slot": 0, "weight": 0.75}
     assert made.edges["L1 E1 S0", "L2 T0"] == {"kind": "combine", "slot": 1, "weight": 0.25}
     assert made.nodes["L1 E0 S0"] == {
-        "node": "expert", "layer": 1, "decoder_layer": 3, "step": 0, "expert": 0, "waits_for": 3,
-    }  # fmt: skip
+        "node": "expert",
+        "layer": 1,
+        "decoder_layer": 3,
+        "step": 0,
+        "expert": 0,
+        "waits_for": 3,
+    }
     assert made.nodes["L2 T4"] == {
-        "node": "token", "layer": 2, "decoder_layer": -1, "step": 1, "row": 4, "request": 1,
-        "position": 1, "phase": "decode",
-    }  # fmt: skip
+        "node": "token",
+        "layer": 2,
+        "decoder_layer": -1,
+        "step": 1,
+        "row": 4,
+        "request": 1,
+        "position": 1,
+        "phase": "decode",
+    }
 
 
 def test_graphml_comes_back(tiny: RoutingTrace, tmp_path: Path) -> None:
@@ -237,9 +245,7 @@ def run(*arguments: object) -> Any:
     return CliRunner().invoke(app, ["graph", *map(str, arguments)])
 
 
-def test_the_command_counts_and_writes(
-    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_the_command_counts_and_writes(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     out = tmp_path / "g.graphml"
     window = ("toy-zipf", "--layers", "0:1", "--tokens", ":7", "--out", out)
     done = run(*window, "--json")
@@ -247,8 +253,10 @@ def test_the_command_counts_and_writes(
     said = json.loads(done.stdout)
     counts = count_graph(tracegen.load("toy-zipf"), layers=(0, 1), tokens=(0, 7))
     assert said == {
-        **dataclasses.asdict(counts), "nodes": counts.nodes, "edges": counts.edges,
-    }  # fmt: skip
+        **dataclasses.asdict(counts),
+        "nodes": counts.nodes,
+        "edges": counts.edges,
+    }
     written = networkx.read_graphml(out)
     assert (written.number_of_nodes(), written.number_of_edges()) == (counts.nodes, counts.edges)
     again = run(*window)

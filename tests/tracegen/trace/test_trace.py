@@ -33,13 +33,9 @@ def test_counts(tiny):
 
 
 @settings(max_examples=30)
-@given(
-    seed=st.integers(0, 1000), layer=st.integers(0, 1), step=st.integers(0, 2), drop=st.booleans()
-)
+@given(seed=st.integers(0, 1000), layer=st.integers(0, 1), step=st.integers(0, 2), drop=st.booleans())
 def test_the_graph_of_a_step_holds_every_edge_once_in_order(seed, layer, step, drop):
-    trace = generate(
-        "zipf", "olmoe-1b-7b", ranks=2, tokens_per_rank=7, layers=2, steps=3, seed=seed
-    )
+    trace = generate("zipf", "olmoe-1b-7b", ranks=2, tokens_per_rank=7, layers=2, steps=3, seed=seed)
     if drop:
         ids = trace.expert_ids.copy()
         ids[np.random.default_rng(seed).random(ids.shape) < 0.3] = trace.empty_slot
@@ -121,9 +117,7 @@ def test_validation_names_the_first_offender(changed, tiny):
 
 
 def test_the_content_id_tells_meanings_apart_and_nothing_else(tiny, changed):
-    same = dataclasses.replace(
-        tiny.info, title="Another", license="", provenance={}, created_utc="", kind="captured"
-    )
+    same = dataclasses.replace(tiny.info, title="Another", license="", provenance={}, created_utc="", kind="captured")
     assert changed(info=same).content_id == tiny.content_id
     scaled = [dataclasses.replace(tiny.model, routed_scaling_factor=f) for f in (2, 2.0)]
     assert changed(model=scaled[0]).content_id == changed(model=scaled[1]).content_id
@@ -194,9 +188,7 @@ def test_importing_the_package_imports_nothing_heavy():
         "import sys, tracegen, tracegen.cli; tracegen.RoutingTrace; tracegen.models.names();"
         "print({'h5py', 'networkx', 'numba', 'torch'} & set(sys.modules))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
 

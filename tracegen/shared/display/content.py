@@ -95,10 +95,7 @@ class Table:
 
     def texts(self) -> list[list[str]]:
         """Write every cell."""
-        return [
-            [column.text(cell) for column, cell in zip(self.columns, row, strict=True)]
-            for row in self.rows
-        ]
+        return [[column.text(cell) for column, cell in zip(self.columns, row, strict=True)] for row in self.rows]
 
     def explanations(self) -> list[str]:
         """One line for each heading that has one, in the order of the columns."""
@@ -194,7 +191,7 @@ class Plot:
 
 
 @dataclass(frozen=True)
-class Part:
+class BarPart:
     """One part of each bar, such as a phase.
 
     Attributes
@@ -238,7 +235,7 @@ class Bars:
     name: str
     title: str
     labels: Sequence[str]
-    parts: Sequence[Part]
+    parts: Sequence[BarPart]
     unit: str
     marks: Sequence[float | None] | None = None
     mark_name: str = ""

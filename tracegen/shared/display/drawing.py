@@ -100,18 +100,14 @@ def _bars(figure: Figure, axes: Axes, chart: Bars, places: Mapping[str, int]) ->
         left = left + lengths
     if chart.marks is not None:
         marks = finite(chart.marks)
-        (drawn,) = axes.plot(
-            marks, at, linestyle="", marker="|", markersize=9, markeredgewidth=1.4, color="black"
-        )
+        (drawn,) = axes.plot(marks, at, linestyle="", marker="|", markersize=9, markeredgewidth=1.4, color="black")
         drawn.set_gid("marks")
         handles.append((drawn, chart.mark_name))
     labels = [broken(one) for one in chart.labels]
     _level_bars(axes, labels, chart.unit)
     if chart.longest is not None:
         axes.set_xlim(right=chart.longest)
-        for place, (total, is_broken) in enumerate(
-            zip(chart.totals(), chart.broken(), strict=True)
-        ):
+        for place, (total, is_broken) in enumerate(zip(chart.totals(), chart.broken(), strict=True)):
             if is_broken:
                 said = f"{total:,.0f} "
                 axes.text(
@@ -206,14 +202,24 @@ def _line(axes: Axes, line: Line, places: Mapping[str, int], logs: tuple[bool, .
     shade = colour(place)
     if line.form == "points":
         (drawn,) = axes.plot(
-            x, y, linestyle="", marker=MARKERS[place % len(MARKERS)],
-            markersize=3.6 if len(x) <= 60 else 2.4, markeredgewidth=0.0, color=shade, alpha=0.85,
-        )  # fmt: skip
+            x,
+            y,
+            linestyle="",
+            marker=MARKERS[place % len(MARKERS)],
+            markersize=3.6 if len(x) <= 60 else 2.4,
+            markeredgewidth=0.0,
+            color=shade,
+            alpha=0.85,
+        )
     else:
         (drawn,) = axes.plot(
-            x, y, color=shade, linewidth=1.1, linestyle=DASHES[turn % len(DASHES)],
+            x,
+            y,
+            color=shade,
+            linewidth=1.1,
+            linestyle=DASHES[turn % len(DASHES)],
             drawstyle="steps-post" if line.form == "steps" else "default",
-        )  # fmt: skip
+        )
         if line.form == "line" and len(x) <= MOST_TICKS:
             drawn.set_marker(MARKERS[place % len(MARKERS)])
             drawn.set_markersize(2.8)
@@ -260,9 +266,7 @@ def _names_of_points(axes: Axes, chart: Plot) -> None:
     for line in named:
         for x, y, name in zip(line.x, line.y, line.labels or (), strict=True):
             if math.isfinite(x) and math.isfinite(y):
-                axes.annotate(
-                    label(name), (x, y), (3, 3), textcoords="offset points", fontsize=SMALL
-                )
+                axes.annotate(label(name), (x, y), (3, 3), textcoords="offset points", fontsize=SMALL)
 
 
 # ---- heat ----------------------------------------------------------------------------
@@ -277,9 +281,12 @@ def _heat(figure: Figure, axes: Axes, chart: Heat, places: Mapping[str, int]) ->
     anchors = palette.SEQUENTIAL if shaded.middle is None else palette.DIVERGING
     scale = LinearSegmentedColormap.from_list("scale", list(anchors), N=256)
     mesh = axes.pcolormesh(
-        np.ma.masked_invalid(shades), cmap=scale, vmin=low, vmax=high,
+        np.ma.masked_invalid(shades),
+        cmap=scale,
+        vmin=low,
+        vmax=high,
         rasterized=values.size > MOST_CELLS,
-    )  # fmt: skip
+    )
     axes.set_ylim(max(len(chart.rows), 1), 0)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
@@ -292,9 +299,7 @@ def _heat(figure: Figure, axes: Axes, chart: Heat, places: Mapping[str, int]) ->
     _ticks(axes.set_xticks, names, **({"rotation": 90} if is_wide else {}))
     axes.set_xlabel(label(chart.column_name))
     axes.set_ylabel(label(chart.row_name))
-    texts = [
-        [format(one, chart.form) if math.isfinite(one) else "" for one in row] for row in values
-    ]
+    texts = [[format(one, chart.form) if math.isfinite(one) else "" for one in row] for row in values]
     longest = max((len(text) for text in itertools.chain(*texts)), default=0)
     if (longest + 1) * len(chart.columns) * SMALL / FONT * LETTER < room:
         for row, line in enumerate(texts):
@@ -302,9 +307,14 @@ def _heat(figure: Figure, axes: Axes, chart: Heat, places: Mapping[str, int]) ->
                 red, green, blue, _ = scale(_share(shades[row, column], low, high))
                 is_dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.55
                 axes.text(
-                    column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=SMALL,
+                    column + 0.5,
+                    row + 0.5,
+                    text,
+                    ha="center",
+                    va="center",
+                    fontsize=SMALL,
                     color="white" if is_dark else "black",
-                )  # fmt: skip
+                )
     bar = figure.colorbar(mesh, ax=axes, location="top", aspect=40, pad=0.02, shrink=0.9)
     bar.set_label(label(shaded.unit), fontsize=FONT)
     bar.ax.tick_params(labelsize=FONT, width=0.6, length=2)
@@ -317,9 +327,7 @@ def _heat(figure: Figure, axes: Axes, chart: Heat, places: Mapping[str, int]) ->
 
 def limits(chart: Heat) -> tuple[float, float]:
     """Values at both ends of a heat map's scale."""
-    found = [
-        value for row in chart.values for value in row if value is not None and math.isfinite(value)
-    ]
+    found = [value for row in chart.values for value in row if value is not None and math.isfinite(value)]
     if chart.middle is not None:
         reach = max((abs(value - chart.middle) for value in found), default=0.0) or 1.0
         return chart.middle - reach, chart.middle + reach

@@ -24,15 +24,13 @@ from tracegen.shared.screen import plain
 if TYPE_CHECKING:
     from tracegen.shared.display.content import Cell, Column, Page, Table
 
-WITHOUT_PARQUET = (
-    "tables were written without Parquet, which needs pyarrow: pip install 'moereplay[parquet]'"
-)
+WITHOUT_PARQUET = "tables were written without Parquet, which needs pyarrow: pip install 'moereplay[parquet]'"
 LARGEST = 2**63
 """First whole number that a column of Parquet cannot have."""
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenFiles:
     """Files that were written.
 
     Attributes
@@ -47,7 +45,7 @@ class Written:
     left_out: str = ""
 
 
-def write(page: Page, folder: str | Path) -> Written:
+def write(page: Page, folder: str | Path) -> WrittenFiles:
     """Write every table of a page in each format.
 
     Parameters
@@ -76,7 +74,7 @@ def write(page: Page, folder: str | Path) -> Written:
             with files.opened(path.name) as file:
                 file.write(as_parquet(table))
             written.append(path)
-    return Written(written, "" if has_parquet or not tables else WITHOUT_PARQUET)
+    return WrittenFiles(written, "" if has_parquet or not tables else WITHOUT_PARQUET)
 
 
 def headings(table: Table) -> list[str]:
@@ -172,9 +170,7 @@ def _array(values: Sequence[Cell]) -> Any:
     if kinds == {int} and all(-LARGEST <= int(one) < LARGEST for one in values if one is not None):
         return pyarrow.array(values, pyarrow.int64())
     if kinds and kinds <= {int, float}:
-        return pyarrow.array(
-            [None if one is None else float(one) for one in values], pyarrow.float64()
-        )
+        return pyarrow.array([None if one is None else float(one) for one in values], pyarrow.float64())
     return pyarrow.array([None if one is None else _exact(one) for one in values], pyarrow.string())
 
 

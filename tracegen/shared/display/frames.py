@@ -55,9 +55,7 @@ def flat(document: Mapping[str, Any], leave_out: Sequence[str] = ()) -> dict[str
     return dict(_leaves(document, "", frozenset(leave_out)))
 
 
-def _leaves(
-    document: Mapping[str, Any], path: str, out: frozenset[str]
-) -> Iterator[tuple[str, Any]]:
+def _leaves(document: Mapping[str, Any], path: str, out: frozenset[str]) -> Iterator[tuple[str, Any]]:
     for key, value in document.items():
         name = f"{path}{key}"
         if name in out:
@@ -102,8 +100,5 @@ def frame_of(rows: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
     """
     columns = columns_of(rows)
     texts = {name for name, kind in columns.items() if kind is str}
-    made = [
-        {name: str(value) if name in texts else value for name, value in row.items()}
-        for row in rows
-    ]
+    made = [{name: str(value) if name in texts else value for name, value in row.items()} for row in rows]
     return data_frame(made, columns)

@@ -16,13 +16,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tracegen.shared.display.content import Chart, Page
 
-LIGHT = (
-    "#2d4eb6", "#d06b0f", "#0f8165", "#aa0027", "#8b4bfe", "#a59158", "#0b99f4", "#c56db3"
-)  # fmt: skip
+LIGHT = ("#2d4eb6", "#d06b0f", "#0f8165", "#aa0027", "#8b4bfe", "#a59158", "#0b99f4", "#c56db3")
 """On a white ground, by place; `places` says which name has which place."""
-DARK = (
-    "#799be2", "#e65205", "#18b565", "#d95083", "#9876fe", "#ebd05a", "#7adbfd", "#df90c0"
-)  # fmt: skip
+DARK = ("#799be2", "#e65205", "#18b565", "#d95083", "#9876fe", "#ebd05a", "#7adbfd", "#df90c0")
 """On a black ground, by place."""
 GUIDE = "#808080"
 """Of lines to compare with, on either ground."""
@@ -69,9 +65,7 @@ def places(page: Page) -> dict[str, int]:
         )
         uses[colour] += 1
         found[name] = next(
-            place
-            for place in range(colour, len(found) * len(LIGHT) + colour + 1, len(LIGHT))
-            if place not in taken
+            place for place in range(colour, len(found) * len(LIGHT) + colour + 1, len(LIGHT)) if place not in taken
         )
     return found
 
@@ -94,10 +88,7 @@ def shade(anchors: Sequence[str], share: float) -> str:
     place = min(max(share, 0.0), 1.0) * (len(anchors) - 1)
     left = min(int(place), len(anchors) - 2)
     parts = (
-        round(
-            _part(anchors[left], at) * (left + 1 - place)
-            + _part(anchors[left + 1], at) * (place - left)
-        )
+        round(_part(anchors[left], at) * (left + 1 - place) + _part(anchors[left + 1], at) * (place - left))
         for at in (1, 3, 5)
     )
     return "#" + "".join(f"{part:02x}" for part in parts)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tracegen.shared.display.content import Page
 
 
-class Shown:
+class Exhibit:
     """A thing that has a page: shown by notebooks, drawn by `plot`, and rows of a data frame."""
 
     PAGE: ClassVar[str] = "replay.report.pages:page"
@@ -92,7 +92,7 @@ def beginning(page: Page) -> Page:
     return dataclasses.replace(page, sections=kept)
 
 
-def page_of(shown: Shown) -> Page:
+def page_of(shown: Exhibit) -> Page:
     """Make the page of a thing by the function that its class names.
 
     Parameters

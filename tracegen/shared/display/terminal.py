@@ -106,8 +106,7 @@ def grid(
     most = [max(*both) for both in zip(map(cell_len, headings), cells, strict=True)]
     for line in (READABLE, NARROWEST):
         least = [
-            max(words[place], min(cells[place], line) if are_texts[place] else cells[place])
-            for place in _of(headings)
+            max(words[place], min(cells[place], line) if are_texts[place] else cells[place]) for place in _of(headings)
         ]
         kept = fitting(least, ranks, width)
         if _width([least[one] for one in kept]) <= width:
@@ -141,9 +140,7 @@ def _longest(text: str) -> int:
     return max(map(cell_len, text.splitlines()), default=0)
 
 
-def _lists(
-    headings: Sequence[str], texts: Sequence[Sequence[str]], places: Sequence[int]
-) -> RenderableType:
+def _lists(headings: Sequence[str], texts: Sequence[Sequence[str]], places: Sequence[int]) -> RenderableType:
     """Rows as lists of headings with cells, for a screen on which no table has room."""
     return Group(
         *(

@@ -199,8 +199,7 @@ def _check_files(workers: int) -> None:
     needed = FILES + FILES_PER_WORKER * workers
     if 0 <= most < needed:
         message = (
-            f"--cluster local with {workers} workers takes about {needed} open files, and "
-            f"`ulimit -n` allows {most}"
+            f"--cluster local with {workers} workers takes about {needed} open files, and `ulimit -n` allows {most}"
         )
         raise UserError(message)
 

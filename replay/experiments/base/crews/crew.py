@@ -9,10 +9,10 @@ from typing import Protocol
 
 from replay.engine.engine import compile_ahead
 from replay.errors import UserError
-from replay.experiments.base.crews.worker import Done, Job, Worker, carry_out
-from replay.processes import CANNOT_BEGIN, Died, OneProcess, fresh_context, interrupts_later
+from replay.experiments.base.crews.worker import Job, ReplayRecord, ReplayWorker, carry_out
+from replay.processes import CANNOT_BEGIN, OneProcess, ProcessDeath, fresh_context, interrupts_later
 
-Batch = Future[tuple[list[Done], float]]
+Batch = Future[tuple[list[ReplayRecord], float]]
 
 
 class Crew(Protocol):
@@ -46,7 +46,7 @@ class Here:
     size = capacity = most = 1
 
     def __init__(self) -> None:
-        self._worker = Worker()
+        self._worker = ReplayWorker()
 
     def submit(self, jobs: Sequence[Job]) -> Batch:
         """Carry out a batch."""
@@ -64,7 +64,7 @@ class Processes:
         How many.
     """
 
-    deaths: tuple[type[BaseException], ...] = (Died,)
+    deaths: tuple[type[BaseException], ...] = (ProcessDeath,)
     most = None
 
     def __init__(self, number: int) -> None:

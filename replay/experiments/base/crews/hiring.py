@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     from replay.experiments.base.experiment import Report
 
 
-def workers_for(
-    jobs: int | None, address: str | None, kind: str | None, tell: Report
-) -> AbstractContextManager[Crew]:
+def workers_for(jobs: int | None, address: str | None, kind: str | None, tell: Report) -> AbstractContextManager[Crew]:
     """Give those who replay; they come together when the context is entered.
 
     Parameters

@@ -30,7 +30,7 @@ MOST_BYTES = 2**30  # of a file; a chain of thousands of layers has a tenth of i
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PointOutcome:
     """The outcome of a point; one of the three is there.
 
     Attributes
@@ -79,14 +79,10 @@ class Store:
         but one.
     """
 
-    def __init__(
-        self, folder: str | Path, kind_of: type[BaseModel] | Callable[[Any], type[BaseModel]]
-    ) -> None:
+    def __init__(self, folder: str | Path, kind_of: type[BaseModel] | Callable[[Any], type[BaseModel]]) -> None:
         self.files = ManagedFolder(folder)
         self.folder = self.files.path
-        self.kind_of: Callable[[Any], type[BaseModel]] = (
-            (lambda _: kind_of) if isinstance(kind_of, type) else kind_of
-        )
+        self.kind_of: Callable[[Any], type[BaseModel]] = (lambda _: kind_of) if isinstance(kind_of, type) else kind_of
         self._points, self._failures = self.files.folder("points"), self.files.folder("failures")
 
     def check(self, names: Iterable[str]) -> None:
@@ -107,7 +103,7 @@ class Store:
         for name in FOLDERS:
             self.files.folder(name).check_place()
 
-    def read(self, identity: str) -> tuple[Outcome | None, str]:
+    def read(self, identity: str) -> tuple[PointOutcome | None, str]:
         """Look for a point.
 
         Returns
@@ -168,7 +164,7 @@ class Store:
             self._failures.write_text(f"{identity}.json", json_text(document))
 
 
-def point_text(identity: str, description: Mapping[str, Any], outcome: Outcome) -> str:
+def point_text(identity: str, description: Mapping[str, Any], outcome: PointOutcome) -> str:
     """Text of a point's file: the same bytes for the same point."""
     document = {
         "format": FORMAT,
@@ -181,9 +177,7 @@ def point_text(identity: str, description: Mapping[str, Any], outcome: Outcome) 
     return json_text(document)
 
 
-def read_point(
-    text: str, identity: str, kind_of: Callable[[Any], type[BaseModel]]
-) -> tuple[Outcome | None, str]:
+def read_point(text: str, identity: str, kind_of: Callable[[Any], type[BaseModel]]) -> tuple[PointOutcome | None, str]:
     """Outcome of a point by the text of its file, or None and the fault of the text.
 
     Parameters
@@ -211,7 +205,7 @@ def read_point(
             validated(kind_of(result), result, "its result")
     except UserError as error:
         return None, f"is not believed: {error}"
-    return Outcome(result, refused), ""
+    return PointOutcome(result, refused), ""
 
 
 def _checksum(document: Mapping[str, Any]) -> str:

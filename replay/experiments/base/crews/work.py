@@ -12,8 +12,8 @@ from itertools import chain
 from replay.errors import UserError
 from replay.experiments.base.crews.crew import Batch, Crew
 from replay.experiments.base.crews.leases import Leases
-from replay.experiments.base.crews.store import Failure, Outcome, Store, read_point
-from replay.experiments.base.crews.worker import Done, Job
+from replay.experiments.base.crews.store import Failure, PointOutcome, Store, read_point
+from replay.experiments.base.crews.worker import Job, ReplayRecord
 
 BATCH_S = 2.0  # a batch lasts about so long: long for a message, short for what a kill loses
 MOST_JOBS = 64  # of a batch
@@ -22,15 +22,15 @@ POLL_S = 0.5  # between looks at what others do
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedReplay:
     """A replay with its outcome; `is_found` where it was in the folder or somebody else did it."""
 
     id: str
-    outcome: Outcome
+    outcome: PointOutcome
     is_found: bool
 
 
-class Work:
+class ReplayQueue:
     """Replays to be carried out, and those that are being carried out; `num_left` is of both.
 
     Parameters
@@ -54,7 +54,7 @@ class Work:
         self._alone: set[str] = set()  # a worker died of a batch that had them
         self._seconds: list[float] = []  # of the last batches, per replay
 
-    def outcomes(self) -> Iterator[Finished]:
+    def outcomes(self) -> Iterator[FinishedReplay]:
         """Give each replay's outcome as it comes."""
         while self._left or self._elsewhere or self._running:
             for finished in chain(self._hand_out(), self._collect()):
@@ -62,17 +62,17 @@ class Work:
                 yield finished
             self._look_again()
 
-    def _hand_out(self) -> Iterator[Finished]:
+    def _hand_out(self) -> Iterator[FinishedReplay]:
         while self._left and len(self._running) < self._crew.capacity:
             batch, found = self._take()
             if batch:
                 self._running[self._crew.submit(batch)] = batch
             yield from found
 
-    def _take(self) -> tuple[list[Job], list[Finished]]:
+    def _take(self) -> tuple[list[Job], list[FinishedReplay]]:
         """The next batch, of one trace, and what others had finished before it."""
         batch: list[Job] = []
-        found: list[Finished] = []
+        found: list[FinishedReplay] = []
         size = self._batch_size()
         while self._left and len(batch) < size:
             job = self._left[0]
@@ -83,7 +83,7 @@ class Work:
             is_ours = self._leases.take(job.id)
             there, _ = self._store.read(job.id)  # others may have been here since we looked
             if there is not None:
-                found.append(Finished(job.id, there, is_found=True))
+                found.append(FinishedReplay(job.id, there, is_found=True))
                 self._leases.give_back([job.id] if is_ours else [])
             elif is_ours:
                 batch.append(job)
@@ -102,7 +102,7 @@ class Work:
         fair = len(self._left) / (2 * max(1, self._crew.size))
         return max(1, int(min(worth, fair, MOST_JOBS)))
 
-    def _collect(self) -> Iterator[Finished]:
+    def _collect(self) -> Iterator[FinishedReplay]:
         """Outcomes of what has finished; waits a while if nothing has."""
         if not self._running:
             if self._left or self._elsewhere:
@@ -123,27 +123,24 @@ class Work:
             for job, done in zip(batch, results, strict=True):
                 yield self._keep(job, done)
 
-    def _keep(self, job: Job, done: Done) -> Finished:
+    def _keep(self, job: Job, done: ReplayRecord) -> FinishedReplay:
         failure = done.failure
         if failure is None:
             outcome, problem = read_point(done.text, job.id, self._store.kind_of)
             if outcome is not None:
                 self._store.write(job.id, done.text)
-                return Finished(job.id, outcome, is_found=False)
+                return FinishedReplay(job.id, outcome, is_found=False)
             failure = Failure(f"what its worker sent {problem}", (), "")
         self._store.write_failure(job.id, failure, job.point.settings)
-        return Finished(job.id, Outcome(None, None, failure.message), is_found=False)
+        return FinishedReplay(job.id, PointOutcome(None, None, failure.message), is_found=False)
 
-    def _bury(self, batch: list[Job], death: BaseException) -> Iterator[Finished]:
+    def _bury(self, batch: list[Job], death: BaseException) -> Iterator[FinishedReplay]:
         """Hand out again, each point alone, what a killed worker had; but not for ever."""
         for job in reversed(batch):
             self._deaths[job.id] += len(batch) == 1
             if self._deaths[job.id] >= MOST_DEATHS:
-                message = (
-                    f"its process was killed {MOST_DEATHS} times; too little memory is the usual "
-                    "reason"
-                )
-                yield self._keep(job, Done("", Failure(message, (str(death),), "")))
+                message = f"its process was killed {MOST_DEATHS} times; too little memory is the usual reason"
+                yield self._keep(job, ReplayRecord("", Failure(message, (str(death),), "")))
             else:
                 self._alone.add(job.id)
                 self._left.appendleft(job)

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 from replay.errors import UnreadableError, UserError
-from replay.experiments.base.crews.store import Failure, Outcome, point_text
+from replay.experiments.base.crews.store import Failure, PointOutcome, point_text
 from replay.experiments.base.estimate import UnfitError
-from replay.schemes.outside import AllowCode, BuildFailed, said
+from replay.schemes.outside import AllowCode, SchemeFailure, said
 
 MOST_FRAMES = 8  # of a traceback that are kept
 
@@ -33,7 +33,7 @@ class Asks(Protocol):
         """Settings of the request, in words."""
 
 
-class Source(Protocol):
+class TaskSource(Protocol):
     """Input that tasks read before they run."""
 
     @property
@@ -44,7 +44,7 @@ class Source(Protocol):
         """Read it."""
 
 
-class Carried(Protocol):
+class TaskResult(Protocol):
     """Result of a task."""
 
     def model_dump(self, *, mode: str, by_alias: bool) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class Task(Protocol):
         """Identity of the result."""
 
     @property
-    def source(self) -> Source:
+    def source(self) -> TaskSource:
         """Input of the task."""
 
     @property
@@ -70,7 +70,7 @@ class Task(Protocol):
     def code(self) -> frozenset[str]:
         """SHA-256 of the files that it executes, where these are not moereplay's."""
 
-    def run(self, read: Any) -> Carried:
+    def run(self, read: Any) -> TaskResult:
         """Do it; a `UserError` says why it cannot be done."""
 
 
@@ -105,20 +105,20 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Done:
+class ReplayRecord:
     """A replay carried out: the text of its file (`point_text`), or what went wrong."""
 
     text: str
     failure: Failure | None = None
 
 
-class Worker:
+class ReplayWorker:
     """Carries out replays and keeps the trace of the last one."""
 
     def __init__(self) -> None:
         self._trace: tuple[str, Any] = ("", None)
 
-    def __call__(self, jobs: Sequence[Job]) -> tuple[list[Done], float]:
+    def __call__(self, jobs: Sequence[Job]) -> tuple[list[ReplayRecord], float]:
         """Carry out replays.
 
         Returns
@@ -134,24 +134,24 @@ class Worker:
         done = [self._carry_out(job) for job in jobs]
         return done, time.perf_counter() - began
 
-    def _carry_out(self, job: Job) -> Done:
+    def _carry_out(self, job: Job) -> ReplayRecord:
         task = _task_of(job)
         try:
             outcome = self._outcome(task)
         except Exception as error:
-            return Done("", _failure(error))
-        return Done(point_text(job.id, task.description, outcome))
+            return ReplayRecord("", _failure(error))
+        return ReplayRecord(point_text(job.id, task.description, outcome))
 
-    def _outcome(self, task: Task) -> Outcome:
+    def _outcome(self, task: Task) -> PointOutcome:
         try:
             result = task.run(self._load(task))
-        except (BuildFailed, UnfitError, UnreadableError):
+        except (SchemeFailure, UnfitError, UnreadableError):
             # A defect of a scheme from outside is no refusal, nor is a machine that is too small
             # or a file that somebody writes to.
             raise
         except UserError as error:
-            return Outcome(None, str(error))
-        return Outcome(result.model_dump(mode="json", by_alias=True), None)
+            return PointOutcome(None, str(error))
+        return PointOutcome(result.model_dump(mode="json", by_alias=True), None)
 
     def _load(self, task: Task) -> Any:
         """The trace; a `UserError` says why there is none."""
@@ -161,12 +161,12 @@ class Worker:
         return self._trace[1]
 
 
-_here = Worker()
+_here = ReplayWorker()
 _one_at_a_time = threading.Lock()  # Dask's workers may have several threads
 
 
-def carry_out(jobs: Sequence[Job]) -> tuple[list[Done], float]:
-    """Carry out replays with the one `Worker` of this process."""
+def carry_out(jobs: Sequence[Job]) -> tuple[list[ReplayRecord], float]:
+    """Carry out replays with the one `ReplayWorker` of this process."""
     with _one_at_a_time:
         return _here(jobs)
 
@@ -192,7 +192,7 @@ def _task_of(job: Job) -> Task:
 
 
 def _failure(error: Exception) -> Failure:
-    raised = error.__cause__ or error if isinstance(error, BuildFailed) else error
+    raised = error.__cause__ or error if isinstance(error, SchemeFailure) else error
     frames = traceback.extract_tb(raised.__traceback__)[-MOST_FRAMES:]
     where = tuple(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames)
     kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "

@@ -45,16 +45,12 @@ def bounds_heat(results: Sequence[Result]) -> Heat:
         rows=row_names(results),
         columns=columns,
         values=[
-            [
-                100 * bounds[name] / time_us(one) if name in bounds and time_us(one) else None
-                for name in columns
-            ]
+            [100 * bounds[name] / time_us(one) if name in bounds and time_us(one) else None for name in columns]
             for one, bounds in zip(results, found, strict=True)
         ],
         unit="%",
         form=".0f",
-        says="100 %: the time is as short as this bound lets it be. Low everywhere: waiting, not "
-        "work, makes it long.",
+        says="100 %: the time is as short as this bound lets it be. Low everywhere: waiting, not work, makes it long.",
     )
 
 
@@ -76,11 +72,7 @@ def use_heat(results: Sequence[Result]) -> Heat:
 def _use(result: Result, name: str) -> float | None:
     """Mean over the parts of a result, each with the weight of its time."""
     total = sum(one.makespan_us for one in result.measured)
-    busy = sum(
-        one.utilisation[name].mean * one.makespan_us
-        for one in result.measured
-        if name in one.utilisation
-    )
+    busy = sum(one.utilisation[name].mean * one.makespan_us for one in result.measured if name in one.utilisation)
     return 100 * busy / total if total else None
 
 
@@ -92,15 +84,9 @@ def use_plots(results: Mapping[str, Result]) -> Iterator[Plot]:
     results
         By the name of their line; of several layers the one that takes longest is drawn.
     """
-    slowest = {
-        name: max(one.measured, key=lambda each: each.makespan_us) for name, one in results.items()
-    }
+    slowest = {name: max(one.measured, key=lambda each: each.makespan_us) for name, one in results.items()}
     for group in OVER_TIME:
-        lines = [
-            _line(name, one, group)
-            for name, one in slowest.items()
-            if group in one.utilisation_over_time.groups
-        ]
+        lines = [_line(name, one, group) for name, one in slowest.items() if group in one.utilisation_over_time.groups]
         if lines:
             yield Plot(
                 name=f"use-{group}",
@@ -216,11 +202,7 @@ def purpose_bars(results: Sequence[Result]) -> Bars:
 
 
 def _purpose(result: Result, role: str) -> float:
-    ports = [
-        one.mechanisms.wire_bytes[role]
-        for one in result.measured
-        if role in one.mechanisms.wire_bytes
-    ]
+    ports = [one.mechanisms.wire_bytes[role] for one in result.measured if role in one.mechanisms.wire_bytes]
     gpus = max((len(one.uplink) for one in ports), default=1) or 1
     carried = sum(sum(one.uplink) + sum(one.downlink) for one in ports)
     return carried / gpus / count(result) / MB

@@ -60,9 +60,7 @@ def _of_result(result: Result, words: str) -> Iterator[Section]:
         [*charts.gpus_heat(result), charts.purpose_bars(results), *wires.wire_tables(results)],
     )
     lines = [] if slowest is None else [notes.token_note(slowest)]
-    yield Section(
-        "Tokens", [*there(charts.latency_plot(results), tokens.latency_table(results)), *lines]
-    )
+    yield Section("Tokens", [*there(charts.latency_plot(results), tokens.latency_table(results)), *lines])
     yield _memory(results, memory.buffers_table(result))
     yield Section("Mechanisms", there(experts_table(results), mechanisms_table(results)))
     yield from _rests_on(results, words, *tuned_tables(result))
@@ -117,9 +115,7 @@ def _of_comparison(compared: Comparison, words: str) -> Iterator[Section]:
 
 def _memory(results: Sequence[Result], *more: Table | None) -> Section:
     lines = " ".join(memory.room_notes(results))
-    return Section(
-        "Memory", there(charts.memory_bars(results), memory.memory_table(results), lines, *more)
-    )
+    return Section("Memory", there(charts.memory_bars(results), memory.memory_table(results), lines, *more))
 
 
 def _rests_on(results: Sequence[Result], words: str, *more: Table) -> Iterator[Section]:
@@ -154,9 +150,7 @@ def _fastest_and_baseline(compared: Comparison, names: dict[str, Result]) -> dic
 
 def _rivals(names: dict[str, Result]) -> dict[str, Result]:
     """All but bounds, which nobody can build; bounds where there is nothing else."""
-    rivals = {
-        name: one for name, one in names.items() if not validity.is_without_error(one.scheme.name)
-    }
+    rivals = {name: one for name, one in names.items() if not validity.is_without_error(one.scheme.name)}
     return rivals or names
 
 
@@ -183,8 +177,7 @@ def summary(compared: Comparison) -> str:
     lines = [f"{first} is the fastest{of}: {time_us(result):,.1f} us per {unit_of(result)}"]
     if result is not base and time_us(result):
         lines[0] += (
-            f", {time_us(base) / time_us(result):.2f} times as fast as {compared.base_name} "
-            f"({time_us(base):,.1f} us)"
+            f", {time_us(base) / time_us(result):.2f} times as fast as {compared.base_name} ({time_us(base):,.1f} us)"
         )
     found = compared.uncertainty
     shares = [] if found is None else [one.first for one in found.bands if one.first is not None]

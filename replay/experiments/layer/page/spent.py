@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from replay.experiments.layer.result import Result
-    from tracegen.shared.display.content import Part
+    from tracegen.shared.display.content import BarPart
 
 MOVING = frozenset({"dispatch", "combine", "placement", LAUNCHES})
 """Phases of the critical path in which nothing is computed for tokens."""
@@ -29,9 +29,15 @@ ORDER = (LAUNCHES, *PHASES)
 """Phases in the order in which a layer meets them."""
 
 CAUSES = (
-    "compute", "queueing behind compute", "copying", "serialisation", "overhead", "queueing",
-    "latency", "credits",
-)  # fmt: skip
+    "compute",
+    "queueing behind compute",
+    "copying",
+    "serialisation",
+    "overhead",
+    "queueing",
+    "latency",
+    "credits",
+)
 TOGETHER = {
     **dict.fromkeys(("permute", "unpermute"), "permute, unpermute"),
     **{f"queueing behind {role}": "queueing" for role in ("copying", "serialisation", "overhead")},
@@ -145,7 +151,7 @@ def _parts(
     spent: Sequence[Mapping[str, int]],
     order: Sequence[str],
     hatched: Collection[str],
-) -> list[Part]:
+) -> list[BarPart]:
     """Parts in an order, what it does not name last; those that no result has are left out."""
     there = dict.fromkeys(TOGETHER.get(name, name) for name in order)
     there |= dict.fromkeys(name for one in spent for name, time in one.items() if time)

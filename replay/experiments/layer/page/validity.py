@@ -102,9 +102,7 @@ def error_of(result: Result) -> float:
     The error of each phase counts for as long as the critical path is in that phase.
     """
     parts, path = parts_of(result), by_phase(result)
-    spread = sum(
-        path[phase] * max(abs(one) for one in _errors(parts[phase])[1:]) / 100 for phase in PHASES
-    )
+    spread = sum(path[phase] * max(abs(one) for one in _errors(parts[phase])[1:]) / 100 for phase in PHASES)
     return spread / max(sum(path.values()), 1)
 
 
@@ -140,7 +138,5 @@ def validity_line(results: Sequence[Result]) -> str:
     if measured:
         lines.append(f"Measured kernels stand behind {', '.join(measured)}.")
     if others:
-        lines.append(
-            f"There are few measurements, or none, of how {', '.join(others)} communicate."
-        )
+        lines.append(f"There are few measurements, or none, of how {', '.join(others)} communicate.")
     return " ".join(lines)

@@ -117,9 +117,7 @@ def drawn_plot(found: Uncertainty, names: Sequence[str], per: int = 1, name: str
     )
 
 
-def drawn_notes(
-    found: Uncertainty, names: Sequence[str], *, is_of_layers: bool = True
-) -> list[str]:
+def drawn_notes(found: Uncertainty, names: Sequence[str], *, is_of_layers: bool = True) -> list[str]:
     """Notes on how often the order holds, what decides it, and what could not be drawn.
 
     Parameters
@@ -136,9 +134,7 @@ def drawn_notes(
     if found.decides:
         causes = [f"{one.name} ({one.correlation:+.2f})" for one in found.decides]
         notes.append(f"Deciding between {names[0]} and {names[1]}: {', '.join(causes)};")
-        notes.append(
-            "the rank correlation with the lead of the first, of a value or a part's time."
-        )
+        notes.append("the rank correlation with the lead of the first, of a value or a part's time.")
     if is_of_layers and len(found.bands) > 1:
         notes.append("Options and placements are those of the comparison in every draw.")
     return [*notes, *(f"note: {note}." for note in found.notes)]

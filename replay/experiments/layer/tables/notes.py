@@ -112,21 +112,13 @@ def launch_notes(results: Sequence[Result]) -> list[str]:
         if name not in names:
             names.append(name)
     alone = [stack for stack in outside if stack not in knowing]
-    strange = {
-        stack: ", ".join(dict.fromkeys(names))
-        for stack, names in outside.items()
-        if stack in knowing
-    }
+    strange = {stack: ", ".join(dict.fromkeys(names)) for stack, names in outside.items() if stack in knowing}
     if alone:
         strange[", ".join(alone)] = "all that they launch" if alone[1:] else "all"
     return [
+        *(f"Launched {how}{': ' + ', '.join(names) if len(used) > 1 else ''}." for how, names in used.items()),
         *(
-            f"Launched {how}{': ' + ', '.join(names) if len(used) > 1 else ''}."
-            for how, names in used.items()
-        ),
-        *(
-            f"Not in the list of {stack}, so that kernels for rows are calls of an extension: "
-            f"{names}."
+            f"Not in the list of {stack}, so that kernels for rows are calls of an extension: {names}."
             for stack, names in strange.items()
         ),
     ]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from replay.experiments.layer.result import Comparison, Result
-    from replay.measure.parts import Waiting
+    from replay.measure.parts import WaitTimes
     from replay.measure.result import ChainResult, Measures
     from tracegen.shared.display.content import Cell
 
@@ -117,11 +117,7 @@ def measured(result: Result) -> str:
         steps = f", mean of {result.chain.num_steps} steps" if result.chain.num_steps > 1 else ""
         return f"per step ({result.chain.num_layers} layers{steps})"
     number = len(result.layers)
-    layers = (
-        f"per layer (mean of {number})"
-        if number > 1
-        else f"of layer {result.layers[0].decoder_layer}"
-    )
+    layers = f"per layer (mean of {number})" if number > 1 else f"of layer {result.layers[0].decoder_layer}"
     return f"of the communication alone, {layers}" if result.spec.communication_only else layers
 
 
@@ -174,13 +170,11 @@ def _times(measured: Measures, num_sms: object) -> list[float] | None:
     if exposure is None or sms is None or not isinstance(num_sms, int):
         return None
     columns = [*_parts(exposure.by_time), *_parts(exposure.by_sms), exposure.unfilled_us]
-    columns += [
-        [time / num_sms for time in of] for of in (sms.waiting_for_l2_us, sms.waiting_for_hbm_us)
-    ]
+    columns += [[time / num_sms for time in of] for of in (sms.waiting_for_l2_us, sms.waiting_for_hbm_us)]
     return [sum(column) / max(len(column), 1) for column in columns]
 
 
-def _parts(waiting: Waiting) -> list[list[float]]:
+def _parts(waiting: WaitTimes) -> list[list[float]]:
     """All of it, and each cause, by GPU."""
     return [waiting.total_us, *(getattr(waiting, f"{cause}_us") for cause in CAUSES)]
 
@@ -259,11 +253,7 @@ def phases_table(measures: Measures, what: str) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for phase, times in measures.phases.items():
         port = measures.busiest_port.get(phase)
-        cells = (
-            (f"{port.direction} {port.gpu}", port.payload_bytes / MB, port.busy_us)
-            if port
-            else (None, None, None)
-        )
+        cells = (f"{port.direction} {port.gpu}", port.payload_bytes / MB, port.busy_us) if port else (None, None, None)
         rows.append((phase, times.start_us, times.end_us, times.busy_us, *cells))
     return Table("phases", f"Phases of {what}", columns, rows)
 

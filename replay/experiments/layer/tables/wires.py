@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from replay.experiments.layer.result import Result
-    from replay.measure.parts import Network, NetworkPort
+    from replay.measure.parts import NetworkLoad, NetworkPort
     from replay.measure.result import Measures
     from tracegen.shared.display.content import Cell
 
@@ -46,9 +46,7 @@ def payload_tables(results: Sequence[Result]) -> list[Table]:
     """Payload over the ports of a GPU, and over the busiest port with the time it takes there."""
 
     def carried(way: str, of: Callable[[list[float]], float]) -> Callable[[Result], float]:
-        return lambda one: of(
-            [value / count(one) / MB for value in getattr(one.totals, f"{way}_payload_bytes")]
-        )
+        return lambda one: of([value / count(one) / MB for value in getattr(one.totals, f"{way}_payload_bytes")])
 
     def most(*phases: str) -> Callable[[Result], float]:
         return lambda one: per(one, lambda each: _most(each, phases)) / MB
@@ -60,8 +58,7 @@ def payload_tables(results: Sequence[Result]) -> list[Table]:
         for what, of in (("mean", _mean), ("max", max))
     ]
     return [
-        table("payload", f"Payload over the ports of a GPU per {unit}", results, *ports,
-              labels=names),
+        table("payload", f"Payload over the ports of a GPU per {unit}", results, *ports, labels=names),
         table(
             "busiest-port",
             f"Payload of the busiest port per {unit}",
@@ -79,7 +76,7 @@ def payload_tables(results: Sequence[Result]) -> list[Table]:
             ),
             labels=names,
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _ports_us(one: Measures) -> float:
@@ -144,14 +141,11 @@ def network_table(results: Sequence[Result]) -> Table | None:
         (name, *(_network_cells(networks, count(results[0])) if networks else nothing))
         for name, networks in zip(row_names(results), found, strict=True)
     ]
-    title = (
-        f"Network between NVLink domains: a card's bytes per {unit_of(results[0])}, "
-        "and what is used most"
-    )
+    title = f"Network between NVLink domains: a card's bytes per {unit_of(results[0])}, and what is used most"
     return Table("network", title, NETWORK_COLUMNS, rows)
 
 
-def _network_cells(networks: list[Network], number: int) -> list[Cell]:
+def _network_cells(networks: list[NetworkLoad], number: int) -> list[Cell]:
     cells: list[Cell] = []
     for way in ("nic-out", "nic-in"):
         of_card: dict[str, int] = {}
@@ -168,14 +162,17 @@ def _network_cells(networks: list[Network], number: int) -> list[Cell]:
             carried_by_rail = rail.sent_bytes + rail.received_bytes
             rails[rail.leaf] = rails.get(rail.leaf, 0) + carried_by_rail
     leaf = max(rails, key=lambda one: rails[one])
-    in_use = max(
-        rail.utilisation for network in networks for rail in network.rails if rail.leaf == leaf
-    )
+    in_use = max(rail.utilisation for network in networks for rail in network.rails if rail.leaf == leaf)
     return [
-        *cells, busiest.name, busiest.utilisation, f"leaf {leaf}", rails[leaf] / number / MB,
-        in_use, max(uplinks, default=None),
-    ]  # fmt: skip
+        *cells,
+        busiest.name,
+        busiest.utilisation,
+        f"leaf {leaf}",
+        rails[leaf] / number / MB,
+        in_use,
+        max(uplinks, default=None),
+    ]
 
 
-def _all(networks: list[Network], way: str) -> list[NetworkPort]:
+def _all(networks: list[NetworkLoad], way: str) -> list[NetworkPort]:
     return [port for network in networks for port in network.ports.get(way, [])]

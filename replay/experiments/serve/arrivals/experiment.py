@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from replay.experiments.base.experiment import NOTHING, Given, Older, Watch, Words
+from replay.experiments.base.experiment import NOTHING, Older, ReplayWatcher, SpecInputs, Words
 from replay.experiments.serve.arrivals.result import (
     ArrivalComparison,
     ArrivalResult,
@@ -40,13 +40,13 @@ class Arrivals(Serving[ArrivalSpec, "ArrivalSetup", ArrivalResult, ArrivalCompar
         "moereplay-arrivals-comparison/1": comparison_of_old,
     }
 
-    def setup(self, spec: ArrivalSpec, given: Given[ArrivalSetup] = NOTHING) -> ArrivalSetup:
+    def setup(self, spec: ArrivalSpec, given: SpecInputs[ArrivalSetup] = NOTHING) -> ArrivalSetup:
         """Nothing is given beside the spec; the requests are the same under all schemes."""
         from replay.experiments.serve.arrivals.replay import ArrivalSetup
 
         return ArrivalSetup.of(spec, given)
 
-    def replay(self, setup: ArrivalSetup, watch: Watch) -> ArrivalResult:
+    def replay(self, setup: ArrivalSetup, watch: ReplayWatcher) -> ArrivalResult:
         """Nothing is observed: iterations have no schedule of their own."""
         from replay.experiments.serve.arrivals.replay import carry_out
 

@@ -12,15 +12,15 @@ from replay.report.comparisons import beside, label, rests_on
 from replay.report.pages import filled_page
 from replay.report.tables import US_PER_MS
 from replay.report.words import schemes_text
-from tracegen.shared.display.content import Axis, Bars, Line, Part, Plot, Section
+from tracegen.shared.display.content import Axis, BarPart, Bars, Line, Plot, Section
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from replay.experiments.serve.measures import Served
+    from replay.experiments.serve.measures import ServingRun
     from tracegen.shared.display.content import Cell, Item, Page
 
-    Pairs = Sequence[tuple[ArrivalResult, Served]]
+    Pairs = Sequence[tuple[ArrivalResult, ServingRun]]
 
 LATENCIES = {
     "ttft": "TTFT: from arrival until the first token",
@@ -70,14 +70,10 @@ def _sections(compared: ArrivalComparison, words: str) -> Iterator[Section]:
     found: list[Item] = []
     if served:
         found = [tables.latencies_table(compared), throughput_bars(served)]
-    yield Section(
-        "Latencies and throughput", [tables.heading(first), *found, *tables.notes(compared)]
-    )
+    yield Section("Latencies and throughput", [tables.heading(first), *found, *tables.notes(compared)])
     yield Section("Under limits", [*tables.goodput_tables(served), *search_plots(compared)])
     yield Section("Distributions", list(distributions(served)))
-    yield Section(
-        "The engine", [*([tables.engine_table(served)] if served else []), *moments(served)]
-    )
+    yield Section("The engine", [*([tables.engine_table(served)] if served else []), *moments(served)])
     system = first.phases[-1].system if first.phases else None
     entries: dict[str, Cell] = {
         "model": tables.model_of(first),
@@ -94,7 +90,7 @@ def throughput_bars(served: Pairs) -> Bars:
         name="throughput",
         title="Generated tokens per second and GPU",
         labels=[label(one) for one, _ in served],
-        parts=[Part("tokens/s", [run.output_tokens_per_s_per_gpu for _, run in served])],
+        parts=[BarPart("tokens/s", [run.output_tokens_per_s_per_gpu for _, run in served])],
         unit="tokens/s",
     )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from replay.errors import UserError
-from replay.experiments.base.experiment import NOTHING, Given
+from replay.experiments.base.experiment import NOTHING, SpecInputs
 from replay.experiments.base.identity import identity
 from replay.experiments.base.result import SchemeDescription, SystemDescription, package_version
 from replay.experiments.serve import capacity, handover, request_files
@@ -19,9 +19,9 @@ from replay.experiments.serve.arrivals.result import ArrivalPhase, ArrivalResult
 from replay.experiments.serve.arrivals.spec import OF_ARRIVALS, ArrivalSpec
 from replay.experiments.serve.measures import measure
 from replay.experiments.serve.requests import drawn, lengths
-from replay.experiments.serve.rules import Batching
+from replay.experiments.serve.rules import BatchRule
 from replay.experiments.serve.serving import Pool, serve
-from replay.experiments.serve.setup import Setup, Side
+from replay.experiments.serve.setup import ServingSetup, ServingSide
 
 if TYPE_CHECKING:
     from replay.experiments.serve.book import ServedRun
@@ -41,10 +41,10 @@ class ArrivalSetup:
 
     spec: ArrivalSpec
     requests: Requests
-    batch: Setup
+    batch: ServingSetup
 
     @classmethod
-    def of(cls, spec: ArrivalSpec, given: Given[Self] = NOTHING) -> Self:
+    def of(cls, spec: ArrivalSpec, given: SpecInputs[Self] = NOTHING) -> Self:
         """Follow the references of a spec.
 
         Raises
@@ -58,17 +58,19 @@ class ArrivalSetup:
         requests = requests_of(spec) if given.like is None else given.like.requests
         means = (requests.prompt.mean(), requests.output.mean() - 1)
         prompt, output = (max(round(float(mean)), 1) for mean in means)
-        batch = Setup.of(spec.of_batch(prompt, output), Given(allow_code=given.allow_code))
+        batch = ServingSetup.of(spec.of_batch(prompt, output), SpecInputs(allow_code=given.allow_code))
         return cls(spec, requests, batch)
 
     @property
     def run_id(self) -> str:
         """Identity: requests enter by value, and not by the name of their file."""
-        return identity({
-            "iterations": self.batch.run_id,
-            "requests": self.requests.content_id,
-            "rules": self.spec.model_dump(mode="json", include={*OF_ARRIVALS} - {"arrivals"}),
-        })  # fmt: skip
+        return identity(
+            {
+                "iterations": self.batch.run_id,
+                "requests": self.requests.content_id,
+                "rules": self.spec.model_dump(mode="json", include={*OF_ARRIVALS} - {"arrivals"}),
+            }
+        )
 
 
 def carry_out(ready: ArrivalSetup) -> ArrivalResult:
@@ -91,9 +93,13 @@ def carry_out(ready: ArrivalSetup) -> ArrivalResult:
 
     def run(arriving: Requests) -> ServedRun:
         return serve(
-            arriving, pools[0], decode=pools[1] if setup.is_apart else None,
-            handover_ps=handover_ps, router=asked.router, drafts=drafts,
-        )  # fmt: skip
+            arriving,
+            pools[0],
+            decode=pools[1] if setup.is_apart else None,
+            handover_ps=handover_ps,
+            router=asked.router,
+            drafts=drafts,
+        )
 
     found, served = None, None
     if asked.search and asked.limits is not None:
@@ -101,9 +107,12 @@ def carry_out(ready: ArrivalSetup) -> ArrivalResult:
         found, served = found.model_copy(update={"served": None}), found.served
     else:
         served = measure(run(requests), asked.limits)
-    sides: dict[Phase, Side] = {"prefill": setup.prefill, "decode": setup.decode}
+    sides: dict[Phase, ServingSide] = {"prefill": setup.prefill, "decode": setup.decode}
     return ArrivalResult(
-        run_id=ready.run_id, version=package_version(), spec=asked, model=setup.shape.sizes(),
+        run_id=ready.run_id,
+        version=package_version(),
+        spec=asked,
+        model=setup.shape.sizes(),
         phases=[
             ArrivalPhase(
                 phase=phase,
@@ -112,8 +121,10 @@ def carry_out(ready: ArrivalSetup) -> ArrivalResult:
             )
             for phase, side in sides.items()
         ],
-        caches=caches, served=served, capacity=found,
-    )  # fmt: skip
+        caches=caches,
+        served=served,
+        capacity=found,
+    )
 
 
 def requests_of(spec: ArrivalSpec) -> Requests:
@@ -160,10 +171,10 @@ def _rate(text: str) -> float | None:
         return None
 
 
-def _pools(setup: Setup, asked: ArrivalSpec, longest: int) -> tuple[tuple[Pool, Pool], list[Cache]]:
+def _pools(setup: ServingSetup, asked: ArrivalSpec, longest: int) -> tuple[tuple[Pool, Pool], list[Cache]]:
     """Pools of prefill and of decoding, which are the same where the same GPUs do both."""
     spec = setup.spec
-    phases: dict[Phase, Side] = {"prefill": setup.prefill, "decode": setup.decode}
+    phases: dict[Phase, ServingSide] = {"prefill": setup.prefill, "decode": setup.decode}
     pools: list[Pool] = []
     caches: list[Cache] = []
     for phase, side in phases.items():
@@ -181,16 +192,21 @@ def _pools(setup: Setup, asked: ArrivalSpec, longest: int) -> tuple[tuple[Pool, 
         room = times.room(used, capacity, int(setup.drafts.count > 0))
         where = f"{setup.shape.name} on {side.num_gpus} GPUs of {side.system.name}, {phase}"
         room.check(asked.block, where)
-        rules = Batching(
-            policy=asked.policy, cache_tokens=room.positions, block=asked.block,
-            max_batched_tokens=spec.chunk * side.tp, max_requests=spec.requests * side.tp,
+        rules = BatchRule(
+            policy=asked.policy,
+            cache_tokens=room.positions,
+            block=asked.block,
+            max_batched_tokens=spec.chunk * side.tp,
+            max_requests=spec.requests * side.tp,
             reserve=asked.reserve,
-        )  # fmt: skip
+        )
         pools.append(Pool(times, rules, side.num_gpus))
         caches.append(
             Cache(
-                phase=phase, workers=side.workers, positions=room.positions,
+                phase=phase,
+                workers=side.workers,
+                positions=room.positions,
                 position_bytes=room.position,
             )
-        )  # fmt: skip
+        )
     return (pools[0], pools[1]), caches

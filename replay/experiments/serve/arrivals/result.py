@@ -19,7 +19,7 @@ from replay.experiments.base.result import (
 )
 from replay.experiments.serve.arrivals.spec import ArrivalSpec
 from replay.experiments.serve.capacity import Capacity
-from replay.experiments.serve.measures import Served
+from replay.experiments.serve.measures import ServingRun
 from replay.experiments.serve.result import asked_of_both, named
 from tracegen.shared.strict import Strict
 
@@ -61,7 +61,7 @@ class ArrivalResult(TimedResult):
     model: dict[str, JsonValue] = Field(default_factory=dict)
     phases: list[ArrivalPhase] = Field(default_factory=list)
     caches: list[Cache]
-    served: Served | None
+    served: ServingRun | None
     capacity: Capacity | None
 
     @property

@@ -51,9 +51,7 @@ class ArrivalSpec(InferSpec):
         If a setting does not exist or is not possible.
     """
 
-    arrivals: str = Field(
-        "1", description="Requests per second, `once` for all at once, or a file of requests."
-    )
+    arrivals: str = Field("1", description="Requests per second, `once` for all at once, or a file of requests.")
     count: int = Field(1000, ge=1, le=5_000_000, description="Requests: drawn, or taken of a file.")
     burstiness: Burstiness = Field(
         1.0,
@@ -64,29 +62,15 @@ class ArrivalSpec(InferSpec):
     )
     outputs: str | None = Field(None, description="Likewise, of what is generated.")
     arrival_seed: int = Field(0, ge=0, le=2**32, description="Seed of gaps, lengths and drafts.")
-    policy: Policy = Field(
-        "mixed", description="How iterations are made: mixed, prefill-first or whole-prompts."
-    )
-    router: Router = Field(
-        "round-robin", description="To which worker: round-robin, least-requests, least-waiting."
-    )
+    policy: Policy = Field("mixed", description="How iterations are made: mixed, prefill-first or whole-prompts.")
+    router: Router = Field("round-robin", description="To which worker: round-robin, least-requests, least-waiting.")
     block: int = Field(64, ge=1, description="Positions of a block of the cache.")
-    memory: float = Field(
-        0.9, gt=0, le=1, description="Share of a GPU's memory for weights, buffers and caches."
-    )
-    reserve: float = Field(
-        0.0, ge=0, le=1, description="Share of the outputs to come that the cache keeps room for."
-    )
-    ttft_ms: float | None = Field(
-        None, gt=0, le=MOST_MS, description="Limit of the time to the first token."
-    )
-    tpot_ms: float | None = Field(
-        None, gt=0, le=MOST_MS, description="Limit of the time per token behind it."
-    )
+    memory: float = Field(0.9, gt=0, le=1, description="Share of a GPU's memory for weights, buffers and caches.")
+    reserve: float = Field(0.0, ge=0, le=1, description="Share of the outputs to come that the cache keeps room for.")
+    ttft_ms: float | None = Field(None, gt=0, le=MOST_MS, description="Limit of the time to the first token.")
+    tpot_ms: float | None = Field(None, gt=0, le=MOST_MS, description="Limit of the time per token behind it.")
     percentile: int = Field(99, ge=0, le=100, description="Of requests that keep the limits.")
-    search: bool = Field(
-        False, description="Search the largest rate of arrivals at which the limits are kept."
-    )
+    search: bool = Field(False, description="Search the largest rate of arrivals at which the limits are kept.")
     rate_tolerance: float = Field(0.05, ge=0.001, le=1, description="Of that rate, as a share.")
 
     @property

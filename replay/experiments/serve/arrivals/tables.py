@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
     from replay.experiments.serve.arrivals.result import ArrivalResult
-    from replay.experiments.serve.measures import Percentiles, Served
+    from replay.experiments.serve.measures import Percentiles, ServingRun
     from tracegen.shared.display.content import Cell
 
 
@@ -28,7 +28,7 @@ def tables(result: ArrivalResult | ArrivalComparison, *, details: bool) -> Group
     return tables_group(heading(compared.base), found, notes(compared))
 
 
-def by_time(compared: ArrivalComparison) -> list[tuple[ArrivalResult, Served]]:
+def by_time(compared: ArrivalComparison) -> list[tuple[ArrivalResult, ServingRun]]:
     """Results that served requests, with their measures, in the order of the ranking."""
     return [(one, one.served) for one in compared.ranking if one.served is not None]
 
@@ -67,11 +67,16 @@ def latencies_table(compared: ArrivalComparison) -> Table:
         columns.append(Column(f"{name} p99", "ms", ",.1f", rank))
     rows: list[tuple[Cell, ...]] = [
         (
-            label(result), run.offered_per_s or "once", _speed_up(compared, result),
-            run.output_tokens_per_s_per_gpu, *_pair(run.ttft), *_pair(run.tpot), *_pair(run.itl),
+            label(result),
+            run.offered_per_s or "once",
+            _speed_up(compared, result),
+            run.output_tokens_per_s_per_gpu,
+            *_pair(run.ttft),
+            *_pair(run.tpot),
+            *_pair(run.itl),
         )
         for result, run in by_time(compared)
-    ]  # fmt: skip
+    ]
     title = f"Latencies, median and 99th percentile; speed-up over {compared.baseline}"
     return Table("latencies", title, columns, rows)
 
@@ -81,7 +86,7 @@ def _speed_up(compared: ArrivalComparison, result: ArrivalResult) -> float | Non
     return compared.speed_up(result.name) if math.isfinite(compared.base.headline_us) else None
 
 
-def engine_table(served: Sequence[tuple[ArrivalResult, Served]]) -> Table:
+def engine_table(served: Sequence[tuple[ArrivalResult, ServingRun]]) -> Table:
     """Table of the engine's iterations."""
     groups = {
         label(one) + ("" if group.name == "engine" else f", {group.name}"): group
@@ -102,7 +107,7 @@ def engine_table(served: Sequence[tuple[ArrivalResult, Served]]) -> Table:
     )
 
 
-def goodput_tables(served: Sequence[tuple[ArrivalResult, Served]]) -> Iterator[Table]:
+def goodput_tables(served: Sequence[tuple[ArrivalResult, ServingRun]]) -> Iterator[Table]:
     """Requests that keep the limits; nothing where no limit was given."""
     kept = [(label(one), run.goodput) for one, run in served if run.goodput is not None]
     if kept:

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from replay.errors import UserError
-from replay.steps.memory import Kept, StageMemory, require, stages
+from replay.steps.memory import StageMemory, StageRetention, require, stages
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -40,7 +40,7 @@ Slot = tuple[Op, ...]
 """Passes that a stage makes at a time: one, or a forward beside a backward pass (F before B)."""
 
 
-class Shape(NamedTuple):
+class ScheduleShape(NamedTuple):
     """Sizes that a schedule is made for.
 
     Attributes
@@ -59,7 +59,7 @@ class Shape(NamedTuple):
     micro_batches: int
 
     @classmethod
-    def of(cls, plan: ParallelPlan) -> Shape:
+    def of(cls, plan: ParallelPlan) -> ScheduleShape:
         """Take them from a parallel plan."""
         return cls(plan.pp, plan.vpp, plan.micro_batches)
 
@@ -91,23 +91,23 @@ class Schedule(ABC):
     beside: ClassVar[Literal["dualpipe", "megatron"] | None] = None
 
     @abstractmethod
-    def stage_of(self, shape: Shape, chunk: int, micro_batch: int) -> int:
+    def stage_of(self, shape: ScheduleShape, chunk: int, micro_batch: int) -> int:
         """Stage that makes a micro-batch's passes over a chunk."""
 
     @abstractmethod
-    def slots(self, shape: Shape, stage: int) -> list[Slot]:
+    def slots(self, shape: ScheduleShape, stage: int) -> list[Slot]:
         """Give the slots of a stage, in order."""
 
-    def order(self, shape: Shape) -> list[list[Slot]]:
+    def order(self, shape: ScheduleShape) -> list[list[Slot]]:
         """Give the slots of every stage: every pass of every micro-batch once."""
         return [self.slots(shape, stage) for stage in range(shape.stages)]
 
-    def refuses(self, shape: Shape) -> str:
+    def refuses(self, shape: ScheduleShape) -> str:
         """Reason why it cannot be made for these sizes, and what is possible; empty where it can."""
         del shape
         return ""
 
-    def check(self, shape: Shape) -> None:
+    def check(self, shape: ScheduleShape) -> None:
         """Refuse what the schedule cannot be made for.
 
         Raises
@@ -118,7 +118,7 @@ class Schedule(ABC):
         if reason := self.refuses(shape):
             raise UserError(reason)
 
-    def kept(self, shape: Shape) -> list[Kept]:
+    def kept(self, shape: ScheduleShape) -> list[StageRetention]:
         """Retention of each stage, counted from its order.
 
         A forward pass makes activations, B or W frees them. That is the upper bound where the
@@ -150,19 +150,19 @@ class Schedule(ABC):
         """
 
         def needs(other: ParallelPlan) -> list[StageMemory]:
-            kept = self.kept(Shape.of(other))
+            kept = self.kept(ScheduleShape.of(other))
             return stages(shape, other, recipe, sequence, kept, copies=self.copies)
 
         return require(shape, plan, system, needs) if must_fit else needs(plan)
 
 
 @functools.lru_cache(maxsize=4096)
-def _kept(schedule: Schedule, shape: Shape) -> list[Kept]:
+def _kept(schedule: Schedule, shape: ScheduleShape) -> list[StageRetention]:
     """Cached result of `Schedule.kept`; many plans share a pipeline."""
     schedule.check(shape)
     found = []
     for slots in schedule.order(shape):
         ops = [op for slot in slots for op in slot]
         kept = itertools.accumulate(_KEEPS[op.kind] for op in ops)
-        found.append(Kept(tuple(sorted({op.chunk for op in ops})), max(kept)))
+        found.append(StageRetention(tuple(sorted({op.chunk for op in ops})), max(kept)))
     return found

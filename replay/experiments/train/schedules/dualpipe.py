@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replay.experiments.train.schedules.base import Schedule, Shape, Slot
+from replay.experiments.train.schedules.base import Schedule, ScheduleShape, Slot
 from replay.experiments.train.schedules.line import StageLine
 
 
@@ -21,11 +21,11 @@ class DualPipe(Schedule):
     splits_backward = True
     copies = 2
 
-    def stage_of(self, shape: Shape, chunk: int, micro_batch: int) -> int:
+    def stage_of(self, shape: ScheduleShape, chunk: int, micro_batch: int) -> int:
         """Chunks in order, or in reverse for micro-batches of the second half."""
         return chunk if micro_batch < shape.micro_batches // 2 else shape.stages - 1 - chunk
 
-    def refuses(self, shape: Shape) -> str:
+    def refuses(self, shape: ScheduleShape) -> str:
         """An odd number of stages or micro-batches, or too few of these to fill the pipeline."""
         if shape.chunks > 1:
             return f"dualpipe has one chunk per stage and direction, not {shape.chunks} (vpp)"
@@ -38,7 +38,7 @@ class DualPipe(Schedule):
             )
         return ""
 
-    def slots(self, shape: Shape, stage: int) -> list[Slot]:
+    def slots(self, shape: ScheduleShape, stage: int) -> list[Slot]:
         """The eight steps, mirrored in the second half of the stages."""
         half = shape.micro_batches // 2
         opposite = shape.stages - 1 - stage

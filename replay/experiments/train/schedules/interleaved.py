@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from replay.experiments.train.schedules.base import Op, Schedule, Shape, Slot
+from replay.experiments.train.schedules.base import Op, Schedule, ScheduleShape, Slot
 
 
-class Interleaved(Schedule):
+class InterleavedSchedule(Schedule):
     """1F1B in which as many micro-batches as stages pass a chunk in a row, then the next chunk.
 
     A stage's *turns* are its pairs of chunk and micro-batch in the order of forward passes. Its
@@ -15,12 +15,12 @@ class Interleaved(Schedule):
     name = "interleaved"
     source = "arXiv 2104.04473, as in Megatron-LM's pipeline_parallel/schedules.py"
 
-    def stage_of(self, shape: Shape, chunk: int, micro_batch: int) -> int:
+    def stage_of(self, shape: ScheduleShape, chunk: int, micro_batch: int) -> int:
         """Chunks go around the stages."""
         del micro_batch
         return chunk % shape.stages
 
-    def refuses(self, shape: Shape) -> str:
+    def refuses(self, shape: ScheduleShape) -> str:
         """Reason why Megatron-LM refuses the sizes; empty where it does not."""
         if shape.chunks < 2 or shape.stages < 2:
             return (
@@ -34,7 +34,7 @@ class Interleaved(Schedule):
             )
         return ""
 
-    def slots(self, shape: Shape, stage: int) -> list[Slot]:
+    def slots(self, shape: ScheduleShape, stage: int) -> list[Slot]:
         """Warm-up, turns of a forward and a backward pass, and the rest of the backward passes."""
         turns = _turns(shape)
         ahead = [Op("F", k * shape.stages + stage, m) for k, m in turns]
@@ -45,7 +45,7 @@ class Interleaved(Schedule):
             slots.extend(self._turn(forward, backward))
         return [*slots, *((op,) for op in back[len(turns) - first :])]
 
-    def _warm_up(self, shape: Shape, stage: int) -> int:
+    def _warm_up(self, shape: ScheduleShape, stage: int) -> int:
         """Forward passes of a stage before its first backward pass has a forward pass before it.
 
         All but the last chunk of the first group; and two for each stage that follows, as the
@@ -57,7 +57,7 @@ class Interleaved(Schedule):
         return [(forward,), (backward,)]
 
 
-class MegatronOverlap(Interleaved):
+class MegatronOverlap(InterleavedSchedule):
     """Interleaved 1F1B whose turns make a forward beside a backward pass.
 
     So that exchanges of one run beside computation of the other (Megatron-LM's overlap of
@@ -69,7 +69,7 @@ class MegatronOverlap(Interleaved):
     source = "Megatron-LM, --overlap-moe-expert-parallel-comm (pipeline_parallel/combined_1f1b.py)"
     beside = "megatron"
 
-    def refuses(self, shape: Shape) -> str:
+    def refuses(self, shape: ScheduleShape) -> str:
         """Reason why Megatron-LM refuses several stages with one chunk each; empty otherwise."""
         if shape.stages == 1:
             if shape.chunks == 1:
@@ -77,14 +77,14 @@ class MegatronOverlap(Interleaved):
             return f"megatron-overlap has one chunk (vpp) if it has one stage, not {shape.chunks}"
         return super().refuses(shape)
 
-    def _warm_up(self, shape: Shape, stage: int) -> int:
+    def _warm_up(self, shape: ScheduleShape, stage: int) -> int:
         return super()._warm_up(shape, stage) + 1
 
     def _turn(self, forward: Op, backward: Op) -> list[Slot]:
         return [(forward, backward)]
 
 
-def _turns(shape: Shape) -> list[tuple[int, int]]:
+def _turns(shape: ScheduleShape) -> list[tuple[int, int]]:
     """Pairs of chunk (of the stage's own) and micro-batch, in order of forward passes."""
     return [
         (chunk, m)

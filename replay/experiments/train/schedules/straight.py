@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from replay.experiments.train.schedules.base import Op, Schedule, Shape, Slot
+from replay.experiments.train.schedules.base import Op, Schedule, ScheduleShape, Slot
 from replay.experiments.train.schedules.line import StageLine
 
 
 class Straight(Schedule):
     """One chunk a stage."""
 
-    def stage_of(self, shape: Shape, chunk: int, micro_batch: int) -> int:
+    def stage_of(self, shape: ScheduleShape, chunk: int, micro_batch: int) -> int:
         """Chunk after chunk."""
         del shape, micro_batch
         return chunk
 
-    def refuses(self, shape: Shape) -> str:
+    def refuses(self, shape: ScheduleShape) -> str:
         """Several chunks a stage are another schedule."""
         if shape.chunks == 1:
             return ""
-        return (
-            f"{self.name} has one chunk per stage, not {shape.chunks} (vpp); interleaved has more"
-        )
+        return f"{self.name} has one chunk per stage, not {shape.chunks} (vpp); interleaved has more"
 
 
 class GPipe(Straight):
@@ -29,7 +27,7 @@ class GPipe(Straight):
     name = "gpipe"
     source = "GPipe (arXiv 1811.06965)"
 
-    def slots(self, shape: Shape, stage: int) -> list[Slot]:
+    def slots(self, shape: ScheduleShape, stage: int) -> list[Slot]:
         """Micro-batches go back in the order in which they came."""
         return [(Op(kind, stage, m),) for kind in ("F", "B") for m in range(shape.micro_batches)]
 
@@ -40,7 +38,7 @@ class OneFOneB(Straight):
     name = "1f1b"
     source = "PipeDream-Flush (arXiv 2006.09503), as in Megatron-LM (arXiv 2104.04473)"
 
-    def slots(self, shape: Shape, stage: int) -> list[Slot]:
+    def slots(self, shape: ScheduleShape, stage: int) -> list[Slot]:
         """Warm-up, turns, and what is left of the backward passes."""
         line = StageLine({stage: range(shape.micro_batches)})
         ahead = min(shape.stages - 1 - stage, shape.micro_batches)

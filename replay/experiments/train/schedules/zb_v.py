@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replay.experiments.train.schedules.base import Schedule, Shape, Slot
+from replay.experiments.train.schedules.base import Schedule, ScheduleShape, Slot
 from replay.experiments.train.schedules.line import StageLine
 
 
@@ -16,24 +16,21 @@ class ZeroBubbleV(Schedule):
     source = "arXiv 2401.10241, section 6; order as in torch.distributed.pipelining"
     splits_backward = True
 
-    def stage_of(self, shape: Shape, chunk: int, micro_batch: int) -> int:
+    def stage_of(self, shape: ScheduleShape, chunk: int, micro_batch: int) -> int:
         """There and back."""
         del micro_batch
         return min(chunk, 2 * shape.stages - 1 - chunk)
 
-    def refuses(self, shape: Shape) -> str:
+    def refuses(self, shape: ScheduleShape) -> str:
         """Other than two chunks a stage, or too few micro-batches to fill the pipeline."""
         if shape.chunks != 2:
             return f"zb-v has two chunks per stage, not {shape.chunks} (vpp)"
         least = 2 * shape.stages - 1
         if shape.micro_batches < least:
-            return (
-                f"zb-v has at least {least} micro-batches for {shape.stages} stages (pp), not "
-                f"{shape.micro_batches}"
-            )
+            return f"zb-v has at least {least} micro-batches for {shape.stages} stages (pp), not {shape.micro_batches}"
         return ""
 
-    def slots(self, shape: Shape, stage: int) -> list[Slot]:
+    def slots(self, shape: ScheduleShape, stage: int) -> list[Slot]:
         """Fill, turns over both chunks, and gradients of weights at the end."""
         there, back = stage, 2 * shape.stages - 1 - stage
         after = shape.stages - 1 - stage

@@ -91,9 +91,7 @@ class Expression:
             case ast.Name(id=name):
                 return given[name]
             case ast.BinOp(left=left, op=op, right=right) if type(op) in ARITHMETIC:
-                found: Value = ARITHMETIC[type(op)](
-                    self._value(left, given), self._value(right, given)
-                )
+                found: Value = ARITHMETIC[type(op)](self._value(left, given), self._value(right, given))
                 return found
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 return not self._value(operand, given)

@@ -12,7 +12,8 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from replay.errors import UserError, listed, shown, unknown
-from replay.model.work.kernel_lists.expressions import Expression, Ints, Value, in_words
+from replay.model.arrays import Counts, Ints
+from replay.model.work.kernel_lists.expressions import Expression, Value, in_words
 from replay.model.work.kernel_lists.sizes import NAMES, KernelSizes
 from tracegen.shared.strict import StrictDocument
 
@@ -34,9 +35,7 @@ Stream = Literal["compute", "communication", "shared", "weights"]
 """Where its kernels go: the stream of what computes; one of what moves rows; one of shared experts
 beside the exchange; a second one of weights' gradients."""
 
-Law = Literal[
-    "row map", "chunk map", "row walk", "cast twice", "strided", "atomic", "chain", "blocks"
-]
+Law = Literal["row map", "chunk map", "row walk", "cast twice", "strided", "atomic", "chain", "blocks"]
 """How long kernels take whose bytes do not say it: Transformer Engine's map of rows, by tokens and
 experts; its map of chunks, by rows and splits; its permutes, by thread blocks and rows of each; its
 casts by rows and by columns at once, by casts and values of each; values whose addresses are found
@@ -54,7 +53,7 @@ Ground = Literal["source", "closed", "assumed", "measured"]
 (``launches.csv`` in ``replay/studies/validate/measurements``)."""
 
 
-class Row(StrictDocument):
+class ListRow(StrictDocument):
     """A row of a list, its expressions as text.
 
     Attributes
@@ -139,7 +138,7 @@ class Row(StrictDocument):
     source: str
 
 
-class Part(StrictDocument):
+class ListPart(StrictDocument):
     """Operations of one part in one pass, in the order of their launch.
 
     Attributes
@@ -156,10 +155,10 @@ class Part(StrictDocument):
     direction: Pass
     graph: str = ""
     mirrored: bool = False
-    rows: tuple[Row, ...]
+    rows: tuple[ListRow, ...]
 
     @property
-    def mirror(self) -> Part:
+    def mirror(self) -> ListPart:
         """The part's gradients: products of inputs' and weights', for the rest twice the bytes.
 
         In the order of the forward pass. What was gathered is gathered again, for gradients of
@@ -179,14 +178,16 @@ class Option(StrictDocument):
     source: str
 
 
-def _mirrored(row: Row) -> tuple[Row, ...]:
+def _mirrored(row: ListRow) -> tuple[ListRow, ...]:
     if row.gemm is not None:
         rows, columns, inner = row.gemm
         of_input = {"name": f"{row.name}, gradient of input", "gemm": (rows, inner, columns)}
         of_weight = {
-            "name": f"{row.name}, gradient of weight", "gemm": (columns, inner, rows),
-            "weights": True, "adds": ACCUMULATOR_BYTES,
-        }  # fmt: skip
+            "name": f"{row.name}, gradient of weight",
+            "gemm": (columns, inner, rows),
+            "weights": True,
+            "adds": ACCUMULATOR_BYTES,
+        }
         return row.model_copy(update=of_input), row.model_copy(update=of_weight)
     if row.collective == "all_gather":
         scattered = {"name": f"{row.name}, gradients", "collective": "reduce_scatter"}
@@ -206,9 +207,9 @@ class ListedOperation(NamedTuple):
     part, direction, graph
         Of the part that it is in.
     kernels, moves, law, gemm, groups, calls, tensors, copies, waits, events, peers, adds
-        As of `Row`, as numbers.
+        As of `ListRow`, as numbers.
     operator, collective, group, scores, types, weights, captured, again, shared
-        As of `Row`.
+        As of `ListRow`.
     is_routed
         Whether a product has rows of routed experts.
     """
@@ -357,7 +358,7 @@ class KernelList(StrictDocument):
     dispatcher: str = ""
     options: dict[str, Option] = Field(default_factory=dict)
     presets: dict[str, dict[str, int | bool | str]] = Field(default_factory=dict)
-    parts: tuple[Part, ...]
+    parts: tuple[ListPart, ...]
     deepep: Engine | None = None
 
     @model_validator(mode="after")
@@ -365,9 +366,7 @@ class KernelList(StrictDocument):
         for preset, values in self.presets.items():
             self._check_options(values, f"preset {preset!r}")
         if both := self.options.keys() & set(NAMES):
-            raise UserError(
-                f"{self.name}: {listed(sorted(both))} is a size and cannot be an option"
-            )
+            raise UserError(f"{self.name}: {listed(sorted(both))} is a size and cannot be an option")
         known = {*NAMES, *self.options}
         for part in self.parts:
             for row in part.rows:
@@ -378,16 +377,12 @@ class KernelList(StrictDocument):
                             "is neither a size nor an option of it"
                         )
                 if not isinstance(row.stream, str) and (
-                    "overlap" not in self.options
-                    or row.stream.keys() - set(self.options["overlap"].choices)
+                    "overlap" not in self.options or row.stream.keys() - set(self.options["overlap"].choices)
                 ):
-                    raise UserError(
-                        f"{self.name}: streams of {row.name!r} are of no option 'overlap'"
-                    )
+                    raise UserError(f"{self.name}: streams of {row.name!r} are of no option 'overlap'")
                 if row.source.partition(" ")[0] not in self.sources:
                     raise UserError(
-                        f"{self.name}: the source of {row.name!r} begins with none of "
-                        f"{listed(sorted(self.sources))}"
+                        f"{self.name}: the source of {row.name!r} begins with none of {listed(sorted(self.sources))}"
                     )
         return self
 
@@ -479,7 +474,7 @@ class KernelList(StrictDocument):
         part: str,
         direction: Pass,
         *,
-        tokens: Ints,
+        tokens: Counts,
         positions: Ints,
     ) -> tuple[RankedOperation, ...]:
         """Rows that GPUs launch which differ in tokens and positions, in the order of the list.
@@ -511,7 +506,7 @@ class KernelList(StrictDocument):
         )
 
 
-def _texts_of(row: Row) -> Iterable[str]:
+def _texts_of(row: ListRow) -> Iterable[str]:
     yield row.when
     _, *over = row.law or ("",)
     for value in (
@@ -530,13 +525,11 @@ def _texts_of(row: Row) -> Iterable[str]:
         yield str(value)
 
 
-def _computed(row: Row, part: Part, given: Mapping[str, Value]) -> ListedOperation:
+def _computed(row: ListRow, part: ListPart, given: Mapping[str, Value]) -> ListedOperation:
     def number(value: int | str) -> int:
         found = value if isinstance(value, int) else Expression(value).value(given)
         if not isinstance(found, int) or found < 0:
-            raise UserError(
-                f"{row.name!r}: {value!r} comes to {found!r}, not to a number from 0 on"
-            )
+            raise UserError(f"{row.name!r}: {value!r} comes to {found!r}, not to a number from 0 on")
         return int(found)
 
     m, n, k = row.gemm or (0, 0, 0)
@@ -547,17 +540,38 @@ def _computed(row: Row, part: Part, given: Mapping[str, Value]) -> ListedOperati
     if not isinstance(stream, str):
         stream = stream.get(str(given["overlap"]), "compute")
     return ListedOperation(
-        name=row.name, part=part.name, direction=part.direction, graph=part.graph, call=row.call,
-        kind=row.kind, ground=row.ground, stream=stream, kernels=number(row.kernels),
-        moves=number(row.moves), gemm=(number(m), number(n), number(k)) if row.gemm else None,
-        tensors=number(row.tensors), copies=row.copies, waits=row.waits,
-        events=number(row.events), peers=number(row.peers), source=row.source,
-        collective=row.collective, types=row.types,
-        weights=row.weights, adds=number(row.adds), captured=row.captured, again=row.again,
-        law=law, groups=number(row.groups), operator=row.operator, calls=number(row.calls),
-        is_routed=any("rows" in one for one in names), shared=row.shared, group=row.group,
+        name=row.name,
+        part=part.name,
+        direction=part.direction,
+        graph=part.graph,
+        call=row.call,
+        kind=row.kind,
+        ground=row.ground,
+        stream=stream,
+        kernels=number(row.kernels),
+        moves=number(row.moves),
+        gemm=(number(m), number(n), number(k)) if row.gemm else None,
+        tensors=number(row.tensors),
+        copies=row.copies,
+        waits=row.waits,
+        events=number(row.events),
+        peers=number(row.peers),
+        source=row.source,
+        collective=row.collective,
+        types=row.types,
+        weights=row.weights,
+        adds=number(row.adds),
+        captured=row.captured,
+        again=row.again,
+        law=law,
+        groups=number(row.groups),
+        operator=row.operator,
+        calls=number(row.calls),
+        is_routed=any("rows" in one for one in names),
+        shared=row.shared,
+        group=row.group,
         scores=(number(heads), number(key), number(of_value)) if row.scores else None,
-    )  # fmt: skip
+    )
 
 
 def names() -> tuple[str, ...]:

@@ -9,8 +9,8 @@ from replay.model.work.kernel_lists import load
 from replay.model.work.stacks.sizes import even_sizes
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Counts, Ints
     from replay.model.work.kernel_lists import RankedOperation
-    from replay.model.work.kernel_lists.expressions import Ints
     from replay.model.work.kernel_lists.lists import Pass
     from tracegen.models import ModelShape
 
@@ -38,7 +38,7 @@ class BareRows:
         self,
         part: str,
         direction: Pass,
-        tokens: Ints,
+        tokens: Counts,
         positions: Ints | None = None,
         *,
         inner: int = 0,
@@ -56,6 +56,10 @@ class BareRows:
         """
         sizes = dataclasses.replace(self._sizes, inner=inner // self._tp)
         return self._list.on_ranks(
-            sizes, self._options, part, direction, tokens=tokens,
+            sizes,
+            self._options,
+            part,
+            direction,
+            tokens=tokens,
             positions=tokens if positions is None else positions,
-        )  # fmt: skip
+        )

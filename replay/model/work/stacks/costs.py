@@ -92,15 +92,10 @@ class CallCosts:
         calls = dict(self.calls)
         for setting, value in us.items():
             if isinstance(value, bool) or not isinstance(value, int) or value > MOST_US:
-                message = (
-                    f"{setting} is {shown(value)}; possible are whole microseconds, from 0 to "
-                    f"{MOST_US:,}"
-                )
+                message = f"{setting} is {shown(value)}; possible are whole microseconds, from 0 to {MOST_US:,}"
                 raise UserError(message)
             name = self.settings[setting]
-            each: Quantity[NonNegative] = Quantity(
-                value=float(value), source=f"given: {setting}", confidence="user"
-            )
+            each: Quantity[NonNegative] = Quantity(value=float(value), source=f"given: {setting}", confidence="user")
             calls[name] = CallCost(about=calls[name].about, forward_us=each, backward_us=each)
         return dataclasses.replace(self, calls=calls)
 
@@ -121,8 +116,11 @@ class CallCosts:
         tensors = max(0, one.tensors - one.kernels) if one.call == "torch" else one.tensors
         copies = max(0, one.copies - one.waits)  # what is waited for is in overheads.host_sync_us
         for count, what in (
-            (tensors, "tensor"), (copies, "copy"), (one.events, "event"), (one.peers, "peer"),
-        ):  # fmt: skip
+            (tensors, "tensor"),
+            (copies, "copy"),
+            (one.events, "event"),
+            (one.peers, "peer"),
+        ):
             us += count * self.calls[what].us(direction)
         return ps_from_us(us / self.speed)
 

@@ -193,9 +193,7 @@ class Stack:
             raise UserError(message)
         if is_training and not self.kernels.trains:
             trained = listed(name for name, (of, _) in STACKS.items() if load(of).trains)
-            message = (
-                f"stack {self.name}: its list has no backward pass; those that train are {trained}"
-            )
+            message = f"stack {self.name}: its list has no backward pass; those that train are {trained}"
             raise UserError(message)
         if precision is None:
             return
@@ -206,10 +204,7 @@ class Stack:
         scales = self.options.get("fp8")
         if scales is not None and (scales != "none") != (precision == "fp8"):
             choices = listed(str(one) for one in self.kernels.options["fp8"].choices)
-            message = (
-                f"stack {self.name}: fp8 is {scales} and products are {precision}; fp8 may be "
-                f"{choices}"
-            )
+            message = f"stack {self.name}: fp8 is {scales} and products are {precision}; fp8 may be {choices}"
             raise UserError(message)
 
     def check_model(self, shape: ModelShape, tp: int) -> None:
@@ -261,15 +256,11 @@ class Stack:
             return None
         return dataclasses.replace(self, options={**self.options, "dispatcher": str(of_list)})
 
-    def listed(
-        self, sizes: KernelSizes, parts: Iterable[str], direction: Pass
-    ) -> tuple[ListedOperation, ...]:
+    def listed(self, sizes: KernelSizes, parts: Iterable[str], direction: Pass) -> tuple[ListedOperation, ...]:
         """Launches for parts of a pass, in order."""
         return self.kernels.operations(sizes, self.options, parts=parts, direction=direction)
 
-    def experts(
-        self, sizes: KernelSizes, direction: Pass, *, shared: bool
-    ) -> tuple[ListedOperation, ...]:
+    def experts(self, sizes: KernelSizes, direction: Pass, *, shared: bool) -> tuple[ListedOperation, ...]:
         """Launches for routed experts, or for shared ones among their kernels."""
         parts = [part for part in ("experts", "experts' weights") if self.kernels.has(part)]
         rows = self.listed(sizes, parts, direction)

@@ -23,8 +23,9 @@ from replay.schemes.ep.flashdmoe.packets import Packets, PacketTiles
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from replay.model.arrays import Ints, Ranks, Tasks
     from replay.model.compute.gemm_tiles import TileTasks
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
 
 TILE_ROWS, TILE_COLUMNS = 64, 512
@@ -57,7 +58,7 @@ class BlockPairs:
     local: Ints
     remote: Ints
     other: Ints
-    rank: Ints
+    rank: Ranks
 
     @classmethod
     def of(cls, work: LayerWork, *, padded: bool) -> BlockPairs:
@@ -111,7 +112,7 @@ def _pairs(local: Ints, remote: Ints) -> tuple[Ints, Ints, Ints]:
     )
 
 
-class Step(NamedTuple):
+class BlockStep(NamedTuple):
     """Something that some blocks do, one after the other with their other steps.
 
     Attributes
@@ -127,7 +128,7 @@ class Step(NamedTuple):
     exit: Ints
 
 
-def run(machine: Machine, blocks: BlockPairs, steps: Sequence[Step], after: Ints) -> None:
+def run(machine: Machine, blocks: BlockPairs, steps: Sequence[BlockStep], after: Tasks) -> None:
     """Let blocks do their steps in this order, on an SM of their own each.
 
     Parameters

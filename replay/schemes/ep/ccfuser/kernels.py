@@ -16,20 +16,19 @@ from replay.model.compute.operands import OperandPath
 from replay.model.machine.kinds import COMBINE, DISPATCH
 from replay.model.machine.times import NO_TIME, MemoryTraffic, Time
 from replay.model.work.ragged import firsts, places
-from replay.schemes.ep.ccfuser.blocks import NOBODY, Step, run, tile_steps
+from replay.schemes.ep.ccfuser.blocks import NOBODY, BlockStep, run, tile_steps
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from replay.model.machine.machine import Ints, IntsLike, Machine
+    from replay.model.arrays import Ints, Pools, Tasks
+    from replay.model.machine.machine import IntsLike, Machine
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.ccfuser.blocks import BlockPairs
 
 # myHGEMMAlignedV5 in mix_gemm.cu: 16 bytes a lane by ``cp.async.ca``; eight warps of 64 rows and 64
 # columns each; steps of 32 values, all of whose fragments a warp loads before it multiplies them.
-PATH = OperandPath(
-    "mma.sync", "cp.async", "cp.async", warps=(1, 8), loads_ahead=False, step_bytes=64
-)
+PATH = OperandPath("mma.sync", "cp.async", "cp.async", warps=(1, 8), loads_ahead=False, step_bytes=64)
 TRIP_BYTES = 256 * 16  # that all threads of a block load at a time
 
 
@@ -37,8 +36,8 @@ def get_and_gemm1(
     work: LayerWork,
     machine: Machine,
     blocks: BlockPairs,
-    pool: Ints,
-    begun: Ints,
+    pool: Pools,
+    begun: Tasks,
     *,
     does_wait: bool,
     path: OperandPath = PATH,
@@ -65,15 +64,20 @@ def get_and_gemm1(
     own, other = blocks.local, blocks.remote
     steps = [
         # A pair: get, copy, own rows, the other's.
-        _of(pair, other, *fetch), _of(pair, own, asked, arrived),
-        _of(pair, own, *multiply), _of(pair, other, *multiply),
+        _of(pair, other, *fetch),
+        _of(pair, own, asked, arrived),
+        _of(pair, own, *multiply),
+        _of(pair, other, *multiply),
         # Own rows alone, tile after tile; others' alone, both gets first.
-        _of(is_local, own, asked, arrived), _of(is_local, own, *multiply),
-        _of(is_local, blocks.other, asked, arrived), _of(is_local, blocks.other, *multiply),
-        _of(alone & ~is_local, other, *fetch), _of(alone & ~is_local, blocks.other, *fetch),
+        _of(is_local, own, asked, arrived),
+        _of(is_local, own, *multiply),
+        _of(is_local, blocks.other, asked, arrived),
+        _of(is_local, blocks.other, *multiply),
+        _of(alone & ~is_local, other, *fetch),
+        _of(alone & ~is_local, blocks.other, *fetch),
         _of(alone & ~is_local, other, *multiply),
         _of(alone & ~is_local, blocks.other, *multiply),
-    ]  # fmt: skip
+    ]
     run(machine, blocks, steps, begun)
     return machine.gather(tasks.done, rank, begun)
 
@@ -82,8 +86,8 @@ def gemm2_and_put(
     work: LayerWork,
     machine: Machine,
     blocks: BlockPairs,
-    pool: Ints,
-    begun: Ints,
+    pool: Pools,
+    begun: Tasks,
     *,
     repeats: bool,
     path: OperandPath = PATH,
@@ -115,11 +119,16 @@ def gemm2_and_put(
     own, other, second = blocks.local, blocks.remote, blocks.other
     is_local = alone & (own != NOBODY)
     steps = [
-        _of(pair, other, *multiply), _of(pair, other, *put), _of(pair, own, *multiply),
-        _of(is_local, own, *multiply), _of(is_local, second, *multiply),
-        _of(alone & ~is_local, other, *multiply), _of(alone & ~is_local, other, *put),
-        _of(alone & ~is_local, second, *multiply), _of(alone & ~is_local, second, *put),
-    ]  # fmt: skip
+        _of(pair, other, *multiply),
+        _of(pair, other, *put),
+        _of(pair, own, *multiply),
+        _of(is_local, own, *multiply),
+        _of(is_local, second, *multiply),
+        _of(alone & ~is_local, other, *multiply),
+        _of(alone & ~is_local, other, *put),
+        _of(alone & ~is_local, second, *multiply),
+        _of(alone & ~is_local, second, *put),
+    ]
     if repeats:
         paired = np.unique(np.concatenate((own[pair], other[pair])))
         grid = tiles.grid.only(paired)
@@ -142,10 +151,10 @@ def gemm2_and_put(
     return machine.gather(np.concatenate((tasks.done, ends)), np.concatenate((rank, ranks)), begun)
 
 
-def _of(which: npt.NDArray[np.bool_], tile: Ints, entry: Ints, leave: Ints) -> Step:
+def _of(which: npt.NDArray[np.bool_], tile: Ints, entry: Ints, leave: Ints) -> BlockStep:
     """A step of some blocks for a tile of theirs (block,), with tasks (tile,)."""
     block = np.flatnonzero(which & (tile != NOBODY))
-    return Step(block, entry[tile[block]], leave[tile[block]])
+    return BlockStep(block, entry[tile[block]], leave[tile[block]])
 
 
 def _trips(nbytes: IntsLike) -> IntsLike:
@@ -157,7 +166,7 @@ def _trips(nbytes: IntsLike) -> IntsLike:
 
 
 def _fetch(
-    work: LayerWork, machine: Machine, blocks: BlockPairs, pool: Ints, begun: Ints, *, loops: bool
+    work: LayerWork, machine: Machine, blocks: BlockPairs, pool: Pools, begun: Tasks, *, loops: bool
 ) -> tuple[Ints, Ints]:
     """Bring each tile's rows to where the backward pass wants them.
 
@@ -179,16 +188,19 @@ def _fetch(
         costs.remote_load() * (_trips(nbytes) * loops),
         costs.memory_load() * _trips(nbytes) + costs.sm_copy(nbytes),
     )
-    arrived = machine.serve(
-        pool[rank], copied, kind=DISPATCH.send, rank=rank, after=asked
-    )  # fmt: skip
+    arrived = machine.serve(pool[rank], copied, kind=DISPATCH.send, rank=rank, after=asked)
     there = machine.mark(rank, arrived)
     own, far = np.flatnonzero(~remote), np.flatnonzero(remote)
     moved = MemoryTraffic(nbytes[own], nbytes[own])
     machine.order(machine.stream(DISPATCH.memory, moved, rank[own], asked[own]), there[own])
     loaded = machine.transfers.load(
-        DISPATCH, rank[far], source[far], work.dispatch_row_bytes, asked[far], rows=tiles.rows[far],
-    ).arrived  # fmt: skip
+        DISPATCH,
+        rank[far],
+        source[far],
+        work.dispatch_row_bytes,
+        asked[far],
+        rows=tiles.rows[far],
+    ).arrived
     machine.order(loaded, there[far])
     token = work.pair_token[blocks.packets.order]
     leaves = np.where(remote[tiles.of_row], asked[tiles.of_row], begun[work.source_rank[token]])
@@ -199,9 +211,7 @@ def _fetch(
 # ---- results to their owners ---------------------------------------------------------------------
 
 
-def _put(
-    work: LayerWork, machine: Machine, blocks: BlockPairs, pool: Ints
-) -> tuple[tuple[Ints, Ints], Ints, Ints]:
+def _put(work: LayerWork, machine: Machine, blocks: BlockPairs, pool: Pools) -> tuple[tuple[Ints, Ints], Ints, Ints]:
     """Store results of each remote tile into the heap of their owner.
 
     Returns
@@ -219,17 +229,22 @@ def _put(
     costs, remote, nbytes = machine.costs, src != dst, rows * row_bytes
     stored = machine.serve(
         pool[src],
-        costs.cache_load() * _trips(nbytes)
-        + Time.where(remote, costs.sm_store(nbytes), costs.sm_copy(nbytes)),
-        kind=COMBINE.send, rank=src,
-    )  # fmt: skip
+        costs.cache_load() * _trips(nbytes) + Time.where(remote, costs.sm_store(nbytes), costs.sm_copy(nbytes)),
+        kind=COMBINE.send,
+        rank=src,
+    )
     follows = np.flatnonzero(place > 0)
     machine.order(stored[follows - 1], stored[follows])
     far, own = np.flatnonzero(remote), np.flatnonzero(~remote)
     sent = machine.transfers.store(
-        COMBINE, src[far], dst[far], row_bytes, stored[far], rows=rows[far],
+        COMBINE,
+        src[far],
+        dst[far],
+        row_bytes,
+        stored[far],
+        rows=rows[far],
         on=pool[src[far]],
-    )  # fmt: skip
+    )
     # Beside the piece that a block stores, it has one that is not in the switch.
     left = np.full(len(tile), NOBODY)
     left[far] = sent.left

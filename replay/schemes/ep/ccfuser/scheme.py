@@ -46,7 +46,8 @@ from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Bytes, Ints, Pools, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
 
 CODE = "WongHuLin/CCFuser bcd8816"
@@ -62,9 +63,7 @@ BLOCK_LIST = Operation("block list", 7)
 SCATTER = Operation("permute", moves="tokens, and a row for each of their experts")
 ZEROS = Operation("zeros", 3, "rows of all blocks, results of the first GEMM, those before a put")
 ZEROS_BEFORE_PUT = Operation("zeros", moves="results before their put")
-ZEROS_BEFORE_SUMS = Operation(
-    "zeros", moves="a row of each (token, expert); in a backward pass of each token"
-)
+ZEROS_BEFORE_SUMS = Operation("zeros", moves="a row of each (token, expert); in a backward pass of each token")
 TRANSPOSE = Operation("transpose", moves="rows of all blocks")
 SUMS = Operation("unpermute", moves="every result, into the order of tokens or added to them")
 GATES = Operation("weighted sum", moves="those, the tokens' sums")
@@ -89,14 +88,12 @@ class CcFuserOptions(Options):
     )
     loads_ahead: bool = option(
         False,
-        "Whether warps load the operands of a step into registers while they multiply those of the "
-        "step before.",
+        "Whether warps load the operands of a step into registers while they multiply those of the step before.",
         f"{CODE}, mix_gemm.cu, myHGEMMAlignedV5: one set of fragments",
     )
     repeats: bool = option(
         False,
-        "Whether kernel 2 multiplies both tiles of a paired block once more, as the released one "
-        "does.",
+        "Whether kernel 2 multiplies both tiles of a paired block once more, as the released one does.",
         f"{CODE}, mix_gemm.cu, moe_second_mm: a defect, which its results show",
     )
 
@@ -108,8 +105,7 @@ class CcFuser(Scheme):
     summary = "CCFuser: a block multiplies 64 own rows and 64 that it gets or puts"
     source = f"{CODE}, csrc/cuda/mix_gemm.cu, csrc/mix_moe.h, mix_moe/layers.py"
     assumes = (
-        "BF16 stands for FP16; the list of blocks costs the host nothing; experts with a gate take "
-        "the same kernels"
+        "BF16 stands for FP16; the list of blocks costs the host nothing; experts with a gate take the same kernels"
     )
     traffic = "pair"
     overlap = "inside each of two fused kernels"
@@ -136,7 +132,7 @@ class CcFuser(Scheme):
             Buffer("rows of all blocks", _rows(work, blocks) * work.dispatch_row_bytes),
         )
 
-    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    def build(self, work: LayerWork, machine: Machine, start: Tasks) -> Tasks:
         """Add what precedes the kernels, the kernels, and what stands between and behind them."""
         sms = self.split(machine)
         pool = sms.pool("sm", machine.sms.count)
@@ -157,22 +153,25 @@ class CcFuser(Scheme):
         ends = _zeros(machine, Kind.UNPERMUTE, zeros, ends, ZEROS_BEFORE_PUT)
         begun = machine.kernel(ends, SECOND)
         ends = gemm2_and_put(
-            work, machine, blocks, pool, begun,
-            repeats=self.options.repeats, path=path,
-        )  # fmt: skip
+            work,
+            machine,
+            blocks,
+            pool,
+            begun,
+            repeats=self.options.repeats,
+            path=path,
+        )
         met = machine.sync.barrier(COMBINE, machine.kernel(ends, BARRIER), behind_stores=True)
         if work.is_backward:
             met = self._gradient(work, machine, blocks, pool, met, first=False)
         return self._added(work, machine, met)
 
-    def _before(self, work: LayerWork, machine: Machine, blocks: BlockPairs, start: Ints) -> Ints:
+    def _before(self, work: LayerWork, machine: Machine, blocks: BlockPairs, start: Tasks) -> Tasks:
         """Count, list blocks, copy rows into the heap, and meet: (rank,) tasks."""
         tokens, rows = np.diff(work.tokens_of_rank), work.matrix("pairs").sum(axis=1)
         if not work.is_backward:
             ids = rows * INDEX_BYTES
-            start = machine.memory_kernel(
-                Kind.LAYOUT, ids, start, moves="an id of each (token, expert)"
-            )
+            start = machine.memory_kernel(Kind.LAYOUT, ids, start, moves="an id of each (token, expert)")
             if machine.num_ranks > 1:
                 gathered = machine.num_ranks * COUNT_BYTES * work.num_experts
                 begun = machine.kernel(start, GATHER)
@@ -197,11 +196,11 @@ class CcFuser(Scheme):
         work: LayerWork,
         machine: Machine,
         blocks: BlockPairs,
-        pool: Ints,
-        after: Ints,
+        pool: Pools,
+        after: Tasks,
         *,
         first: bool,
-    ) -> Ints:
+    ) -> Tasks:
         """Transpose the gradients of all blocks' rows and multiply them: (rank,) tasks."""
         width = work.shape.hidden if first else work.shape.gemm1_columns
         moved = _rows(work, blocks) * work.precision.token_row_bytes(width)
@@ -209,7 +208,7 @@ class CcFuser(Scheme):
         ends = machine.memory_kernel(kind, MemoryTraffic(moved, moved), after, TRANSPOSE)
         return weight_gradient_kernel(machine, work, DOWN if first else UP, pool, ends)
 
-    def _added(self, work: LayerWork, machine: Machine, met: Ints) -> Ints:
+    def _added(self, work: LayerWork, machine: Machine, met: Ints) -> Tasks:
         """Bring what came back into the order of tokens and add it up: (rank,) tasks."""
         tokens, rows = np.diff(work.tokens_of_rank), work.matrix("pairs").sum(axis=1)
         back, result = rows * work.combine_row_bytes, tokens * work.result_row_bytes
@@ -219,9 +218,7 @@ class CcFuser(Scheme):
             ends = machine.memory_kernel(Kind.UNPERMUTE, moved, ends, SUMS)
         else:
             ends = _zeros(machine, Kind.UNPERMUTE, back, met, ZEROS_BEFORE_SUMS)
-            ends = machine.memory_kernel(
-                Kind.UNPERMUTE, MemoryTraffic(back, back, rows), ends, SUMS
-            )
+            ends = machine.memory_kernel(Kind.UNPERMUTE, MemoryTraffic(back, back, rows), ends, SUMS)
             ends = machine.memory_kernel(Kind.UNPERMUTE, MemoryTraffic(back, result), ends, GATES)
         machine.notes.follow("combined", np.arange(work.num_tokens), ends[work.source_rank])
         return ends
@@ -234,6 +231,6 @@ def _rows(work: LayerWork, blocks: BlockPairs, *, remote: bool = False) -> Ints:
     return np.bincount(rank, minlength=work.num_ranks) * TILE_ROWS
 
 
-def _zeros(machine: Machine, kind: Kind, nbytes: Ints, after: Ints, what: Operation) -> Ints:
+def _zeros(machine: Machine, kind: Kind, nbytes: Bytes, after: Tasks, what: Operation) -> Tasks:
     """Set so many bytes (rank,) to zero: (rank,) tasks."""
     return machine.small_kernels(kind, MemoryTraffic(np.zeros_like(nbytes), nbytes), after, what)

@@ -26,7 +26,8 @@ from replay.model.work.ragged import cut_runs, firsts, places
 from replay.schemes.ep.comet.dispatch import TILE_ROWS
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Counts, Ints, Pools, Ranks, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.machine.sms import Split
     from replay.model.work.layer import LayerWork
 
@@ -43,7 +44,7 @@ def gemm2_and_combine(
     work: LayerWork,
     machine: Machine,
     sms: Split,
-    begun: Ints,
+    begun: Tasks,
     *,
     num_sms: int,
     block_columns: int,
@@ -69,9 +70,16 @@ def gemm2_and_combine(
     computing = sms.pool("sm-2", sms.left)
     tiles = row_tiles(machine, work, gemm := Gemm.second(work), sms.left, TILE_ROWS)
     tasks = gemm_tasks(
-        machine, work, gemm, tiles, computing, begun[tiles.rank],
-        inputs=inputs, raster="blocks", block_columns=block_columns,
-    )  # fmt: skip
+        machine,
+        work,
+        gemm,
+        tiles,
+        computing,
+        begun[tiles.rank],
+        inputs=inputs,
+        raster="blocks",
+        block_columns=block_columns,
+    )
     # A block is complete when all tiles are that hold columns of it.
     hidden = work.shape.hidden
     num_blocks = -(-hidden // block_columns)
@@ -117,23 +125,27 @@ def sums_back(work: LayerWork) -> Send:
     rows = np.bincount(blocks.of_entry, work.copy_pairs[order], len(src)).astype(np.int64)
     num_sums = blocks.size
 
-    def send(machine: Machine, pool: Ints, complete: Ints, part_bytes: int) -> Ints:
+    def send(machine: Machine, pool: Pools, complete: Ints, part_bytes: int) -> Ints:
         costs = machine.costs
         read, sums = rows * part_bytes, num_sums * part_bytes
         seen = machine.delay(COMBINE.sync, costs.visible() + costs.poll(), complete)
         added = machine.serve(
             pool[src],
-            costs.sm_add(read, np.where(remote, 0, sums))
-            + costs.sm_store(np.where(remote, sums, 0)),
-            kind=COMBINE.send, rank=src, after=seen[src],
-        )  # fmt: skip
-        loaded = machine.stream(
-            COMBINE.memory, MemoryTraffic(read, np.where(remote, 0, sums)), src, seen[src]
+            costs.sm_add(read, np.where(remote, 0, sums)) + costs.sm_store(np.where(remote, sums, 0)),
+            kind=COMBINE.send,
+            rank=src,
+            after=seen[src],
         )
+        loaded = machine.stream(COMBINE.memory, MemoryTraffic(read, np.where(remote, 0, sums)), src, seen[src])
         stored = machine.transfers.store(
-            COMBINE, going, to, part_bytes, added[remote],
-            rows=num_sums[remote], on=pool[going],
-        )  # fmt: skip
+            COMBINE,
+            going,
+            to,
+            part_bytes,
+            added[remote],
+            rows=num_sums[remote],
+            on=pool[going],
+        )
         machine.order(loaded[remote], stored.left)
         ends = np.concatenate((added, loaded, stored.arrived))
         return machine.gather(ends, np.concatenate((src, src, going)), complete)
@@ -159,12 +171,12 @@ class _Messages(NamedTuple):
         (need,): groups, and messages that have rows of their tokens.
     """
 
-    src: Ints
-    dst: Ints
-    rows: Ints
+    src: Ranks
+    dst: Ranks
+    rows: Counts
     read: Ints
     group: Ints
-    owner: Ints
+    owner: Ranks
     rows_in: Ints
     rows_out: Ints
     own: Ints
@@ -199,9 +211,7 @@ class _Messages(NamedTuple):
             src=expert_rank[messages.first],
             dst=owner[messages.first],
             rows=messages.size,
-            read=np.bincount(messages.of_entry, results[order], len(messages.size)).astype(
-                np.int64
-            ),
+            read=np.bincount(messages.of_entry, results[order], len(messages.size)).astype(np.int64),
             group=group,
             owner=np.repeat(np.arange(work.num_ranks), groups_of_rank),
             rows_in=np.bincount(of_group, minlength=count) + own,
@@ -223,24 +233,28 @@ def rows_back(work: LayerWork, message_rows: int, *, once: bool) -> Send:
     return partial(_send_rows, _Messages.of(work, message_rows, once=once))
 
 
-def _send_rows(
-    sent: _Messages, machine: Machine, pool: Ints, complete: Ints, part_bytes: int
-) -> Ints:
+def _send_rows(sent: _Messages, machine: Machine, pool: Pools, complete: Ints, part_bytes: int) -> Ints:
     costs, src, dst = machine.costs, sent.src, sent.dst
     seen = machine.delay(COMBINE.sync, costs.visible() + costs.poll(), complete)
     adds = np.where(sent.read > sent.rows, sent.read, 0)  # one row is sent as it is
     gone = machine.serve(
-        pool[src], costs.sm_add(adds * part_bytes, 0) + costs.sm_store(sent.rows * part_bytes),
-        kind=COMBINE.send, rank=src, after=seen[src],
-    )  # fmt: skip
-    loaded = machine.stream(
-        COMBINE.memory, MemoryTraffic(read=sent.read * part_bytes, written=0), src, seen[src]
+        pool[src],
+        costs.sm_add(adds * part_bytes, 0) + costs.sm_store(sent.rows * part_bytes),
+        kind=COMBINE.send,
+        rank=src,
+        after=seen[src],
     )
+    loaded = machine.stream(COMBINE.memory, MemoryTraffic(read=sent.read * part_bytes, written=0), src, seen[src])
     # All blocks of columns go to the same owners.
     stored = machine.transfers.store(
-        COMBINE, src, dst, part_bytes, gone, rows=sent.rows,
+        COMBINE,
+        src,
+        dst,
+        part_bytes,
+        gone,
+        rows=sent.rows,
         on=pool[src],
-    )  # fmt: skip
+    )
     machine.order(loaded, stored.left)
     # A fence and a flag behind the rows of a message.
     waiting = costs.acknowledged() + costs.poll()
@@ -249,10 +263,12 @@ def _send_rows(
     # Owners add the contributions of a group of tokens when all have come.
     owner = sent.owner
     added = machine.serve(
-        pool[owner], costs.sm_add(sent.rows_in * part_bytes, sent.rows_out * part_bytes),
-        kind=COMBINE.receive, rank=owner,
+        pool[owner],
+        costs.sm_add(sent.rows_in * part_bytes, sent.rows_out * part_bytes),
+        kind=COMBINE.receive,
+        rank=owner,
         after=seen[owner],  # the owner's own experts contribute too
-    )  # fmt: skip
+    )
     machine.order(told[sent.needed], added[sent.needed_by])
     own_loaded = machine.stream(
         COMBINE.memory, MemoryTraffic(read=sent.own * part_bytes, written=0), owner, seen[owner]

@@ -27,7 +27,8 @@ from replay.model.machine.times import NO_TIME, Time
 from replay.model.work.ragged import cut_runs, places
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.machine.sms import Split
     from replay.model.work.layer import LayerWork
 
@@ -41,7 +42,7 @@ def dispatch_and_gemm1(
     work: LayerWork,
     machine: Machine,
     sms: Split,
-    begun: Ints,
+    begun: Tasks,
     *,
     num_sms: int,
     message_rows: int,
@@ -93,10 +94,13 @@ def dispatch_and_gemm1(
 
     row_bytes = work.dispatch_row_bytes
     fetch = machine.serve(
-        communicating[reader], machine.costs.sm_load(rows * row_bytes),
+        communicating[reader],
+        machine.costs.sm_load(rows * row_bytes),
         priority=message_distance,  # all tiles' nearest source first, as the tiles are taken
-        kind=DISPATCH.send, rank=reader, after=begun[reader],
-    )  # fmt: skip
+        kind=DISPATCH.send,
+        rank=reader,
+        after=begun[reader],
+    )
     token = work.pair_token[order]
     machine.notes.follow("sent", token[~is_local], fetch[message])
     machine.notes.follow("sent", token[is_local], begun[work.source_rank[token[is_local]]])
@@ -117,21 +121,24 @@ def dispatch_and_gemm1(
     np.maximum.at(last_source, needed_by, message_distance[needed])
     turns = order_of_tiles.turns(tiles, most_columns(tiles, gemm))
     turns = turns.later(last_source[unit] * turns.behind)
-    ready = cast_tiles(
-        machine, work, tiles.rank, tiles.moved_rows, computing, ready, turns.first
-    ).done
+    ready = cast_tiles(machine, work, tiles.rank, tiles.moved_rows, computing, ready, turns.first).done
     tasks = gemm_tasks(
-        machine, work, gemm, tiles, computing, ready,
-        priority=turns.first, by_columns=turns.by_columns, path=GATHERED,
-    )  # fmt: skip
+        machine,
+        work,
+        gemm,
+        tiles,
+        computing,
+        ready,
+        priority=turns.first,
+        by_columns=turns.by_columns,
+        path=GATHERED,
+    )
     shared = shared_tiles(machine, work, computing, sms.left, begun, tile_rows=TILE_ROWS)
     ends = machine.gather(*joined([(tasks.done, tiles.rank), shared]), begun)
     return ends, tasks.outputs
 
 
-def _fetched(
-    work: LayerWork, order: Ints, is_local: npt.NDArray[np.bool_], *, once: bool
-) -> tuple[Ints, Ints]:
+def _fetched(work: LayerWork, order: Ints, is_local: npt.NDArray[np.bool_], *, once: bool) -> tuple[Ints, Ints]:
     """Rows from other GPUs that are fetched, and the one of these that serves each.
 
     Parameters

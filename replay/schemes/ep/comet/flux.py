@@ -39,7 +39,8 @@ from replay.schemes.ep.facts import Buffer
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.comet.combine import Send
 
@@ -84,10 +85,7 @@ class Flux(FusedKernelPair):
             *memory.cast_tokens(work),
             shared_tokens(work),
             *memory.cast_received(work, memory.received(work)),
-            *(
-                Buffer(name, memory.on_each(work, nbytes), stays=True, source=BUFFERS)
-                for name, nbytes in each.items()
-            ),
+            *(Buffer(name, memory.on_each(work, nbytes), stays=True, source=BUFFERS) for name, nbytes in each.items()),
         )
 
     def block_columns(self, hidden: int) -> int:
@@ -98,7 +96,7 @@ class Flux(FusedKernelPair):
         """See `FusedKernelPair`: sums of a token's rows."""
         return sums_back(work)
 
-    def before(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    def before(self, work: LayerWork, machine: Machine, start: Tasks) -> Tasks:
         """Gather ids, fill the buffers, make indices, wait, and launch kernel 1: (rank,) tasks."""
         n, topk = machine.num_ranks, work.expert_ids.shape[1]
         tokens, rows = np.diff(work.tokens_of_rank), work.matrix("pairs").sum(axis=0)
@@ -118,7 +116,7 @@ class Flux(FusedKernelPair):
         machine.host.wait(DISPATCH, ordered)
         return machine.kernel(ordered, FIRST)
 
-    def between(self, work: LayerWork, machine: Machine, done: Ints) -> Ints:
+    def between(self, work: LayerWork, machine: Machine, done: Ints) -> Tasks:
         """Barrier, activation, arguments and indices of kernel 2: (rank,) tasks."""
         met = machine.sync.barrier(DISPATCH, machine.kernel(done, BARRIER))
         ends = machine.memory_kernel(Kind.ACTIVATION, activation_bytes(work), met, ACTIVATION)
@@ -132,7 +130,7 @@ class Flux(FusedKernelPair):
         written = rows + 4 * copies.sum(axis=0) + copies.sum(axis=1) + np.diff(work.tokens_of_rank)
         return machine.memory_kernel(Kind.LAYOUT, (looked + written) * INDEX_BYTES, ends, FILTER)
 
-    def behind(self, work: LayerWork, machine: Machine, sent: Ints) -> Ints:
+    def behind(self, work: LayerWork, machine: Machine, sent: Ints) -> Tasks:
         """Barrier, flags set to zero, and the sums of what GPUs have stored: (rank,) tasks."""
         met = machine.sync.barrier(COMBINE, machine.kernel(sent, BARRIER), behind_stores=True)
         none = np.zeros(machine.num_ranks, np.int64)

@@ -19,7 +19,8 @@ from replay.schemes.ep.facts import Buffer
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.comet.combine import Send
 
@@ -63,7 +64,7 @@ class Comet(FusedKernelPair):
         once = self.options.rows_of == "gpus"
         return rows_back(work, 4 * self.options.message_rows, once=once)
 
-    def before(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    def before(self, work: LayerWork, machine: Machine, start: Tasks) -> Tasks:
         """Exchange counts, and begin kernel 1 on all ranks: (rank,) tasks."""
         if not work.is_backward:
             tokens = np.diff(work.tokens_of_rank)

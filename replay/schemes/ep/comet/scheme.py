@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hwmodel import System
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.machine.sms import Split
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.comet.combine import Send
@@ -56,9 +57,7 @@ class CometOptions(Options):
         "SMs that communicate in kernel 1. The library profiles several pre-compiled splits.",
         f"{PAPER} figure 8: 18, 26 and 46 are the best for kernel 2",
     )
-    combine_sms: int = option(
-        26, "SMs that communicate in kernel 2.", f"{PAPER} figure 8: 18, 26 and 46 are the best"
-    )
+    combine_sms: int = option(26, "SMs that communicate in kernel 2.", f"{PAPER} figure 8: 18, 26 and 46 are the best")
     message_rows: int = option(
         16,
         "Most rows that a communicating block fetches at a time; four times as many parts of rows "
@@ -111,9 +110,7 @@ class FusedKernelPair(Scheme):
     combine_types = frozenset({"bf16"})  # what FP8 GEMMs write, too
     validity = "measured on 8 H800 and on 8 L20"
     tuned_by_default = True
-    candidates = MappingProxyType(
-        {"dispatch_sms": SPLITS, "combine_sms": SPLITS, "tile_order": RASTERS}
-    )
+    candidates = MappingProxyType({"dispatch_sms": SPLITS, "combine_sms": SPLITS, "tile_order": RASTERS})
     options: CometOptions = CometOptions()
     traffic_of: Mapping[str, str]
 
@@ -131,27 +128,33 @@ class FusedKernelPair(Scheme):
         """SMs of the kernel that has more of them."""
         return max(self.options.dispatch_sms, self.options.combine_sms)
 
-    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    def build(self, work: LayerWork, machine: Machine, start: Tasks) -> Tasks:
         """Add what precedes the kernels, the kernels, and what stands between and behind them."""
         first, second = (self._split(machine, name) for name in ("dispatch_sms", "combine_sms"))
         start = cast_before_dispatch(machine, work, start)  # which other GPUs read as they are
         ends, activated = dispatch_and_gemm1(
-            work, machine, first, self.before(work, machine, start),
+            work,
+            machine,
+            first,
+            self.before(work, machine, start),
             num_sms=self.options.dispatch_sms,
             message_rows=self.options.message_rows,
             fused_activation=self.fuses_activation,
             once=self.options.rows_of == "gpus",
             tile_order=self.options.tile_order,
-        )  # fmt: skip
+        )
         ends = self.between(work, machine, ends)
         hidden = work.shape.hidden
         ends = gemm2_and_combine(
-            work, machine, second, machine.kernel(ends, SECOND),
+            work,
+            machine,
+            second,
+            machine.kernel(ends, SECOND),
             num_sms=self.options.combine_sms,
             block_columns=self.options.column_block or self.block_columns(hidden),
             send=self.sends(work),
             inputs=activated if self.fuses_activation else None,
-        )  # fmt: skip
+        )
         ends = self.behind(work, machine, ends)
         if work.is_backward:  # neither fuses the weight gradients
             pool = machine.sms.pool("sm-wgrad", machine.sms.count)
@@ -160,14 +163,14 @@ class FusedKernelPair(Scheme):
         return ends
 
     @abstractmethod
-    def before(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    def before(self, work: LayerWork, machine: Machine, start: Tasks) -> Tasks:
         """Add what precedes kernel 1, and its launch: (rank,) tasks."""
 
-    def between(self, work: LayerWork, machine: Machine, done: Ints) -> Ints:
+    def between(self, work: LayerWork, machine: Machine, done: Ints) -> Tasks:
         """Add what stands between the kernels: (rank,) tasks."""
         return done
 
-    def behind(self, work: LayerWork, machine: Machine, sent: Ints) -> Ints:
+    def behind(self, work: LayerWork, machine: Machine, sent: Ints) -> Tasks:
         """Add what follows kernel 2: (rank,) tasks."""
         return sent
 

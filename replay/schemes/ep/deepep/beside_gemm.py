@@ -26,9 +26,10 @@ from replay.schemes.ep.deepep.flags import FlaggedRows
 from replay.schemes.ep.deepep.grid import BLOCK_WARPS, place_on_rank
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Counts, Ints, Ranks, Tasks
     from replay.model.compute.gemm_tiles import GemmKernel
     from replay.model.compute.row_tiles import RowTiles
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.deepep.grid import Flows, WarpGrid
 
@@ -75,7 +76,7 @@ class Steps(NamedTuple):
 
     unit: Ints
     place: Ints
-    rows: Ints
+    rows: Counts
 
     @classmethod
     def of(cls, units: SendUnits, tiles: RowTiles) -> Steps:
@@ -87,7 +88,7 @@ class Steps(NamedTuple):
         return cls(unit, place, np.minimum(rows[unit] - place * BLOCK_WARPS, BLOCK_WARPS))
 
 
-class UnitsSent(NamedTuple):
+class UnitReleases(NamedTuple):
     """Units that the blocks have let go.
 
     Attributes
@@ -101,7 +102,7 @@ class UnitsSent(NamedTuple):
     """
 
     rows: FlaggedRows
-    ended: Ints
+    ended: Tasks
     slot: Ints
 
 
@@ -114,8 +115,8 @@ def send(
     sms: Ints,
     a_row: Time,
     row: int,
-    begun: Ints,
-) -> UnitsSent:
+    begun: Tasks,
+) -> UnitReleases:
     """Copy rows on a few SMs, unit by unit, each when its row tile is there.
 
     Parameters
@@ -139,21 +140,31 @@ def send(
     ended[full] = machine.serve(
         sms[rank[full], block[full]],
         Time.longer(machine.costs.sm_store(steps.rows[full] * row), a_row),
-        kind=Kind.COMBINE_SEND, rank=rank[full], after=ready[full],
-    )  # fmt: skip
+        kind=Kind.COMBINE_SEND,
+        rank=rank[full],
+        after=ready[full],
+    )
     machine.l2.read(
-        "results", ended[full], rank[full], gemm.tasks.outputs[units.tile[steps.unit[full]]],
+        "results",
+        ended[full],
+        rank[full],
+        gemm.tasks.outputs[units.tile[steps.unit[full]]],
         steps.rows[full] * row,
-    )  # fmt: skip
+    )
     _in_order(machine, steps, rank * sms.shape[1] + block, rank, ready, ended)
     rows = _messages(work, grid, flows, gemm.tiles, units, steps, ended)
-    return UnitsSent(rows, ended, units.slot[steps.unit])
+    return UnitReleases(rows, ended, units.slot[steps.unit])
 
 
 def _ready(
-    machine: Machine, grid: WarpGrid, gemm: GemmKernel, units: SendUnits, steps: Steps, rank: Ints,
-    begun: Ints,
-) -> Ints:  # fmt: skip
+    machine: Machine,
+    grid: WarpGrid,
+    gemm: GemmKernel,
+    units: SendUnits,
+    steps: Steps,
+    rank: Ranks,
+    begun: Tasks,
+) -> Tasks:
     """(step,) marks when its rows are there; those of its block before it are yet to be waited for.
 
     A thread of each block first adds up how many units the experts have.
@@ -168,9 +179,7 @@ def _ready(
     return ready
 
 
-def _in_order(
-    machine: Machine, steps: Steps, lane: Ints, rank: Ints, ready: Ints, ended: Ints
-) -> None:
+def _in_order(machine: Machine, steps: Steps, lane: Ints, rank: Ranks, ready: Tasks, ended: Tasks) -> None:
     """Let steps wait for those before them on their block.
 
     Between two units the block counts the one that it has sent and looks at the next one's signal.
@@ -182,16 +191,19 @@ def _in_order(
     turns = steps.unit[before] != steps.unit[step]
     machine.order(ended[before[~turns]], ready[step[~turns]])
     before, step = before[turns], step[turns]
-    next_unit = machine.delay(
-        COMBINE.sync, machine.costs.cache_load() * 2, ended[before], rank[step]
-    )
+    next_unit = machine.delay(COMBINE.sync, machine.costs.cache_load() * 2, ended[before], rank[step])
     machine.order(next_unit, ready[step])
 
 
 def _messages(
-    work: LayerWork, grid: WarpGrid, flows: Flows, tiles: RowTiles, units: SendUnits, steps: Steps,
-    ended: Ints,
-) -> FlaggedRows:  # fmt: skip
+    work: LayerWork,
+    grid: WarpGrid,
+    flows: Flows,
+    tiles: RowTiles,
+    units: SendUnits,
+    steps: Steps,
+    ended: Tasks,
+) -> FlaggedRows:
     """Rows of each step by owner."""
     turn = (flows.owner - flows.expert_rank) % work.num_ranks
     order = np.lexsort((turn, flows.local, flows.expert_rank))
@@ -206,6 +218,4 @@ def _messages(
     is_first[1:] = (flow[1:] != flow[:-1]) | (step[1:] != step[:-1])
     cut = pieces_from(is_first)
     flow, step = flow[cut.first], step[cut.first]
-    return FlaggedRows(
-        flows.expert_rank[flow], flows.owner[flow], cut.size, ended[step], group=slot[cut.first]
-    )
+    return FlaggedRows(flows.expert_rank[flow], flows.owner[flow], cut.size, ended[step], group=slot[cut.first])

@@ -25,9 +25,7 @@ COUNTS_BEFORE, RDMA_ROW_BYTES, RDMA_SPARE_BYTES = 2 * 8 + 2, 16, 1 << 20
 HEADER_BYTES = 16  # of a low-latency row: index of the token at its source, and room for more
 
 
-def ring_bytes(
-    num_channels: int, num_ranks: int, num_tokens: int, hidden: int, num_nodes: int = 1
-) -> int:
+def ring_bytes(num_channels: int, num_ranks: int, num_tokens: int, hidden: int, num_nodes: int = 1) -> int:
     """Bytes of a GPU's rings, one of so many tokens for each channel and GPU of its node."""
     heads = RING_HEADS + RING_HEADS_OF_NODE * num_nodes
     row = BF16_BYTES * hidden + RING_META_BYTES

@@ -62,9 +62,7 @@ def asked(given: Config, default: Config, num_nodes: int) -> Config:
     UserError
         If the kernels between nodes would not take it.
     """
-    chunk, ring, rdma_chunk, rdma_ring = (
-        one or other for one, other in zip(given, default, strict=True)
-    )
+    chunk, ring, rdma_chunk, rdma_ring = (one or other for one, other in zip(given, default, strict=True))
     if num_nodes == 1:
         return Config(chunk, max(ring, chunk))
     rdma_ring = -(-rdma_ring // rdma_chunk) * rdma_chunk

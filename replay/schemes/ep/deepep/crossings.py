@@ -1,7 +1,7 @@
 """Rows between nodes under DeepEP's normal kernels: once per (token, node), in chunks of channels.
 
 A row goes from its owner to the GPU of the same index in the node (the *forwarder*), and back. For
-the own node both are one GPU. Chunks are counted per (owner, node, channel), and each has a ring
+its own node both are one GPU. Chunks are counted per (owner, node, channel), and each has a ring
 of its own in the forwarder's memory, or on the way back in the owner's. Room comes back a chunk at
 a time: a warp that coordinates looks at the others' progress, sleeps, and adds what is free to a
 counter at the other end, through the NIC.
@@ -21,9 +21,10 @@ from replay.model.machine.rdma import Writes
 from replay.model.work.ragged import places, places_in_runs
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Counts, Ints, Ranks, Tasks
     from replay.model.machine.domains import Domains
     from replay.model.machine.kinds import Kind, PhaseKinds
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.machine.sms import Split
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.deepep.configs import Config
@@ -50,7 +51,7 @@ class NormalKernel(NamedTuple):
     config: Config
     num_channels: int
     sms: Split
-    begun: Ints
+    begun: Tasks
 
     @property
     def channel(self) -> Ints:
@@ -88,10 +89,10 @@ class Crossings:
     chunk: Ints
     place: Ints
     of_copy: Ints
-    owner: Ints
+    owner: Ranks
     forwarder: Ints
     channel: Ints
-    rows: Ints
+    rows: Counts
     lane: Ints
     turn: Ints
     first: Ints
@@ -129,10 +130,21 @@ class Crossings:
         place = np.empty(len(of_row), np.int64)
         place[by_chunk] = places_in_runs(of_row[by_chunk])
         return cls(
-            token, node, of_row, place, of_copy, chunks.src[order], chunks.dst[order],
-            chunks.channel[order], chunks.rows[order], chunks.lane[order],
-            in_lane[order], np.flatnonzero(in_lane == 0), number, chunk_rows,
-        )  # fmt: skip
+            token,
+            node,
+            of_row,
+            place,
+            of_copy,
+            chunks.src[order],
+            chunks.dst[order],
+            chunks.channel[order],
+            chunks.rows[order],
+            chunks.lane[order],
+            in_lane[order],
+            np.flatnonzero(in_lane == 0),
+            number,
+            chunk_rows,
+        )
 
     def room_from(self, row: Ints, ring_rows: int) -> Ints:
         """Chunk whose room in a ring of so many rows each row takes: (row,); -1 for none.
@@ -152,14 +164,14 @@ def cross(
     machine: Machine,
     kinds: PhaseKinds,
     ends: tuple[Ints, Ints],
-    rows: Ints,
+    rows: Counts,
     row_bytes: tuple[int, int],
-    ready: Ints,
+    ready: Tasks,
     warps: Ints,
 ) -> tuple[Ints, Ints]:
     """Put chunks into rings at the other end: two (chunk,), posted, and seen there by a poll.
 
-    A warp posts one chunk after the other. Chunks for the own node pass no NIC: a fence makes them
+    A warp posts one chunk after the other. Chunks for its own node pass no NIC: a fence makes them
     visible before their tail moves.
 
     Parameters
@@ -179,9 +191,15 @@ def cross(
     src, to = src[away], dst[away]
     posted = machine.serve(warps[away], costs.post(), kind=kinds.send, rank=src, after=ready[away])
     landed[away] = machine.transfers.store(
-        kinds, src, to, row_bytes[0], posted,
-        rows=rows[away], meta_bytes=row_bytes[1], writes=Writes(by="warp"),
-    ).arrived  # fmt: skip
+        kinds,
+        src,
+        to,
+        row_bytes[0],
+        posted,
+        rows=rows[away],
+        meta_bytes=row_bytes[1],
+        writes=Writes(by="warp"),
+    ).arrived
     ended = ready.copy()
     ended[away] = posted
     return ended, machine.delay(kinds.sync, costs.poll(), landed, dst)
@@ -194,7 +212,7 @@ def room_back(
     ends: tuple[Ints, Ints],
     emptied: Ints,
     asked: Ints,
-) -> Ints:
+) -> Tasks:
     """Tell the senders of chunks that the room of these is free: (chunk,) tasks at their end.
 
     Of room that nobody takes again nobody is told here; the library tells whoever has left.

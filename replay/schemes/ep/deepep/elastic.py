@@ -41,7 +41,8 @@ from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.work.kernel_lists import Engine
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.staged import Interleave, Stages
@@ -52,17 +53,17 @@ MOST_NODES, MOST_GPUS = 32, 64  # lanes of a warp, and bits of its masks
 EXPANDED = VLLM.model_copy(
     update={
         "source": "deepseek-ai/DeepGEMM, contiguous layout by prefix sums",
-        "before_experts": (), "after_experts": (), "after_combine": (),
+        "before_experts": (),
+        "after_experts": (),
+        "after_combine": (),
     }
-)  # fmt: skip
+)
 """What stands around the kernels where their output is what the GEMMs read."""
 COMPARED = EXPANDED.model_copy(
     update={
         "source": DEEPGEMM.source,
         "before_dispatch": (),
-        "between": (
-            DEEPGEMM.between[0].model_copy(update={"reads": SWIGLU.reads, "writes": SWIGLU.writes}),
-        ),
+        "between": (DEEPGEMM.between[0].model_copy(update={"reads": SWIGLU.reads, "writes": SWIGLU.writes}),),
     }
 )
 """The same in DeepGEMM's own comparison: rows cast before, and the host waits for no counts.
@@ -85,8 +86,7 @@ class ElasticOptions(Options):
     )
     overlap: bool = option(
         True,
-        "Whether computation is to run beside the kernels; if not, the formula gives at least 64 "
-        "SMs.",
+        "Whether computation is to run beside the kernels; if not, the formula gives at least 64 SMs.",
         "prefer_overlap_with_compute of ElasticBuffer, on by default",
     )
     do_expand: bool = option(
@@ -112,13 +112,12 @@ class ElasticOptions(Options):
     )
     cached_layout: bool = option(
         False,
-        "Whether slots and counts are known from before, as in a backward pass or with repeated "
-        "routing.",
+        "Whether slots and counts are known from before, as in a backward pass or with repeated routing.",
         "a layer whose routing is new",
     )
     allow_hybrid_mode: bool = option(
         True,
-        "Whether rows for other NVLink domains go once to each, to the GPU of the own index, which "
+        "Whether rows for other NVLink domains go once to each, to the GPU of the same index, which "
         "forwards them. The library's direct mode between domains is not modelled.",
         "allow_hybrid_mode of ElasticBuffer, on by default",
     )
@@ -144,8 +143,7 @@ class ElasticOptions(Options):
             raise UserError(message)
         if self.expert_alignment not in (1, CONTIGUOUS_ROWS):
             message = (
-                f"option expert_alignment={self.expert_alignment} of scheme 'deepep-v2': "
-                f"must be 1 or {CONTIGUOUS_ROWS}"
+                f"option expert_alignment={self.expert_alignment} of scheme 'deepep-v2': must be 1 or {CONTIGUOUS_ROWS}"
             )
             raise UserError(message)
 
@@ -165,7 +163,7 @@ class ElasticDeepEp(StagedScheme):
     dispatch_types = frozenset({"bf16", "fp8"})
     combine_types = frozenset({"bf16"})
     network = "node"
-    full_nodes = "rows go to the GPU of the own index in others"
+    full_nodes = "rows go to the GPU of the same index in others"
     most_ranks = 1024
     validity = "one NVLink domain, or several in hybrid mode"
     candidates = MappingProxyType({"num_sms": (0, 4, 8, 16, 24, 32, 64)})
@@ -203,16 +201,10 @@ class ElasticDeepEp(StagedScheme):
         if domains.num == 1:
             needed = most * max(n * slots.out, min(n, slots.topk) * slots.back)
         else:
-            needed = elastic_hybrid.buffer_bytes(
-                most, domains.num, domains.size, slots.topk, slots.out, slots.back
-            )
+            needed = elastic_hybrid.buffer_bytes(most, domains.num, domains.size, slots.topk, slots.out, slots.back)
         symmetric = -(-needed // BUFFER_ALIGNMENT) * BUFFER_ALIGNMENT
         layout = self._layout if self.options.do_expand else "plain"
-        rows = (
-            padded_rows(work, layout)
-            if self.options.do_expand
-            else work.matrix("copies").sum(axis=0)
-        )
+        rows = padded_rows(work, layout) if self.options.do_expand else work.matrix("copies").sum(axis=0)
         return (
             Buffer("symmetric buffer", np.full(n, symmetric, np.int64), stays=True),
             Buffer("received rows", rows * work.dispatch_row_bytes),
@@ -223,7 +215,7 @@ class ElasticDeepEp(StagedScheme):
         assert kind in self.interleaves
         return self.with_options({"overlap": True})
 
-    def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
+    def stages(self, work: LayerWork, machine: Machine, start: Tasks) -> Stages:
         """Add cast, dispatch, epilogue, experts, combine and epilogue."""
         options, engine, num_sms = self.options, self._engine(work), self._num_sms(work, machine)
         split = self.split(machine, num_sms=num_sms)
@@ -234,10 +226,15 @@ class ElasticDeepEp(StagedScheme):
         else:
             cast = yield stack.run(engine, engine.before_dispatch, work, machine, start)
         received = yield elastic_kernels.dispatch(
-            work, machine, sms, cast, is_cached=options.cached_layout or work.is_backward,
-            expands=options.do_expand, host_waits=options.cpu_sync and engine is not COMPARED,
+            work,
+            machine,
+            sms,
+            cast,
+            is_cached=options.cached_layout or work.is_backward,
+            expands=options.do_expand,
+            host_waits=options.cpu_sync and engine is not COMPARED,
             overlaps=options.overlap,
-        )  # fmt: skip
+        )
         done = yield self._experts(work, machine, engine, shared(received))
         combined = elastic_kernels.combine(
             work, machine, sms, done, expands=options.do_expand, overlaps=options.overlap
@@ -247,9 +244,7 @@ class ElasticDeepEp(StagedScheme):
             return combined
         return stack.run(engine, engine.after_combine, work, machine, combined)
 
-    def _experts(
-        self, work: LayerWork, machine: Machine, engine: Engine | None, after: Ints
-    ) -> Ints:
+    def _experts(self, work: LayerWork, machine: Machine, engine: Engine | None, after: Tasks) -> Tasks:
         """Run what stands between epilogue and combine: (rank,) tasks of its end."""
         pool = machine.sms.for_kernels()
         copies, pairs = (work.matrix(what).sum(axis=0) for what in ("copies", "pairs"))
@@ -297,12 +292,16 @@ class ElasticDeepEp(StagedScheme):
         links, card = machine.transfers.line_GB_per_s, machine.transfers.card_GB_per_s
         return self._automatic(work, machine.sms.count, links, machine.num_domains, card)
 
-    def _automatic(
-        self, work: LayerWork, num_sms: int, line_GB_per_s: float, nodes: int, card_GB_per_s: float
-    ) -> int:
+    def _automatic(self, work: LayerWork, num_sms: int, line_GB_per_s: float, nodes: int, card_GB_per_s: float) -> int:
         each = max((len(local) for local in work.experts_of_rank), default=0) or 1
         topk = min(work.expert_ids.shape[1], each * work.num_ranks)
         return self.options.num_sms or automatic_sms(
-            num_sms, line_GB_per_s, work.num_ranks, each * work.num_ranks, topk,
-            self.options.overlap, num_nodes=nodes, card_GB_per_s=card_GB_per_s,
-        )  # fmt: skip
+            num_sms,
+            line_GB_per_s,
+            work.num_ranks,
+            each * work.num_ranks,
+            topk,
+            self.options.overlap,
+            num_nodes=nodes,
+            card_GB_per_s=card_GB_per_s,
+        )

@@ -32,8 +32,9 @@ from replay.schemes.ep.deepep.pushes import Pushes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from replay.model.arrays import Ints, Tasks
     from replay.model.machine.kinds import PhaseKinds
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
 
 MOST_CHANNELS, ALONE_CHANNELS = 8, 4  # of an SM; where nothing is to run beside the kernels
@@ -100,9 +101,7 @@ class Hybrid(NamedTuple):
     def of(cls, work: LayerWork, machine: Machine, sms: Ints, channels: int) -> Hybrid:
         """Give tokens to channels in turn, so many on every SM."""
         place = places(np.diff(work.tokens_of_rank))
-        crossings = Crossings.of(
-            work, machine.domains, place % (sms.shape[1] * channels), TOLD_ROWS
-        )
+        crossings = Crossings.of(work, machine.domains, place % (sms.shape[1] * channels), TOLD_ROWS)
         return cls(crossings, crossings.channel // channels, sms)
 
     def inside(self, work: LayerWork, *, is_back: bool) -> tuple[Pushes, Ints]:
@@ -115,12 +114,17 @@ class Hybrid(NamedTuple):
         return moved._replace(sm=self.sm[moved.sm]), moved.sm
 
     def cross(
-        self, machine: Machine, kinds: PhaseKinds, row_bytes: tuple[int, int], ready: Ints,
-        *, is_back: bool,
-    ) -> tuple[Ints, Ints]:  # fmt: skip
+        self,
+        machine: Machine,
+        kinds: PhaseKinds,
+        row_bytes: tuple[int, int],
+        ready: Tasks,
+        *,
+        is_back: bool,
+    ) -> tuple[Ints, Ints]:
         """Put chunks to the other node, each row a write: two (chunk,), there, and seen.
 
-        What is for the own node lies where it is read.
+        What is for its own node lies where it is read.
 
         Parameters
         ----------
@@ -136,14 +140,20 @@ class Hybrid(NamedTuple):
         rows = self.crossings.rows[away]
         # Every lane of a warp posts for a node of its own, one doorbell for the rows of a chunk.
         there[away] = machine.transfers.store(
-            kinds, src[away], dst[away], row_bytes[0], ready[away],
-            rows=rows, meta_bytes=row_bytes[1], writes=Writes(each=rows),
-        ).arrived  # fmt: skip
+            kinds,
+            src[away],
+            dst[away],
+            row_bytes[0],
+            ready[away],
+            rows=rows,
+            meta_bytes=row_bytes[1],
+            writes=Writes(each=rows),
+        ).arrived
         late = Time.where(away, costs.poll(), costs.visible() + costs.poll())
         return there, machine.delay(kinds.sync, late, there, dst)
 
 
-def counted(machine: Machine, num_experts: int, after: Ints) -> Ints:
+def counted(machine: Machine, num_experts: int, after: Tasks) -> Ints:
     """Tell every node how many rows it gets, by GPU and expert: (rank,) marks when all are heard.
 
     Parameters
@@ -156,14 +166,18 @@ def counted(machine: Machine, num_experts: int, after: Ints) -> Ints:
     away = domains.of(rank) != node
     rank, to = rank[away], domains.peer(rank[away], node[away])
     told = machine.sync.notify(
-        rank, to, COUNT_BYTES * (domains.size + num_experts), after[rank],
-        kinds=(Kind.COUNT_UP, Kind.COUNT_DOWN), waiting=machine.costs.poll(),
-    )  # fmt: skip
+        rank,
+        to,
+        COUNT_BYTES * (domains.size + num_experts),
+        after[rank],
+        kinds=(Kind.COUNT_UP, Kind.COUNT_DOWN),
+        waiting=machine.costs.poll(),
+    )
     return machine.gather(told, to, after)
 
 
 def dispatch(
-    work: LayerWork, machine: Machine, rows: Hybrid, row_bytes: tuple[int, int], begun: Ints
+    work: LayerWork, machine: Machine, rows: Hybrid, row_bytes: tuple[int, int], begun: Tasks
 ) -> tuple[Ints, Ints]:
     """Add what the dispatch moves: (task,) arrivals, and the ranks that forward them.
 
@@ -174,7 +188,7 @@ def dispatch(
     """
     crossings, costs, owner = rows.crossings, machine.costs, work.source_rank.astype(np.int64)
     slot, place = sum(row_bytes), places(np.diff(work.tokens_of_rank))
-    # A token is written once for all cards, and once for the own node.
+    # A token is written once for all cards, and once for its own node.
     is_own = np.zeros(work.num_tokens, np.bool_)
     is_away = np.zeros(work.num_tokens, np.bool_)
     here = crossings.node == machine.domains.of(owner[crossings.token])
@@ -186,26 +200,38 @@ def dispatch(
     copied = np.full(work.num_tokens, -1, np.int64)
     order = wanted[np.argsort(place[wanted], kind="stable")]
     copied[order] = machine.serve(
-        rows.sms[owner[order], sm_of_token[order]], costs.sm_store(written[order] * slot),
-        late=costs.memory_load(), kind=DISPATCH.send, rank=owner[order], after=begun[owner[order]],
-    )  # fmt: skip
-    machine.notes.follow("sent", crossings.token, copied[crossings.token])
-    ready = machine.join(
-        copied[crossings.token], crossings.chunk, crossings.owner, begun[crossings.owner]
+        rows.sms[owner[order], sm_of_token[order]],
+        costs.sm_store(written[order] * slot),
+        late=costs.memory_load(),
+        kind=DISPATCH.send,
+        rank=owner[order],
+        after=begun[owner[order]],
     )
+    machine.notes.follow("sent", crossings.token, copied[crossings.token])
+    ready = machine.join(copied[crossings.token], crossings.chunk, crossings.owner, begun[crossings.owner])
     _, seen = rows.cross(machine, DISPATCH, row_bytes, ready, is_back=False)
     pushes, chunk = rows.inside(work, is_back=False)
     _, arrived = pushes.push(
-        machine, DISPATCH, rows.sms, costs.sm_store(pushes.rows * slot), row_bytes[0], begun,
-        meta_bytes=row_bytes[1], behind=seen[chunk],
-    )  # fmt: skip
+        machine,
+        DISPATCH,
+        rows.sms,
+        costs.sm_store(pushes.rows * slot),
+        row_bytes[0],
+        begun,
+        meta_bytes=row_bytes[1],
+        behind=seen[chunk],
+    )
     return np.concatenate((arrived, copied[wanted])), np.concatenate((pushes.src, owner[wanted]))
 
 
 def combine(
-    work: LayerWork, machine: Machine, rows: Hybrid, sends: Callable[[Pushes], Time],
-    row_bytes: tuple[int, int], begun: Ints,
-) -> Ints:  # fmt: skip
+    work: LayerWork,
+    machine: Machine,
+    rows: Hybrid,
+    sends: Callable[[Pushes], Time],
+    row_bytes: tuple[int, int],
+    begun: Tasks,
+) -> Tasks:
     """Add what the combine moves, until every channel has heard from all nodes: (rank,) tasks.
 
     Parameters
@@ -217,9 +243,7 @@ def combine(
     """
     crossings, costs, (row, meta) = rows.crossings, machine.costs, row_bytes
     pushes, chunk = rows.inside(work, is_back=True)
-    _, arrived = pushes.push(
-        machine, COMBINE, rows.sms, sends(pushes), row, begun, meta_bytes=meta
-    )  # fmt: skip
+    _, arrived = pushes.push(machine, COMBINE, rows.sms, sends(pushes), row, begun, meta_bytes=meta)
     # Tails are stored with release order: rows are there before.
     remote = pushes.src != pushes.dst
     release = Time.where(remote, costs.acknowledged() + costs.flag(), costs.poll())
@@ -227,15 +251,19 @@ def combine(
     sources = np.bincount(chunk, pushes.rows, len(crossings.rows)).astype(np.int64)
     at = crossings.forwarder
     added = machine.serve(
-        rows.sms[at, rows.sm], costs.sm_add(sources * row, crossings.rows * row),
-        late=costs.memory_load(), kind=COMBINE.receive, rank=at, after=begun[at],
-    )  # fmt: skip
+        rows.sms[at, rows.sm],
+        costs.sm_add(sources * row, crossings.rows * row),
+        late=costs.memory_load(),
+        kind=COMBINE.receive,
+        rank=at,
+        after=begun[at],
+    )
     machine.order(told, added[chunk])
     there, _ = rows.cross(machine, COMBINE, row_bytes, added, is_back=True)
     return _through(machine, rows, there, machine.gather(added, at, begun))
 
 
-def _through(machine: Machine, rows: Hybrid, there: Ints, added: Ints) -> Ints:
+def _through(machine: Machine, rows: Hybrid, there: Ints, added: Ints) -> Tasks:
     """Wait for the completion of all puts, tell all nodes, and hear from them: (rank,) tasks."""
     owner, at = rows.crossings.owner, rows.crossings.forwarder
     away = np.flatnonzero(owner != at)
@@ -247,7 +275,11 @@ def _through(machine: Machine, rows: Hybrid, there: Ints, added: Ints) -> Ints:
     other = domains.of(rank) != node
     rank, to = rank[other], domains.peer(rank[other], node[other])
     told = machine.sync.notify(
-        rank, to, FLAG_BYTES, flushed[rank], kinds=(Kind.NOTIFY_UP, Kind.NOTIFY_DOWN),
+        rank,
+        to,
+        FLAG_BYTES,
+        flushed[rank],
+        kinds=(Kind.NOTIFY_UP, Kind.NOTIFY_DOWN),
         waiting=machine.costs.poll(),
-    )  # fmt: skip
+    )
     return machine.gather(told, to, flushed)

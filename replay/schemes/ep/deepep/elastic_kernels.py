@@ -31,13 +31,12 @@ from replay.schemes.ep.deepep.elastic_hybrid import Hybrid
 from replay.schemes.ep.deepep.pushes import Pushes
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Ints, Tasks
     from replay.model.machine.kinds import PhaseKinds
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
 
-DISPATCH_EPILOGUE = Operation(
-    "dispatch, copy epilogue", moves="received slots, rows for the experts"
-)
+DISPATCH_EPILOGUE = Operation("dispatch, copy epilogue", moves="received slots, rows for the experts")
 COMBINE_EPILOGUE = Operation("combine, reduce epilogue", moves="slots, sums")
 ALIGNED = 32  # bytes of TMA's parts of a row
 HIDDEN_STEP = 256  # values; vLLM rounds rows up to it, since a warp combines 512 bytes at once
@@ -90,19 +89,19 @@ def _up(nbytes: int, multiple: int) -> int:
     return -(-nbytes // multiple) * multiple
 
 
-def _met(machine: Machine, kinds: PhaseKinds, begun: Ints) -> Ints:
+def _met(machine: Machine, kinds: PhaseKinds, begun: Tasks) -> Tasks:
     """Meet all GPUs by one SM, then let the others go on: (rank,) tasks."""
     met = machine.sync.barrier(kinds, begun)
     return machine.delay(kinds.sync, machine.costs.grid_barrier(), met)
 
 
-def _all_there(machine: Machine, kinds: PhaseKinds, arrived: Ints) -> Ints:
+def _all_there(machine: Machine, kinds: PhaseKinds, arrived: Tasks) -> Tasks:
     """Flush the stores of all SMs, then meet the domain's GPUs behind them: (rank,) tasks."""
     flushed = machine.delay(kinds.sync, machine.costs.grid_barrier(), arrived)
     return machine.sync.barrier(kinds, flushed, behind_stores=True, inside=True)
 
 
-def _counted(work: LayerWork, machine: Machine, num_sms: int, met: Ints) -> Ints:
+def _counted(work: LayerWork, machine: Machine, num_sms: int, met: Ints) -> Tasks:
     """Count tokens by rank and expert, tell all GPUs, hear from all of them: (rank,) tasks."""
     costs = machine.costs
     # A warp looks at one token at a time; the first SM waits for the sums of all.
@@ -120,13 +119,13 @@ def dispatch(
     work: LayerWork,
     machine: Machine,
     sms: Ints,
-    start: Ints,
+    start: Tasks,
     *,
     is_cached: bool,
     expands: bool,
     host_waits: bool,
     overlaps: bool = True,
-) -> Ints:
+) -> Tasks:
     """Add the dispatch and its epilogue: (rank,) tasks of the end.
 
     Parameters
@@ -152,25 +151,29 @@ def dispatch(
     if machine.num_domains > 1:
         between = _hybrid(work, machine, slots, sms, overlaps)
         sizes = row, slots.out - row
-        arrived = machine.gather(
-            *elastic_hybrid.dispatch(work, machine, between, sizes, met), counted
-        )
+        arrived = machine.gather(*elastic_hybrid.dispatch(work, machine, between, sizes, met), counted)
     else:
         place = places(np.diff(work.tokens_of_rank))
-        pushes = Pushes.of(
-            work.copy_source, work.copy_rank, place[work.copy_token] % num_sms, work.num_ranks
-        )
+        pushes = Pushes.of(work.copy_source, work.copy_rank, place[work.copy_token] % num_sms, work.num_ranks)
         pushed, arrived = pushes.push(
-            machine, DISPATCH, sms, machine.costs.sm_store(pushes.rows * slots.out), row, met,
+            machine,
+            DISPATCH,
+            sms,
+            machine.costs.sm_store(pushes.rows * slots.out),
+            row,
+            met,
             meta_bytes=slots.out - row,
-        )  # fmt: skip
+        )
         machine.notes.follow("sent", work.copy_token, pushed[pushes.of_row])
         arrived = machine.gather(arrived, pushes.src, counted)
     ended = _all_there(machine, DISPATCH, arrived)
     return machine.memory_kernel(
-        Kind.PERMUTE, received(work, slots, expands=expands), ended, DISPATCH_EPILOGUE,
+        Kind.PERMUTE,
+        received(work, slots, expands=expands),
+        ended,
+        DISPATCH_EPILOGUE,
         has_gap=False,
-    )  # fmt: skip
+    )
 
 
 def received(work: LayerWork, slots: SlotSizes, *, expands: bool) -> MemoryTraffic:
@@ -184,16 +187,16 @@ def received(work: LayerWork, slots: SlotSizes, *, expands: bool) -> MemoryTraff
     return MemoryTraffic(copies * slots.out, copies * (row + named + slots.metadata), copies)
 
 
-def _hybrid(
-    work: LayerWork, machine: Machine, slots: SlotSizes, sms: Ints, overlaps: bool
-) -> Hybrid:
+def _hybrid(work: LayerWork, machine: Machine, slots: SlotSizes, sms: Ints, overlaps: bool) -> Hybrid:
     """Rows between nodes on as many channels as shared memory has room for."""
     experts = max((len(local) for local in work.experts_of_rank), default=0) * work.num_ranks
     counting = _up(work.num_ranks + experts, 32 * NOTIFY_WARPS) * INT_BYTES
     channels = elastic_hybrid.channels_of_sm(
-        slots.out + ALIGNED, slots.back + ALIGNED,
-        (SHARED_BYTES, 0 if work.is_backward else counting), overlaps=overlaps,
-    )  # fmt: skip
+        slots.out + ALIGNED,
+        slots.back + ALIGNED,
+        (SHARED_BYTES, 0 if work.is_backward else counting),
+        overlaps=overlaps,
+    )
     return Hybrid.of(work, machine, sms, channels)
 
 
@@ -201,11 +204,11 @@ def combine(
     work: LayerWork,
     machine: Machine,
     sms: Ints,
-    start: Ints,
+    start: Tasks,
     *,
     expands: bool,
     overlaps: bool = True,
-) -> Ints:
+) -> Tasks:
     """Add the combine and its epilogue: (rank,) tasks of the end.
 
     Parameters
@@ -242,12 +245,12 @@ def combine(
         rows = np.bincount(of_nodes.owner, of_nodes.rows, work.num_ranks).astype(np.int64)
     else:
         pushes = Pushes.of(
-            work.copy_rank, work.copy_source,
-            _sm_of_received(work, slots, sms.shape[1]), work.num_ranks,
-        )  # fmt: skip
-        _, arrived = pushes.push(
-            machine, COMBINE, sms, sends(pushes), row, met, meta_bytes=padding + weights
+            work.copy_rank,
+            work.copy_source,
+            _sm_of_received(work, slots, sms.shape[1]),
+            work.num_ranks,
         )
+        _, arrived = pushes.push(machine, COMBINE, sms, sends(pushes), row, met, meta_bytes=padding + weights)
         ended = _all_there(machine, COMBINE, machine.gather(arrived, pushes.src, results_read()))
         rows = work.matrix("copies").sum(axis=1)
     tokens = np.diff(work.tokens_of_rank)

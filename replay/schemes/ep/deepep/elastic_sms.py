@@ -66,7 +66,7 @@ def automatic_sms(
     read, written, carried = tokens, 1.0, 1 - num_nodes / num_ranks
     link = line_GB_per_s * SIGNALLED * LINK_SHARE / carried if carried else math.inf
     if num_nodes > 1:
-        # Tokens are written for the card, or into the own node's buffer, and read there again.
+        # Tokens are written for the card, or into its own node's buffer, and read there again.
         rows = tokens * expected_groups(num_experts, topk, num_nodes)
         read, written = read + rows, written + tokens + rows / num_nodes
         link = min(link, card_GB_per_s / (rows * (1 - 1 / num_nodes)))

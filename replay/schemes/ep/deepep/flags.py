@@ -15,8 +15,9 @@ from replay.model.machine.rdma import Writes
 
 if TYPE_CHECKING:
     from hwmodel.link import Scattered
+    from replay.model.arrays import Counts, Ints, Ranks, Tasks
     from replay.model.machine.kinds import Kind, PhaseKinds
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
 
 FLAG_BYTES = 4
 
@@ -36,14 +37,14 @@ class FlaggedRows(NamedTuple):
         (message,): the group that it is flagged with.
     """
 
-    src: Ints
-    dst: Ints
-    rows: Ints
-    after: Ints
+    src: Ranks
+    dst: Ranks
+    rows: Counts
+    after: Tasks
     group: Ints
 
 
-class Told(NamedTuple):
+class KernelFlags(NamedTuple):
     """Messages and flags that a kernel has sent.
 
     Attributes
@@ -64,10 +65,10 @@ def store_rows(
     messages: FlaggedRows,
     row_bytes: tuple[int, int],
     groups: tuple[Ints, Ints],
-    begun: Ints,
+    begun: Tasks,
     scattered: Scattered,
-) -> Told:
-    """Store rows to whatever peer is next, or leave them in the own memory.
+) -> KernelFlags:
+    """Store rows to whatever peer is next, or leave them in its own memory.
 
     Parameters
     ----------
@@ -83,10 +84,16 @@ def store_rows(
     remote = src != dst
     src, dst, group = src[remote], dst[remote], group[remote]
     arrived = machine.transfers.store(
-        kinds, src, dst, row_bytes[0], after[remote],
+        kinds,
+        src,
+        dst,
+        row_bytes[0],
+        after[remote],
         fan_out=machine.transfers.fan_out(src, dst, scattered),
-        rows=rows[remote], meta_bytes=row_bytes[1], writes=Writes(each=rows[remote]),
-    ).arrived  # fmt: skip
+        rows=rows[remote],
+        meta_bytes=row_bytes[1],
+        writes=Writes(each=rows[remote]),
+    ).arrived
     by_card = np.zeros(len(src), np.bool_)
     for path in machine.path(src, dst):
         if path.is_nvlink:
@@ -96,20 +103,22 @@ def store_rows(
     acknowledged, costs = np.unique(group[~by_card]), machine.costs
     peers = min(machine.num_ranks, machine.domains.size, MOST_GPUS) - 1
     told[acknowledged] = machine.delay(
-        kinds.sync, costs.acknowledged() + costs.release(peers), told[acknowledged],
+        kinds.sync,
+        costs.acknowledged() + costs.release(peers),
+        told[acknowledged],
         groups[0][acknowledged],
-    )  # fmt: skip
-    return Told(told, machine.gather(arrived[by_card], dst[by_card], begun))
+    )
+    return KernelFlags(told, machine.gather(arrived[by_card], dst[by_card], begun))
 
 
 def store_flags(
     machine: Machine,
     kinds: PhaseKinds,
     ways: tuple[Kind, Kind],
-    src: Ints,
-    dst: Ints,
-    after: Ints,
-) -> Ints:
+    src: Ranks,
+    dst: Ranks,
+    after: Tasks,
+) -> Tasks:
     """Store a flag each, and see it at the other end: (flag,) tasks.
 
     Parameters
@@ -120,9 +129,7 @@ def store_flags(
         (flag,): ranks, and the task that each flag waits for.
     """
     costs, seen, remote = machine.costs, after.copy(), src != dst
-    seen[~remote] = machine.delay(
-        kinds.sync, costs.visible() + costs.poll(), after[~remote], dst[~remote]
-    )
+    seen[~remote] = machine.delay(kinds.sync, costs.visible() + costs.poll(), after[~remote], dst[~remote])
     seen[remote] = machine.sync.notify(
         src[remote], dst[remote], FLAG_BYTES, after[remote], kinds=ways, waiting=costs.poll()
     )

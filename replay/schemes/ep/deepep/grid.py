@@ -17,7 +17,8 @@ import numpy as np
 from replay.model.work.ragged import cut_runs, places_in_runs
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Counts, Ints, Ranks
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
 
 BLOCK_WARPS = 32  # 1024 threads
@@ -67,7 +68,7 @@ class FlowPieces(NamedTuple):
     """
 
     flow: Ints
-    rows: Ints
+    rows: Counts
     before: Ints
 
 
@@ -85,17 +86,15 @@ class Flows(NamedTuple):
     """
 
     expert_rank: Ints
-    owner: Ints
+    owner: Ranks
     local: Ints
-    rows: Ints
+    rows: Counts
 
     @classmethod
     def of(cls, work: LayerWork, grid: WarpGrid) -> Flows:
         """Flows of a layer."""
         n, place = work.num_ranks, place_on_rank(work)
-        expert_rank, owner, local = (
-            axis.ravel() for axis in np.indices((n, n, grid.experts), np.int64)
-        )
+        expert_rank, owner, local = (axis.ravel() for axis in np.indices((n, n, grid.experts), np.int64))
         of_pair = (work.pair_rank * n + work.pair_source) * grid.experts + place[work.pair_expert]
         return cls(expert_rank, owner, local, np.bincount(of_pair, minlength=len(owner)))
 

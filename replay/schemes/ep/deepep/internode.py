@@ -1,7 +1,7 @@
 """DeepEP's normal dispatch kernel between nodes.
 
 A channel has two SMs. On one, seven warps copy tokens, each token once for every node that has an
-expert of it, into send buffers (or, for the own node, straight into the receive buffer); a warp
+expert of it, into send buffers (or, for its own node, straight into the receive buffer); a warp
 that coordinates puts whole chunks through the NIC, to the GPU of the same index. On the other SM
 eight warps forward, one for each GPU of the node: each walks through all chunks that come, from
 whichever node, looks at every row for whether its GPU wants it, and copies it through shared memory
@@ -28,7 +28,8 @@ from replay.schemes.ep.deepep.crossings import Crossings, NormalKernel, cross, r
 from replay.schemes.ep.deepep.messages import NODE_GPUS
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints, Tasks
+    from replay.model.machine.machine import Machine
 
 SENDER_WARPS = 7  # kNumDispatchRDMASenderWarps
 UNROLL = 5  # loads of a lane in flight (UNROLLED_WARP_COPY)
@@ -54,14 +55,19 @@ def dispatch(kernel: NormalKernel) -> Ints:
     )
     counted = _counts(machine, channels, begun)
     sent, ready = _send(kernel, crossings)
-    # Tokens are read, and written into the buffer that a card reads, or that of the own node.
+    # Tokens are read, and written into the buffer that a card reads, or that of its own node.
     machine.copied(DISPATCH, 2 * crossings.rows * sum(row), crossings.owner, ready)
     ends = crossings.owner, crossings.forwarder
     posting = sms.channels("deepep-rdma-post", channels, on="deepep-rdma-send")
     posted, arrived = cross(
-        machine, DISPATCH, ends, crossings.rows, row, ready,
+        machine,
+        DISPATCH,
+        ends,
+        crossings.rows,
+        row,
+        ready,
         posting[crossings.owner, crossings.channel],
-    )  # fmt: skip
+    )
     forwarded = _forward(kernel, crossings, row, arrived, counted[1])
     emptied = machine.join(forwarded.passed, forwarded.chunk, crossings.forwarder, arrived)
     # A row waits for the room of one before it; a warp, for that of all rows of its token.
@@ -76,19 +82,15 @@ def dispatch(kernel: NormalKernel) -> Ints:
     )
 
 
-def _counts(machine: Machine, channels: int, begun: Ints) -> tuple[Ints, Ints]:
+def _counts(machine: Machine, channels: int, begun: Tasks) -> tuple[Ints, Ints]:
     """Say how many rows will come: (rank,) and (rank, channel) marks when that is known."""
     domains, ranks = machine.domains, machine.ranks
-    rank, node, channel = (
-        axis.ravel() for axis in np.indices((machine.num_ranks, domains.num, channels), np.int64)
-    )
+    rank, node, channel = (axis.ravel() for axis in np.indices((machine.num_ranks, domains.num, channels), np.int64))
     away = domains.of(rank) != node
     rank, node, channel = rank[away], node[away], channel[away]
     to = domains.peer(rank, node)
     costs = machine.costs
-    come = machine.sync.notify(
-        rank, to, COUNTS * COUNT_BYTES, begun[rank], kinds=WAYS, waiting=costs.poll()
-    )
+    come = machine.sync.notify(rank, to, COUNTS * COUNT_BYTES, begun[rank], kinds=WAYS, waiting=costs.poll())
     of = np.repeat(ranks, channels)
     known = machine.join(come, to * channels + channel, of, begun[of])
     return machine.gather(known, of, begun), known.reshape(-1, channels)
@@ -107,19 +109,17 @@ def _send(kernel: NormalKernel, crossings: Crossings) -> tuple[Ints, Ints]:
     copies[crossings.token] = True
     looks = np.minimum(place + 1, SENDER_WARPS)
     a_row = costs.warp_copy(work.dispatch_row_bytes, unroll=UNROLL)
-    told = machine.delay(
-        DISPATCH.sync, costs.post() * -(-machine.num_domains // SENDER_WARPS), begun
-    )
+    told = machine.delay(DISPATCH.sync, costs.post() * -(-machine.num_domains // SENDER_WARPS), begun)
     warps = sms.warp_lanes("deepep-rdma-send", channels, SENDER_WARPS)
     sent = machine.serve(
         warps[rank, channel, place % SENDER_WARPS],
         costs.warp_scan(looks) + Time.where(copies, a_row, NO_TIME),
-        kind=Kind.DISPATCH_SEND, rank=rank, after=told[rank],
-    )  # fmt: skip
-    machine.notes.follow("sent", crossings.token, sent[crossings.token])
-    ready = machine.join(
-        sent[crossings.token], crossings.chunk, crossings.owner, begun[crossings.owner]
+        kind=Kind.DISPATCH_SEND,
+        rank=rank,
+        after=told[rank],
     )
+    machine.notes.follow("sent", crossings.token, sent[crossings.token])
+    ready = machine.join(sent[crossings.token], crossings.chunk, crossings.owner, begun[crossings.owner])
     return sent, ready
 
 
@@ -142,7 +142,7 @@ class _Forwarded(NamedTuple):
 
 
 def _forward(
-    kernel: NormalKernel, crossings: Crossings, row: tuple[int, int], arrived: Ints, counted: Ints
+    kernel: NormalKernel, crossings: Crossings, row: tuple[int, int], arrived: Tasks, counted: Ints
 ) -> _Forwarded:
     """Walk through chunks, copy rows into rings of the node's GPUs, and out of these.
 
@@ -179,13 +179,23 @@ def _forward(
     # A row is loaded, stored, and waited for until it is there, before the next is.
     through = costs.cache_load() + Time.where(by != to, costs.stored(), costs.visible())
     pieces = rings.Chunks(
-        by, to, crossings.channel[chunk], cut.size,
-        (crossings.lane[chunk] * NODE_GPUS + local), cut.of_entry,
-    )  # fmt: skip
+        by,
+        to,
+        crossings.channel[chunk],
+        cut.size,
+        (crossings.lane[chunk] * NODE_GPUS + local),
+        cut.of_entry,
+    )
     sent = rings.send(
-        machine, DISPATCH, pieces, lanes[by, pieces.channel, local],
-        tail + look * looks + through * pieces.rows, row[0], begun, meta_bytes=row[1],
-    )  # fmt: skip
+        machine,
+        DISPATCH,
+        pieces,
+        lanes[by, pieces.channel, local],
+        tail + look * looks + through * pieces.rows,
+        row[0],
+        begun,
+        meta_bytes=row[1],
+    )
     machine.order(arrived[chunk], sent.send)
     machine.order(counted[by, pieces.channel], sent.send)
 
@@ -195,20 +205,24 @@ def _forward(
     nothing, other = np.divmod(np.flatnonzero(~wanted), NODE_GPUS)
     idle = crossings.forwarder[nothing]
     looked = machine.serve(
-        lanes[idle, crossings.channel[nothing], other], look * crossings.rows[nothing],
-        kind=Kind.DISPATCH_SEND, rank=idle, after=arrived[nothing],
-    )  # fmt: skip
+        lanes[idle, crossings.channel[nothing], other],
+        look * crossings.rows[nothing],
+        kind=Kind.DISPATCH_SEND,
+        rank=idle,
+        after=arrived[nothing],
+    )
     machine.order(counted[idle, crossings.channel[nothing]], looked)
     received = _receive(kernel, row, pieces, sent)
     return _Forwarded(
-        np.concatenate((sent.send, looked)), np.concatenate((chunk, nothing)),
-        np.concatenate((by, idle)), received, to,
-    )  # fmt: skip
+        np.concatenate((sent.send, looked)),
+        np.concatenate((chunk, nothing)),
+        np.concatenate((by, idle)),
+        received,
+        to,
+    )
 
 
-def _receive(
-    kernel: NormalKernel, row: tuple[int, int], pieces: rings.Chunks, sent: rings.Sent
-) -> Ints:
+def _receive(kernel: NormalKernel, row: tuple[int, int], pieces: rings.Chunks, sent: rings.RingTasks) -> Tasks:
     """Copy rows out of rings, with their ids and weights: (piece,) tasks."""
     _, machine, config, channels, sms, begun = kernel
     costs = machine.costs
@@ -219,8 +233,11 @@ def _receive(
     a_row = costs.memory_load() + costs.cache_load() * 3
     received = machine.serve(
         receivers[pieces.dst, pieces.channel, machine.domains.local(pieces.src)],
-        a_row * pieces.rows, kind=DISPATCH.receive, rank=pieces.dst, after=copied,
-    )  # fmt: skip
+        a_row * pieces.rows,
+        kind=DISPATCH.receive,
+        rank=pieces.dst,
+        after=copied,
+    )
     machine.order(begun[pieces.dst], received)
     lane = (pieces.src * machine.num_ranks + pieces.dst) * channels + pieces.channel
     pools = machine.buffers.lane_rings("nvlink dispatch", lane, config.ring)

@@ -3,7 +3,7 @@
 A channel has two SMs. On one, eight warps send the rows of this GPU to the GPUs of the node that
 return them, a ring for each node that they go on to. On the other SM, 24 warps shared out over
 the nodes add up what the GPUs of the node have of a token, and put the sums in chunks through the
-NIC, to the owner, or behind a fence into the own memory. On the first SM again, warps take the
+NIC, to the owner, or behind a fence into its own memory. On the first SM again, warps take the
 owner's tokens in turn and add up what the nodes have of each.
 
 Both sums load and store 512 bytes at a time. The sum at the forwarder does so by bulk copies, from
@@ -27,7 +27,7 @@ from replay.schemes.ep.deepep.internode import META_BYTES, WEIGHT_BYTES, row_byt
 from replay.schemes.ep.deepep.messages import NODE_GPUS
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints
+    from replay.model.arrays import Counts, Ints, Tasks
 
 FORWARDER_WARPS = 24  # kNumCombineForwarderWarps
 WAYS = (Kind.NOTIFY_UP, Kind.NOTIFY_DOWN)
@@ -42,7 +42,7 @@ def combine(kernel: NormalKernel) -> Ints:
     sums = _Sums.of(crossings, ring)
     sent, by, added = _to_forwarders(kernel, crossings, sums, ring, row)
     ready = machine.join(added, sums.chunk, crossings.forwarder, begun[crossings.forwarder])
-    # Sums are written into the buffer that a card reads, or that of the own node.
+    # Sums are written into the buffer that a card reads, or that of its own node.
     machine.copied(COMBINE, crossings.rows * sum(row), crossings.forwarder, ready)
     ends = crossings.forwarder, crossings.owner
     domains = machine.domains
@@ -50,9 +50,14 @@ def combine(kernel: NormalKernel) -> Ints:
         "deepep-forward-post", channels, domains.num, on="deepep-forward-add"
     )  # of the warps that add for each node, the last
     posted, arrived = cross(
-        machine, COMBINE, ends, crossings.rows, row, ready,
+        machine,
+        COMBINE,
+        ends,
+        crossings.rows,
+        row,
+        ready,
         posting[crossings.forwarder, crossings.channel, domains.of(crossings.owner)],
-    )  # fmt: skip
+    )
     ended, written = _at_owners(kernel, crossings, arrived)
     last_reader = np.zeros(len(crossings.rows), np.int64)
     np.maximum.at(last_reader, crossings.chunk, crossings.token)
@@ -65,9 +70,7 @@ def combine(kernel: NormalKernel) -> Ints:
     machine.order(back[room[taken]], added[taken])
     return machine.gather(
         np.concatenate((sent, added, posted, written)),
-        np.concatenate(
-            (by, crossings.forwarder[sums.chunk], crossings.forwarder, work.source_rank)
-        ),
+        np.concatenate((by, crossings.forwarder[sums.chunk], crossings.forwarder, work.source_rank)),
         begun,
     )
 
@@ -85,7 +88,7 @@ class _Sums(NamedTuple):
 
     of_row: Ints
     chunk: Ints
-    rows: Ints
+    rows: Counts
 
     @classmethod
     def of(cls, crossings: Crossings, ring: int) -> _Sums:
@@ -128,9 +131,15 @@ def _to_forwarders(
     told = costs.cache_load() * -(-pieces.rows // config.chunk)
     senders = sms.warp_lanes("deepep-nvl-send", channels, NODE_GPUS, discipline="voq")
     sent = rings.send(
-        machine, COMBINE, pieces, senders[by, pieces.channel, domains.local(to)],
-        a_row * pieces.rows + told, row[0], begun, meta_bytes=row[1],
-    )  # fmt: skip
+        machine,
+        COMBINE,
+        pieces,
+        senders[by, pieces.channel, domains.local(to)],
+        a_row * pieces.rows + told,
+        row[0],
+        begun,
+        meta_bytes=row[1],
+    )
 
     most = np.zeros(len(sums.rows), np.int64)
     np.maximum.at(most, sums.of_row, np.bincount(crossings.of_copy, minlength=len(crossings.token)))
@@ -140,8 +149,10 @@ def _to_forwarders(
         adders[at, crossings.channel[sums.chunk]],
         costs.bulk_copies(copies + sums.rows, row[0]),
         late=costs.bulk_late(most, row[0]),
-        kind=COMBINE.receive, rank=at, after=begun[at],
-    )  # fmt: skip
+        kind=COMBINE.receive,
+        rank=at,
+        after=begun[at],
+    )
     machine.copied(COMBINE, pieces.rows * sum(row), pieces.dst, sent.arrived)
     machine.order(sent.arrived, added[of])
     pools = machine.buffers.lane_rings("nvlink combine", lane, ring)
@@ -149,7 +160,7 @@ def _to_forwarders(
     return sent.send, by, added
 
 
-def _at_owners(kernel: NormalKernel, crossings: Crossings, arrived: Ints) -> tuple[Ints, Ints]:
+def _at_owners(kernel: NormalKernel, crossings: Crossings, arrived: Tasks) -> tuple[Ints, Ints]:
     """Add up what the nodes have of every token: (token,) tasks of warps, and of memory."""
     work, machine, _, channels, sms, begun = kernel
     costs, nbytes, owner = machine.costs, work.combine_row_bytes, work.source_rank
@@ -162,8 +173,10 @@ def _at_owners(kernel: NormalKernel, crossings: Crossings, arrived: Ints) -> tup
         adders[owner, kernel.channel],
         costs.warps_add(sources, nbytes, num_warps=warps, waiting_bytes=0),
         late=costs.warps_add_late(sources, nbytes),
-        kind=COMBINE.receive, rank=owner, after=begun[owner],
-    )  # fmt: skip
+        kind=COMBINE.receive,
+        rank=owner,
+        after=begun[owner],
+    )
     machine.order(arrived[crossings.chunk], added[crossings.token])
     sums = MemoryTraffic(read=0, written=np.full(work.num_tokens, nbytes))
     written = machine.stream(COMBINE.memory, sums, owner, added)

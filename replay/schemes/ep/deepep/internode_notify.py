@@ -33,8 +33,9 @@ from replay.schemes.ep.deepep.messages import NODE_GPUS
 from replay.schemes.ep.deepep.notify import CACHED_NOTIFY, COMBINE_NOTIFY, COUNT_BYTES, LANES
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Counts, Ints, Tasks
     from replay.model.machine.kinds import PhaseKinds
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
 
 NOTIFY_WARPS = 16  # of a block that counts the tokens of one node
@@ -43,7 +44,7 @@ HEAD_BYTES, LINE_BYTES = 4, 128
 WAYS = (Kind.COUNT_UP, Kind.COUNT_DOWN)
 
 
-def notify(work: LayerWork, machine: Machine, channels: int, start: Ints) -> Ints:
+def notify(work: LayerWork, machine: Machine, channels: int, start: Tasks) -> Tasks:
     """Exchange counts, and launch the next kernel when the host knows them: (rank,) tasks."""
     domains, costs = machine.domains, machine.costs
     begun = machine.kernel(start, "notify")
@@ -62,12 +63,12 @@ def notify(work: LayerWork, machine: Machine, channels: int, start: Ints) -> Int
     return machine.kernel(machine.gather(channels_counted, machine.ranks, cleaned), "dispatch")
 
 
-def cached_notify(machine: Machine, start: Ints) -> Ints:
+def cached_notify(machine: Machine, start: Tasks) -> Tasks:
     """Clean the dispatch's rings between two barriers: (rank,) tasks of the kernel's end."""
     return _clean(machine, DISPATCH, machine.kernel(start, CACHED_NOTIFY))
 
 
-def combine_notify(tokens: Ints, channels: int, machine: Machine, start: Ints) -> Ints:
+def combine_notify(tokens: Counts, channels: int, machine: Machine, start: Tasks) -> Tasks:
     """Clean the rings, and say of each token which rows it must wait for: (rank,) tasks.
 
     A warp for each channel walks through its tokens from the last to the first, a lane for each
@@ -88,27 +89,27 @@ def combine_notify(tokens: Ints, channels: int, machine: Machine, start: Ints) -
     return machine.gather(walked, machine.ranks, cleaned)
 
 
-def _clean(machine: Machine, kinds: PhaseKinds, begun: Ints) -> Ints:
+def _clean(machine: Machine, kinds: PhaseKinds, begun: Tasks) -> Ints:
     return _last_barrier(machine, kinds, _first_barrier(machine, kinds, begun))
 
 
-def _first_barrier(machine: Machine, kinds: PhaseKinds, after: Ints) -> Ints:
+def _first_barrier(machine: Machine, kinds: PhaseKinds, after: Tasks) -> Ints:
     """Meet the GPUs of the index in all nodes, and those of the node, at once."""
     inside = machine.sync.barrier(kinds, after, inside=True)
     return machine.gather(machine.sync.rails(kinds, after), machine.ranks, inside)
 
 
-def _last_barrier(machine: Machine, kinds: PhaseKinds, after: Ints) -> Ints:
+def _last_barrier(machine: Machine, kinds: PhaseKinds, after: Tasks) -> Ints:
     """Meet the GPUs of the index in all nodes, then those of the node behind a fence."""
     return _fenced_node(machine, kinds, machine.sync.rails(kinds, after))
 
 
-def _fenced_node(machine: Machine, kinds: PhaseKinds, after: Ints) -> Ints:
+def _fenced_node(machine: Machine, kinds: PhaseKinds, after: Tasks) -> Ints:
     fenced = machine.delay(kinds.sync, machine.costs.fence(), after)
     return machine.sync.barrier(kinds, fenced, inside=True)
 
 
-def _tell_nodes(machine: Machine, nbytes: int, after: Ints) -> Ints:
+def _tell_nodes(machine: Machine, nbytes: int, after: Tasks) -> Ints:
     """Put counts to the GPU of the same index in every other node: (rank,) marks.
 
     They are there when all puts have been completed, for which the sender waits.

@@ -25,7 +25,7 @@ from replay.model.work.ragged import places_in_runs
 from replay.schemes.ep.deepep.notify import EXPERT_ID_BYTES
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints
+    from replay.model.arrays import Ints
     from replay.schemes.ep.deepep.crossings import NormalKernel
 
 BLOCK_WARPS = 24  # 768 threads
@@ -50,9 +50,15 @@ def dispatch(kernel: NormalKernel) -> Ints:
     busy += a_row * -(-chunks.rows * n // BLOCK_WARPS)
     senders = sms.warp_lanes("deepep-send", channels, n)
     sent = rings.send(
-        machine, DISPATCH, chunks, senders[chunks.src, chunks.channel, chunks.dst], busy,
-        row_bytes, begun, meta_bytes=meta,
-    )  # fmt: skip
+        machine,
+        DISPATCH,
+        chunks,
+        senders[chunks.src, chunks.channel, chunks.dst],
+        busy,
+        row_bytes,
+        begun,
+        meta_bytes=meta,
+    )
     machine.notes.follow("sent", work.copy_token, sent.send[chunks.of_row])
     moved = 2 * chunks.rows * (row_bytes + meta)
     copied = machine.stream(DISPATCH.memory, moved, chunks.dst, sent.arrived)
@@ -61,13 +67,13 @@ def dispatch(kernel: NormalKernel) -> Ints:
     received = machine.serve(
         receivers[chunks.dst, chunks.channel, chunks.src],
         a_row * -(-chunks.rows * n // BLOCK_WARPS),
-        kind=DISPATCH.receive, rank=chunks.dst, after=copied,
-    )  # fmt: skip
+        kind=DISPATCH.receive,
+        rank=chunks.dst,
+        after=copied,
+    )
     machine.order(begun[chunks.dst], received)
     rings.return_room(machine, DISPATCH, chunks, sent, received, config.ring)
-    return machine.gather(
-        np.concatenate((sent.send, received)), np.concatenate((chunks.src, chunks.dst)), begun
-    )
+    return machine.gather(np.concatenate((sent.send, received)), np.concatenate((chunks.src, chunks.dst)), begun)
 
 
 def _tokens_up_to(kernel: NormalKernel, chunks: rings.Chunks) -> Ints:
@@ -93,22 +99,29 @@ def combine(kernel: NormalKernel) -> Ints:
     a_row = costs.warp_copy(row_bytes, unroll=COMBINE_UNROLL)
     senders = sms.warp_lanes("deepep-send", channels, n)
     sent = rings.send(
-        machine, COMBINE, chunks, senders[chunks.src, chunks.channel, chunks.dst],
-        a_row * -(-chunks.rows * n // BLOCK_WARPS), row_bytes, begun, meta_bytes=meta,
-    )  # fmt: skip
+        machine,
+        COMBINE,
+        chunks,
+        senders[chunks.src, chunks.channel, chunks.dst],
+        a_row * -(-chunks.rows * n // BLOCK_WARPS),
+        row_bytes,
+        begun,
+        meta_bytes=meta,
+    )
 
     # The owner's receiving SM adds its channel's tokens in order, a warp for each token.
     waiting = np.minimum(np.bincount(chunks.lane, chunks.rows), config.ring).sum() / n
     sources = np.bincount(work.copy_token, minlength=work.num_tokens)
     adders = sms.channels("deepep-add", channels)
-    a_sum = costs.warps_add(
-        sources, row_bytes, num_warps=BLOCK_WARPS - 1, waiting_bytes=int(waiting) * row_bytes
-    )
+    a_sum = costs.warps_add(sources, row_bytes, num_warps=BLOCK_WARPS - 1, waiting_bytes=int(waiting) * row_bytes)
     added = machine.serve(
-        adders[work.source_rank, channel], a_sum,
+        adders[work.source_rank, channel],
+        a_sum,
         late=costs.warps_add_late(sources, row_bytes),
-        kind=COMBINE.receive, rank=work.source_rank, after=begun[work.source_rank],
-    )  # fmt: skip
+        kind=COMBINE.receive,
+        rank=work.source_rank,
+        after=begun[work.source_rank],
+    )
     machine.copied(COMBINE, chunks.rows * (row_bytes + meta), chunks.dst, sent.arrived)
     machine.order(sent.arrived[chunks.of_row], added[work.copy_token])
     sums = MemoryTraffic(read=0, written=np.full(work.num_tokens, row_bytes))

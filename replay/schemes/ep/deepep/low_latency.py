@@ -52,7 +52,7 @@ from replay.model.work.ragged import places
 from replay.schemes.ep import memory
 from replay.schemes.ep.deepep.beside_gemm import send
 from replay.schemes.ep.deepep.buffers import HEADER_BYTES, low_latency_bytes
-from replay.schemes.ep.deepep.flags import FlaggedRows, Told, store_flags, store_rows
+from replay.schemes.ep.deepep.flags import FlaggedRows, KernelFlags, store_flags, store_rows
 from replay.schemes.ep.deepep.grid import HIDDEN_SIZES, Flows, WarpGrid, padded_bytes
 from replay.schemes.ep.deepep.messages import TokenMessages, blocks_of_tokens
 from replay.schemes.ep.facts import FORWARD, LIBRARY_WEIGHTS, Buffer
@@ -61,7 +61,8 @@ from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Bytes, Ints, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.staged import Interleave, Stages
 
@@ -98,8 +99,7 @@ class LowLatencyOptions(Options):
         0,
         "SMs of a kernel that sends results while GEMM-2 multiplies on the others, with a hook; 0 "
         "to send them behind it.",
-        "SGLANG_DEEPEP_LL_COMBINE_SEND_NUM_SMS of sgl-project/sglang, 3 on Hopper where overlap is "
-        "asked for",
+        "SGLANG_DEEPEP_LL_COMBINE_SEND_NUM_SMS of sgl-project/sglang, 3 on Hopper where overlap is asked for",
         unit="SMs",
     )
     max_tokens: int = option(
@@ -145,10 +145,7 @@ class LowLatencyDeepEp(StagedScheme):
         if hidden > HIDDEN_SIZES[-1]:
             return f"its kernels take {HIDDEN_SIZES[-1]} values per row at most, not {hidden}"
         if self.options.overlap_sms and work.precision.gemm != "fp8":
-            return (
-                "results leave beside GEMM-2 where its kernel signals them, which is FP8, not "
-                f"{work.precision.gemm}"
-            )
+            return f"results leave beside GEMM-2 where its kernel signals them, which is FP8, not {work.precision.gemm}"
         return ""
 
     def communication_sms(self, system: System) -> int | None:
@@ -163,11 +160,7 @@ class LowLatencyDeepEp(StagedScheme):
         return (
             Buffer("symmetric buffer", memory.on_each(work, symmetric), stays=True),
             Buffer("packed rows", slots * packed),
-            *(
-                (Buffer("signals of GEMM-2", self._signal_bytes(work)),)
-                if self.options.overlap_sms
-                else ()
-            ),
+            *((Buffer("signals of GEMM-2", self._signal_bytes(work)),) if self.options.overlap_sms else ()),
             *memory.cast_received(work, slots),
             *memory.cast_results(work, slots),
         )
@@ -191,16 +184,14 @@ class LowLatencyDeepEp(StagedScheme):
             return self.with_options({"overlap_sms": self.options.overlap_sms or OVERLAP_SMS})
         return self.with_options({"hook": True, "overlap_sms": 0})
 
-    def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
+    def stages(self, work: LayerWork, machine: Machine, start: Tasks) -> Stages:
         """Add the cast of expert ids, dispatch, masked experts and combine."""
         tokens = np.diff(work.tokens_of_rank)
         ids = tokens * work.expert_ids.shape[1] * (GATE_ID_BYTES + EXPERT_ID_BYTES)
         cast = machine.memory_kernel(Kind.LAYOUT, ids, start, CAST)
         received = yield (yield from self.dispatch(work, machine, cast))
         if self.options.overlap_sms:
-            received = machine.small_kernels(
-                Kind.LAYOUT, self._signal_bytes(work), received, SIGNALS
-            )
+            received = machine.small_kernels(Kind.LAYOUT, self._signal_bytes(work), received, SIGNALS)
         slots = self._slots(work)
         rows, pool = work.matrix("pairs").sum(axis=0), machine.sms.for_kernels()
         ready = cast_received(machine, work, rows, received)
@@ -208,9 +199,7 @@ class LowLatencyDeepEp(StagedScheme):
         every = self.split(machine, blocks=machine.sms.count)
         ready = shared_kernels(machine, work, every, start, ready)
         if self.options.overlap_sms:
-            operands = yield masked.masked_operands(
-                machine, work, pool, ready, slots, scales_in_order=True
-            )
+            operands = yield masked.masked_operands(machine, work, pool, ready, slots, scales_in_order=True)
             return (yield from self.combine_beside(work, machine, operands))
         done = masked.masked_kernels(machine, work, pool, ready, slots, scales_in_order=True)
         results = yield cast_results(machine, work, rows, done)
@@ -218,7 +207,7 @@ class LowLatencyDeepEp(StagedScheme):
 
     # ---- dispatch --------------------------------------------------------------------------------
 
-    def dispatch(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
+    def dispatch(self, work: LayerWork, machine: Machine, start: Tasks) -> Stages:
         """Add the dispatch kernel, or two: (rank,) marks of the end."""
         grid, n = self._grid(work, machine), work.num_ranks
         lanes, blocks = self._sms(machine, "ll-dispatch", grid)
@@ -231,25 +220,37 @@ class LowLatencyDeepEp(StagedScheme):
         src, dst = messages.owner, messages.other
         pair_src, pair_dst = np.divmod(np.arange(n * n), n)
         told = store_rows(
-            machine, DISPATCH,
+            machine,
+            DISPATCH,
             FlaggedRows(
-                src, dst, messages.rows, ready[src * messages.num_blocks + messages.block],
+                src,
+                dst,
+                messages.rows,
+                ready[src * messages.num_blocks + messages.block],
                 group=src * n + dst,
             ),
             (work.dispatch_row_bytes, row - work.dispatch_row_bytes),
-            (pair_src, pair_dst), self._looked(work, machine, grid, begun), "stores",
-        )  # fmt: skip
+            (pair_src, pair_dst),
+            self._looked(work, machine, grid, begun),
+            "stores",
+        )
         # Threads that each have an expert poll its count until all blocks have added to it.
         costs, experts = machine.costs, grid.experts * n
         counted = machine.delay(
-            DISPATCH.sync, costs.visible() + costs.poll() + costs.ns(COUNT_NS) * experts,
-            told.groups, pair_src,
-        )  # fmt: skip
+            DISPATCH.sync,
+            costs.visible() + costs.poll() + costs.ns(COUNT_NS) * experts,
+            told.groups,
+            pair_src,
+        )
         flows = Flows.of(work, grid)
         seen = store_flags(
-            machine, DISPATCH, (Kind.SIGNAL_UP, Kind.SIGNAL_DOWN), flows.owner, flows.expert_rank,
+            machine,
+            DISPATCH,
+            (Kind.SIGNAL_UP, Kind.SIGNAL_DOWN),
+            flows.owner,
+            flows.expert_rank,
             counted[flows.owner * n + flows.expert_rank],
-        )  # fmt: skip
+        )
         sent = yield machine.gather(ready, owner, machine.gather(counted, pair_src, begun))
         met = (
             machine.kernel(sent, "dispatch, receive")
@@ -260,9 +261,15 @@ class LowLatencyDeepEp(StagedScheme):
         return self._pack(machine, grid, flows, lanes, row, seen, met)
 
     def _cast(
-        self, work: LayerWork, machine: Machine, blocks: Ints, messages: TokenMessages, block: Ints,
-        row: int, begun: Ints,
-    ) -> Ints:  # fmt: skip
+        self,
+        work: LayerWork,
+        machine: Machine,
+        blocks: Ints,
+        messages: TokenMessages,
+        block: Ints,
+        row: int,
+        begun: Tasks,
+    ) -> Ints:
         """Cast and copy tokens on the SMs: (rank x block,) marks when rows of a block can leave."""
         costs, source = machine.costs, work.source_rank
         # Read from memory, cast into the staging buffer, copied from the cache that it is in.
@@ -270,16 +277,18 @@ class LowLatencyDeepEp(StagedScheme):
         chosen = np.bincount(work.pair_token, minlength=work.num_tokens)
         sent = machine.serve(
             blocks[source, places(np.diff(work.tokens_of_rank)) % blocks.shape[1]],
-            a_token + costs.choices(chosen), kind=Kind.DISPATCH_SEND, rank=source,
+            a_token + costs.choices(chosen),
+            kind=Kind.DISPATCH_SEND,
+            rank=source,
             after=begun[source],
-        )  # fmt: skip
+        )
         machine.notes.follow("sent", np.arange(work.num_tokens), sent)
         owner = np.arange(len(messages.tokens)) // messages.num_blocks
         moved = messages.tokens * (2 * work.shape.hidden + row)
         staged = machine.stream(DISPATCH.memory, moved, owner, begun[owner])
         return machine.join(sent, source * messages.num_blocks + block, owner, staged)
 
-    def _looked(self, work: LayerWork, machine: Machine, grid: WarpGrid, begun: Ints) -> Ints:
+    def _looked(self, work: LayerWork, machine: Machine, grid: WarpGrid, begun: Tasks) -> Tasks:
         """(rank,) tasks when each block knows the counts of its experts.
 
         One warp of every block looks at all choices. That of the first SM first clears the signals
@@ -292,18 +301,27 @@ class LowLatencyDeepEp(StagedScheme):
         return machine.delay(DISPATCH.sync, clearing + looking, begun)
 
     def _pack(
-        self, machine: Machine, grid: WarpGrid, flows: Flows, lanes: Ints, row: int, seen: Ints,
+        self,
+        machine: Machine,
+        grid: WarpGrid,
+        flows: Flows,
+        lanes: Ints,
+        row: int,
+        seen: Ints,
         met: Ints,
-    ) -> Ints:  # fmt: skip
+    ) -> Ints:
         """Copy rows to where the GEMM reads them: (rank,) marks of the end."""
         full = np.flatnonzero(flows.rows)
         rank, rows = flows.expert_rank[full], flows.rows[full]
         sm, group = (each[full] for each in flows.group(grid))
         a_row = machine.costs.warp_copy(row, unroll=PACK_UNROLL)
         packed = machine.serve(
-            lanes[rank, sm, group], a_row * -(-rows // grid.warps), kind=Kind.DISPATCH_RECEIVE,
-            rank=rank, after=seen[full],
-        )  # fmt: skip
+            lanes[rank, sm, group],
+            a_row * -(-rows // grid.warps),
+            kind=Kind.DISPATCH_RECEIVE,
+            rank=rank,
+            after=seen[full],
+        )
         moved = machine.stream(DISPATCH.memory, 2 * rows * row, rank, seen[full])
         machine.order(met[rank], packed)
         machine.order(met[rank], moved)
@@ -315,7 +333,7 @@ class LowLatencyDeepEp(StagedScheme):
 
     # ---- combine ---------------------------------------------------------------------------------
 
-    def combine(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
+    def combine(self, work: LayerWork, machine: Machine, start: Tasks) -> Stages:
         """Add the combine kernel, or two: (rank,) marks of the end."""
         grid, costs = self._grid(work, machine), machine.costs
         lanes, blocks = self._sms(machine, "ll-combine", grid)
@@ -331,7 +349,7 @@ class LowLatencyDeepEp(StagedScheme):
             sent = machine.kernel(sent, "combine, receive")
         return self._receive(work, machine, blocks, row, flows, seen, sent)
 
-    def combine_beside(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
+    def combine_beside(self, work: LayerWork, machine: Machine, start: Tasks) -> Stages:
         """Add GEMM-2, the kernel that sends beside it, and the combine: (rank,) marks of the end.
 
         `start` are the (rank,) tasks after which GEMM-2 has its operands.
@@ -359,34 +377,48 @@ class LowLatencyDeepEp(StagedScheme):
         return self._receive(work, machine, blocks, row, flows, seen, sent)
 
     def _send(
-        self, work: LayerWork, machine: Machine, rows: FlaggedRows, row: int, of_group: Ints,
-        begun: Ints,
-    ) -> Told:  # fmt: skip
+        self,
+        work: LayerWork,
+        machine: Machine,
+        rows: FlaggedRows,
+        row: int,
+        of_group: Ints,
+        begun: Tasks,
+    ) -> KernelFlags:
         """Send rows of groups of ranks `of_group` (group,); signals are cleared meanwhile."""
         cleared = machine.delay(COMBINE.sync, machine.costs.memory_load(), begun)
         return store_rows(
-            machine, COMBINE, rows, (work.combine_row_bytes, row - work.combine_row_bytes),
-            (of_group, of_group), cleared, "bulk",
-        )  # fmt: skip
+            machine,
+            COMBINE,
+            rows,
+            (work.combine_row_bytes, row - work.combine_row_bytes),
+            (of_group, of_group),
+            cleared,
+            "bulk",
+        )
 
-    def _flag(self, machine: Machine, flows: Flows, after: Ints) -> Ints:
+    def _flag(self, machine: Machine, flows: Flows, after: Tasks) -> Tasks:
         """Flag every (expert, owner), with rows or without: (flow,) tasks when it is seen."""
         ways = (Kind.NOTIFY_UP, Kind.NOTIFY_DOWN)
         return store_flags(machine, COMBINE, ways, flows.expert_rank, flows.owner, after)
 
     def _receive(
-        self, work: LayerWork, machine: Machine, blocks: Ints, row: int, flows: Flows, seen: Ints,
+        self,
+        work: LayerWork,
+        machine: Machine,
+        blocks: Ints,
+        row: int,
+        flows: Flows,
+        seen: Ints,
         sent: Ints,
-    ) -> Ints:  # fmt: skip
+    ) -> Ints:
         """Wait for the flags, and add up: (rank,) marks of the end."""
         # A token's rows come behind several flags, so that all of them are waited for.
         all_seen = machine.gather(seen, flows.owner, sent)
         together = machine.delay(COMBINE.sync, machine.costs.grid_barrier(), all_seen)
         return self._add(work, machine, blocks, row, together)
 
-    def _copy(
-        self, machine: Machine, grid: WarpGrid, flows: Flows, lanes: Ints, row: int, begun: Ints
-    ) -> FlaggedRows:
+    def _copy(self, machine: Machine, grid: WarpGrid, flows: Flows, lanes: Ints, row: int, begun: Tasks) -> FlaggedRows:
         """Copy rows on the SMs: messages that may leave.
 
         The warps of a group copy a row each, at the same time. The first rows are through after the
@@ -396,9 +428,12 @@ class LowLatencyDeepEp(StagedScheme):
         src, dst = flows.expert_rank[pieces.flow], flows.owner[pieces.flow]
         sm, group = (each[pieces.flow] for each in flows.group(grid))
         stored = machine.serve(
-            lanes[src, sm, group], costs.sm_store(pieces.rows * row * grid.groups),
-            kind=Kind.COMBINE_SEND, rank=src, after=begun[src],
-        )  # fmt: skip
+            lanes[src, sm, group],
+            costs.sm_store(pieces.rows * row * grid.groups),
+            kind=Kind.COMBINE_SEND,
+            rank=src,
+            after=begun[src],
+        )
         read = machine.stream(COMBINE.memory, pieces.rows * row, src, begun[src])
         turn = pieces.before // grid.warps
         turns = int(turn.max(initial=0)) + 1
@@ -410,9 +445,7 @@ class LowLatencyDeepEp(StagedScheme):
         machine.order(read, ready)
         return FlaggedRows(src, dst, pieces.rows, ready, group=pieces.flow)
 
-    def _add(
-        self, work: LayerWork, machine: Machine, blocks: Ints, row: int, together: Ints
-    ) -> Ints:
+    def _add(self, work: LayerWork, machine: Machine, blocks: Ints, row: int, together: Ints) -> Ints:
         """Add up the rows of each token, weighted: (rank,) marks of the end."""
         costs, owner = machine.costs, work.source_rank
         sources = np.bincount(work.pair_token, minlength=work.num_tokens)
@@ -420,8 +453,10 @@ class LowLatencyDeepEp(StagedScheme):
             blocks[owner, places(np.diff(work.tokens_of_rank)) % blocks.shape[1]],
             costs.sm_add(sources * row, row),
             late=costs.memory_load() + costs.choices(sources),
-            kind=Kind.COMBINE_RECEIVE, rank=owner, after=together[owner],
-        )  # fmt: skip
+            kind=Kind.COMBINE_RECEIVE,
+            rank=owner,
+            after=together[owner],
+        )
         block = owner * MOST_BLOCKS + blocks_of_tokens(work, MOST_BLOCKS)
         rank = np.arange(work.num_ranks * MOST_BLOCKS) // MOST_BLOCKS
         rows, sums = np.zeros(len(rank), np.int64), np.bincount(block, minlength=len(rank))
@@ -440,7 +475,7 @@ class LowLatencyDeepEp(StagedScheme):
         """Tell whether sending and receiving are kernels of their own."""
         return self.options.hook or self.options.overlap_sms > 0
 
-    def _signal_bytes(self, work: LayerWork) -> Ints:
+    def _signal_bytes(self, work: LayerWork) -> Bytes:
         """(rank,): bytes of the signals that are cleared, one per block of the lowest tiles."""
         rows = self._room(work) * work.num_ranks
         experts = np.array([len(experts) for experts in work.experts_of_rank], np.int64)

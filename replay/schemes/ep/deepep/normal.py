@@ -58,7 +58,8 @@ from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints, Pools, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.work.kernel_lists import Engine
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.staged import Stages
@@ -114,8 +115,7 @@ class DeepEpOptions(Options):
         "Gradients, which no engine knows, always take bare. deepseek has all kernels of a pair of "
         "layers, attention's and shared experts' included, as DeepSeek's own training launches "
         "them; only for a model of its kind under --interleave dualpipe.",
-        "sgl-project/sglang and vllm-project/vllm; the quicker of the two, so that a baseline has "
-        "its better engine",
+        "sgl-project/sglang and vllm-project/vllm; the quicker of the two, so that a baseline has its better engine",
         choices=(*STACKS, BARE, *LISTED),
     )
 
@@ -135,9 +135,7 @@ class DeepEp(ListedExchanges):
     network = "node"
     gemm_types = dispatch_types = frozenset({"bf16", "fp8"})  # DeepGEMM's, and the engines'
     combine_types = frozenset({"bf16"})  # SWITCH_TYPES
-    validity = (
-        "2, 4 or 8 GPUs of a node; 2 to 20 nodes of 8 GPUs; a larger domain is an extrapolation"
-    )
+    validity = "2, 4 or 8 GPUs of a node; 2 to 20 nodes of 8 GPUs; a larger domain is an extrapolation"
     candidates = MappingProxyType({"num_sms": (12, 16, 20, 24, 32, 48)})
     unpadded = MappingProxyType({"stack": BARE})
     lists = LISTED
@@ -199,8 +197,7 @@ class DeepEp(ListedExchanges):
             needed["rings between nodes"] = rdma_ring_bytes(channels, nodes, ring, hidden)
         least = VLLM_BYTES if self._engine(work) is STACKS["vllm"] else 0
         return tuple(
-            Buffer(name, memory.on_each(work, max(nbytes, least)), stays=True)
-            for name, nbytes in needed.items()
+            Buffer(name, memory.on_each(work, max(nbytes, least)), stays=True) for name, nbytes in needed.items()
         )
 
     def _places(self, work: LayerWork, domains: Domains) -> Buffer:
@@ -218,11 +215,12 @@ class DeepEp(ListedExchanges):
         """Outputs of the experts, in the engine's layout."""
         engine = self._engine(work)
         return memory.intermediates(
-            work, padded_rows(work, "plain" if engine is None else engine.layout),
+            work,
+            padded_rows(work, "plain" if engine is None else engine.layout),
             quantises_apart=engine is STACKS["sglang"],
-        )  # fmt: skip
+        )
 
-    def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
+    def stages(self, work: LayerWork, machine: Machine, start: Tasks) -> Stages:
         """Add the stack's kernels, dispatch, experts and combine."""
         if self.kernel_list:
             message = (
@@ -254,7 +252,7 @@ class DeepEp(ListedExchanges):
         """Kernels of the engine that runs the layer; None where none does."""
         return None if layer.is_backward else STACKS.get(self.options.stack)
 
-    def _bare(self, work: LayerWork, machine: Machine, pool: Ints, start: Ints) -> Stages:
+    def _bare(self, work: LayerWork, machine: Machine, pool: Pools, start: Tasks) -> Stages:
         """Copies to the experts' rows and sums of them, and no kernel more."""
         operand, b_c = work.operand_row_bytes, work.combine_row_bytes
         copies = work.matrix("copies").sum(axis=0)
@@ -270,12 +268,10 @@ class DeepEp(ListedExchanges):
         done = separate_kernels(machine, work, pool, shared(permuted))
         # The caller adds the rows of its own experts, so that one row per (token, GPU) returns.
         added = MemoryTraffic(rows * b_c, copies * b_c)
-        reduced = yield machine.memory_kernel(
-            Kind.UNPERMUTE, added, done, moves="every result, their sums by GPU"
-        )
+        reduced = yield machine.memory_kernel(Kind.UNPERMUTE, added, done, moves="every result, their sums by GPU")
         return (yield self.combine(work, machine, reduced))
 
-    def dispatch(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    def dispatch(self, work: LayerWork, machine: Machine, start: Tasks) -> Ints:
         """Add layout (unless cached), notify and dispatch kernels: (rank,) marks of the end."""
         before = notify if machine.num_domains == 1 else internode_notify
         if self.options.cached_layout or work.is_backward:
@@ -285,12 +281,12 @@ class DeepEp(ListedExchanges):
             begun = before.notify(work, machine, self.options.num_sms // 2, laid_out)
         return self.dispatch_kernel(work, machine, begun)
 
-    def dispatch_kernel(self, work: LayerWork, machine: Machine, begun: Ints) -> Ints:
+    def dispatch_kernel(self, work: LayerWork, machine: Machine, begun: Tasks) -> Ints:
         """Add the dispatch kernel alone, once it runs: (rank,) marks of its end."""
         dispatch = intranode.dispatch if machine.num_domains == 1 else internode.dispatch
         return dispatch(self._kernel(work, machine, begun, is_combine=False))
 
-    def combine(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    def combine(self, work: LayerWork, machine: Machine, start: Tasks) -> Ints:
         """Add notify and combine kernels: (rank,) marks of the end."""
         channels = self.options.num_sms // 2
         if machine.num_domains == 1:
@@ -300,14 +296,12 @@ class DeepEp(ListedExchanges):
             ended = internode_notify.combine_notify(tokens, channels, machine, start)
         return self.combine_kernel(work, machine, machine.kernel(ended, "combine"))
 
-    def combine_kernel(self, work: LayerWork, machine: Machine, begun: Ints) -> Ints:
+    def combine_kernel(self, work: LayerWork, machine: Machine, begun: Tasks) -> Ints:
         """Add the combine kernel alone, once it runs: (rank,) marks of its end."""
         combine = intranode.combine if machine.num_domains == 1 else internode_combine.combine
         return combine(self._kernel(work, machine, begun, is_combine=True))
 
-    def _kernel(
-        self, work: LayerWork, machine: Machine, begun: Ints, *, is_combine: bool
-    ) -> NormalKernel:
+    def _kernel(self, work: LayerWork, machine: Machine, begun: Tasks, *, is_combine: bool) -> NormalKernel:
         config = self._configs(work.num_ranks, machine.num_domains)[is_combine]
         sms = self.split(machine, "num_sms")
         return NormalKernel(work, machine, config, self.options.num_sms // 2, sms, begun)

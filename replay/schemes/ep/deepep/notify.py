@@ -27,8 +27,9 @@ import numpy as np
 from replay.model.machine.kinds import COMBINE, DISPATCH, Kind
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Tasks
     from replay.model.machine.kinds import PhaseKinds
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
 
 CACHED_NOTIFY, COMBINE_NOTIFY = "cached notify of dispatch", "cached notify of combine"
@@ -40,7 +41,7 @@ LANES = 32
 HEAD_NS = 13  # a test of a head waits for a shuffle: 23 cycles at 1.755 GHz (recalled, Hopper)
 
 
-def layout(work: LayerWork, machine: Machine, start: Ints) -> Ints:
+def layout(work: LayerWork, machine: Machine, start: Tasks) -> Tasks:
     """Kernel that counts tokens by rank and by expert: (rank,) tasks of its end.
 
     Every block looks at all expert ids of all tokens, a thread at one token at a time.
@@ -53,7 +54,7 @@ def layout(work: LayerWork, machine: Machine, start: Ints) -> Ints:
     return machine.delay(Kind.LAYOUT, machine.costs.cache_load() * looks, counted)
 
 
-def notify(work: LayerWork, machine: Machine, channels: int, start: Ints) -> Ints:
+def notify(work: LayerWork, machine: Machine, channels: int, start: Tasks) -> Tasks:
     """Exchange counts, and launch the next kernel when the host knows them: (rank,) tasks."""
     begun = machine.kernel(start, "notify")
     # Counted tokens are marks of a boolean for every (token, rank), 32 in a look.
@@ -72,13 +73,13 @@ def notify(work: LayerWork, machine: Machine, channels: int, start: Ints) -> Int
     return machine.kernel(ended, "dispatch")
 
 
-def cached_notify(machine: Machine, start: Ints) -> Ints:
+def cached_notify(machine: Machine, start: Tasks) -> Tasks:
     """Clean the dispatch's rings between two barriers: (rank,) tasks of the kernel's end."""
     met = machine.sync.barrier(DISPATCH, machine.kernel(start, CACHED_NOTIFY))
     return fenced_barrier(machine, DISPATCH, met)
 
 
-def combine_notify(work: LayerWork, machine: Machine, channels: int, start: Ints) -> Ints:
+def combine_notify(work: LayerWork, machine: Machine, channels: int, start: Tasks) -> Tasks:
     """Clean the rings, and say of each token which row of a ring it must wait for: (rank,) tasks.
 
     A warp for every (channel, rank) walks through the channel's tokens from the last to the first,
@@ -94,7 +95,7 @@ def combine_notify(work: LayerWork, machine: Machine, channels: int, start: Ints
     return machine.gather(walked, machine.ranks, cleaned)
 
 
-def fenced_barrier(machine: Machine, kinds: PhaseKinds, after: Ints) -> Ints:
+def fenced_barrier(machine: Machine, kinds: PhaseKinds, after: Tasks) -> Tasks:
     """Wait until all that was written is visible to every GPU, then meet: (rank,) tasks."""
     fenced = machine.delay(kinds.sync, machine.costs.fence(), after)
     return machine.sync.barrier(kinds, fenced)

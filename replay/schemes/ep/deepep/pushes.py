@@ -10,8 +10,9 @@ from replay.model.machine import rings
 from replay.model.work.ragged import places_in_runs
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Counts, Ints, Ranks, Tasks
     from replay.model.machine.kinds import PhaseKinds
-    from replay.model.machine.machine import Ints, Machine, Time
+    from replay.model.machine.machine import Machine, Time
 
 TOGETHER = 4  # rows of an SM to one peer that travel together in the model
 
@@ -27,23 +28,21 @@ class Pushes(NamedTuple):
         (row,): the group each row is in, in the order in which the rows were given.
     """
 
-    src: Ints
-    dst: Ints
+    src: Ranks
+    dst: Ranks
     sm: Ints
-    rows: Ints
+    rows: Counts
     of_row: Ints
 
     @classmethod
-    def of(cls, src: Ints, dst: Ints, sm: Ints, num_ranks: int) -> Pushes:
+    def of(cls, src: Ranks, dst: Ranks, sm: Ints, num_ranks: int) -> Pushes:
         """Group rows (row,); an SM alternates between peers, each rank beginning with another."""
         cut = rings.cut(src, dst, sm, TOGETHER)
         turn = places_in_runs(cut.lane)
         order = np.lexsort(((cut.dst - cut.src) % num_ranks, turn))
         place = np.empty(len(order), np.int64)
         place[order] = np.arange(len(order))
-        return cls(
-            cut.src[order], cut.dst[order], cut.channel[order], cut.rows[order], place[cut.of_row]
-        )
+        return cls(cut.src[order], cut.dst[order], cut.channel[order], cut.rows[order], place[cut.of_row])
 
     def in_order(self, of_sms: Ints) -> Pushes:
         """The same groups by a number of what `sm` counts (group,), and otherwise as they were."""
@@ -64,14 +63,14 @@ class Pushes(NamedTuple):
         sms: Ints,
         busy: Time,
         row_bytes: int,
-        begun: Ints,
+        begun: Tasks,
         *,
         meta_bytes: int = 0,
         behind: Ints | None = None,
     ) -> tuple[Ints, Ints]:
         """Load rows into shared memory and store them: (group,) tasks of the SMs, and arrivals.
 
-        Rows for the own GPU are stored into its memory.
+        Rows for its own GPU are stored into its memory.
 
         Parameters
         ----------
@@ -88,14 +87,23 @@ class Pushes(NamedTuple):
         """
         server = sms[self.src, self.sm]
         pushed = machine.serve(
-            server, busy, late=machine.costs.memory_load(),
-            kind=kinds.send, rank=self.src, after=begun[self.src] if behind is None else behind,
-        )  # fmt: skip
+            server,
+            busy,
+            late=machine.costs.memory_load(),
+            kind=kinds.send,
+            rank=self.src,
+            after=begun[self.src] if behind is None else behind,
+        )
         arrived, remote = pushed.copy(), self.src != self.dst
         src, dst = self.src[remote], self.dst[remote]
         arrived[remote] = machine.transfers.store(
-            kinds, src, dst, row_bytes, pushed[remote],
-            rows=self.rows[remote], meta_bytes=meta_bytes,
+            kinds,
+            src,
+            dst,
+            row_bytes,
+            pushed[remote],
+            rows=self.rows[remote],
+            meta_bytes=meta_bytes,
             on=server[remote],
-        ).arrived  # fmt: skip
+        ).arrived
         return pushed, arrived

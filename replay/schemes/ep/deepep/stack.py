@@ -31,7 +31,8 @@ from replay.model.work.kernel_lists import Engine, EngineKernel, load
 from replay.model.work.precision import SCALE_BLOCK
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Bytes, Counts, Ints, Pools, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
     from replay.model.work.precision import Precision
 
@@ -58,10 +59,10 @@ class StackSizes:
         its weight.
     """
 
-    tokens: Ints
+    tokens: Counts
     copies: Ints
     pairs: Ints
-    rows: Ints
+    rows: Counts
     experts: Ints
     hidden: int
     row: int
@@ -108,7 +109,7 @@ class StackSizes:
             product_scales=product_scales,
         )
 
-    def nbytes(self, what: tuple[str, ...]) -> Ints:
+    def nbytes(self, what: tuple[str, ...]) -> Bytes:
         """(rank,): bytes of all that is named."""
         total = np.zeros_like(self.tokens)
         for words in what:
@@ -136,8 +137,7 @@ class StackKernel(NamedTuple):
     def moves(self) -> str:
         """Bytes read and written, as a formula in the words of `StackSizes`."""
         reads, writes = (
-            " + ".join(words.replace(" ", " x ") for words in of) or "nothing"
-            for of in (self.of.reads, self.of.writes)
+            " + ".join(words.replace(" ", " x ") for words in of) or "nothing" for of in (self.of.reads, self.of.writes)
         )
         return f"{reads} in, {writes} out"
 
@@ -145,7 +145,7 @@ class StackKernel(NamedTuple):
         """Tell whether a layer of these number types has it."""
         return not self.of.fp8 or getattr(types, self.of.fp8) == "fp8"
 
-    def nbytes(self, sizes: StackSizes) -> Ints:
+    def nbytes(self, sizes: StackSizes) -> Bytes:
         """(rank,): bytes read plus bytes written."""
         return sizes.nbytes(self.of.reads + self.of.writes)
 
@@ -242,8 +242,8 @@ def run(
     kernels: tuple[EngineKernel, ...],
     work: LayerWork,
     machine: Machine,
-    after: Ints,
-) -> Ints:
+    after: Tasks,
+) -> Tasks:
     """Run kernels of an engine one after the other: (rank,) tasks of the last one's end."""
     sizes = StackSizes.of(work)
     for kernel in map(StackKernel, kernels):
@@ -254,7 +254,7 @@ def run(
     return after
 
 
-def experts(stack: Engine, work: LayerWork, machine: Machine, pool: Ints, after: Ints) -> Ints:
+def experts(stack: Engine, work: LayerWork, machine: Machine, pool: Pools, after: Tasks) -> Tasks:
     """Run everything from the dispatch to the combine: (rank,) tasks of its end."""
     first, second = Gemm.first(work, fused_activation=False), Gemm.second(work)
     operands = cast_received(machine, work, StackSizes.of(work).copies, after)

@@ -25,8 +25,9 @@ from replay.model.machine.times import NO_TIME
 from replay.model.work.ragged import firsts, places
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Ints, Ranks, Tasks
     from replay.model.compute.row_tiles import RowTiles
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.dysharp.units import Units
 
@@ -62,8 +63,10 @@ class Hub:
         self._work, self._units = work, units
         self._machine = machine
         self._entries = {
-            AL_TLB: tlb_entries, TILE_STATUS: tile_entries, READINESS: readiness_entries,
-        }  # fmt: skip
+            AL_TLB: tlb_entries,
+            TILE_STATUS: tile_entries,
+            READINESS: readiness_entries,
+        }
         self._pair = machine.caches.new_keys(len(work.pair_token))
         self._expert = machine.caches.new_keys(work.num_experts)
         self._tile = machine.caches.new_keys(len(work.pair_token))  # no tile is without a row
@@ -71,9 +74,7 @@ class Hub:
         self._by_copy = np.argsort(work.pair_copy, kind="stable")
         self._first_of_copy = firsts(work.copy_pairs)
 
-    def _touch(
-        self, group: str, tasks: Ints, rank: Ints, key: Ints, lookups: Ints | int, drops: bool
-    ) -> None:
+    def _touch(self, group: str, tasks: Tasks, rank: Ranks, key: Ints, lookups: Ints | int, drops: bool) -> None:
         entries = self._entries[group]
         if not entries or not len(tasks):
             return
@@ -91,7 +92,7 @@ class Hub:
         entry = np.repeat(np.arange(len(copies)), count)
         return entry, self._by_copy[self._first_of_copy[copies[entry]] + places(count)]
 
-    def translate(self, copies: Ints, tasks: Ints, packets: Ints) -> None:
+    def translate(self, copies: Ints, tasks: Tasks, packets: Ints) -> None:
         """Look the slots of rows up, one for every expert that a copy is for.
 
         Parameters
@@ -104,7 +105,7 @@ class Hub:
         rank = self._work.copy_rank[copies[entry]]
         self._touch(AL_TLB, tasks[entry], rank, self._pair + pair, packets[entry], drops=False)
 
-    def arrive(self, copies: Ints, tasks: Ints, packets: Ints) -> None:
+    def arrive(self, copies: Ints, tasks: Tasks, packets: Ints) -> None:
         """Count packets that arrive, in the status of the tiles that they fill."""
         entry, pair = self._pairs_of(copies)
         rank = self._work.copy_rank[copies[entry]]
@@ -116,16 +117,20 @@ class Hub:
 
     # ---- tiles -----------------------------------------------------------------------------------
 
-    def tiles_full(self, tiles: RowTiles, full: Ints) -> Ints:
+    def tiles_full(self, tiles: RowTiles, full: Ints) -> Tasks:
         """Let the scheduler see that tiles are `full` (tile,): (tile,) tasks."""
         machine = self._machine
         poll = machine.costs.poll()
         if not self._entries[TILE_STATUS]:
             return machine.delay(Kind.DISPATCH_SYNC, poll, full, rank=tiles.rank)
         seen = machine.serve(
-            machine.resources.hub[tiles.rank], NO_TIME, late=poll,
-            kind=Kind.DISPATCH_SYNC, rank=tiles.rank, after=full,
-        )  # fmt: skip
+            machine.resources.hub[tiles.rank],
+            NO_TIME,
+            late=poll,
+            kind=Kind.DISPATCH_SYNC,
+            rank=tiles.rank,
+            after=full,
+        )
         key = self._tile + np.arange(len(tiles))
         self._touch(TILE_STATUS, seen, tiles.rank, key, 1, drops=False)
         if self.tile_of_pair is None:
@@ -134,22 +139,25 @@ class Hub:
             self._touch(TILE_STATUS, seen[last], tiles.rank[last], expert, 0, drops=True)
         return seen
 
-    def tiles_done(self, tiles: RowTiles, done: Ints) -> Ints:
+    def tiles_done(self, tiles: RowTiles, done: Ints) -> Tasks:
         """Let tiles that are `done` (tile,) leave their table: (tile,) tasks."""
         if not self._entries[TILE_STATUS]:
             return done
         machine = self._machine
         noted = machine.serve(
-            machine.resources.hub[tiles.rank], NO_TIME,
-            kind=Kind.MARK, rank=tiles.rank, after=done,
-        )  # fmt: skip
+            machine.resources.hub[tiles.rank],
+            NO_TIME,
+            kind=Kind.MARK,
+            rank=tiles.rank,
+            after=done,
+        )
         key = self._tile + np.arange(len(tiles))
         self._touch(TILE_STATUS, noted, tiles.rank, key, 1, drops=True)
         return noted
 
     # ---- tokens ----------------------------------------------------------------------------------
 
-    def count_ready(self, unit: Ints, noticed: Ints) -> Ints:
+    def count_ready(self, unit: Ints, noticed: Ints) -> Tasks:
         """Count where a token is pulled that rows of it are ready: (notice,) tasks.
 
         Parameters
@@ -161,13 +169,11 @@ class Hub:
         if not self._entries[READINESS]:
             return noticed
         machine, place = self._machine, self._units.place[unit]
-        counted = machine.serve(
-            machine.resources.hub[place], NO_TIME, kind=Kind.MARK, rank=place, after=noticed
-        )
+        counted = machine.serve(machine.resources.hub[place], NO_TIME, kind=Kind.MARK, rank=place, after=noticed)
         self._touch(READINESS, counted, place, self._token + unit, 1, drops=False)
         return counted
 
-    def combined(self, unit: Ints, tasks: Ints) -> None:
+    def combined(self, unit: Ints, tasks: Tasks) -> None:
         """Forget what is complete: (unit,) units and tasks where they were counted."""
         place = self._units.place[unit]
         self._touch(READINESS, tasks, place, self._token + unit, 1, drops=True)

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.model.machine.in_switch import UNNAMED, Naming
+from replay.model.machine.in_switch import UNNAMED, NamingFlits
 from replay.schemes.ep.dysharp.options import RowOptions, SwitchOptions
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints
+    from replay.model.machine.machine import Machine
     from replay.model.machine.sms import Split
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.dysharp.hub import Hub
@@ -73,7 +74,7 @@ class Messages:
         sizes[-1] = row_bytes - size * (len(sizes) - 1)
         return sizes, -(-sizes // payload)
 
-    def _naming(self, sends: Ints, of: Ints, num: int) -> Naming:
+    def _naming(self, sends: Ints, of: Ints, num: int) -> NamingFlits:
         """Flits that name the targets of messages of `num` segments each."""
         work, switch = self._work, self._switch
         assert switch is not None
@@ -81,7 +82,7 @@ class Messages:
             return UNNAMED
         if switch.addressing == "explicit":
             further = np.repeat(np.bincount(of, minlength=len(sends)) - 1, num)
-            return Naming(at_source=further, answered=further)
+            return NamingFlits(at_source=further, answered=further)
         experts = work.copy_pairs[self._through]
         listed = np.bincount(of, weights=experts, minlength=len(sends)).astype(np.int64)
         at_source = -(-listed // IDS_PER_FLIT)
@@ -90,7 +91,7 @@ class Messages:
             "kept": at_source[of],
             "stripped": np.zeros_like(experts),
         }[switch.target_lists]
-        return Naming(np.repeat(at_source, num), np.repeat(at_target, num))
+        return NamingFlits(np.repeat(at_source, num), np.repeat(at_target, num))
 
     def _queue(self, phase: str, sends: Ints, issued: Ints, sent: Ints, packets: Ints) -> None:
         """Hold places in the SMs' queues from the issue of packets until they have left."""

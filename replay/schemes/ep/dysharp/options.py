@@ -40,8 +40,7 @@ class RowOptions(Options):
         "How gate weights reach the experts, whose GEMM-2 applies them. packets: behind each row, "
         "4 bytes for each of its experts, and 2 of the expert's id where no list of the switch "
         "names it. free: at no cost.",
-        f"assumed; {PAPER} applies weights in GEMM-2's epilogue and does not say how they get "
-        "there",
+        f"assumed; {PAPER} applies weights in GEMM-2's epilogue and does not say how they get there",
         choices=("packets", "free"),
     )
     answers: str = option(
@@ -89,7 +88,7 @@ class SwitchOptions(RowOptions):
     )
     loopback: bool = option(
         False,
-        "Whether the copy and the rows of the own GPU pass through the switch too.",
+        "Whether the copy and the rows of its own GPU pass through the switch too.",
         "assumed; the paper does not state it",
     )
     port_rate: str = option(
@@ -147,15 +146,13 @@ class TileOptions(RowOptions):
     tile_rows: int = option(128, "Rows of a tile.", f"{PAPER} section IV-B")
     tile_entries: int = option(
         1024,
-        "Entries of the Tile-Status table. What does not fit lies in DRAM; 0 is as many as are "
-        "needed.",
+        "Entries of the Tile-Status table. What does not fit lies in DRAM; 0 is as many as are needed.",
         f"{PAPER} section IV-C",
         least=0,
     )
     readiness_entries: int = option(
         1024,
-        "Entries of the Output-Readiness table. What does not fit lies in DRAM; 0 is as many as "
-        "are needed.",
+        "Entries of the Output-Readiness table. What does not fit lies in DRAM; 0 is as many as are needed.",
         f"{PAPER} section IV-C",
         least=0,
     )

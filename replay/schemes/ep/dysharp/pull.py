@@ -19,7 +19,7 @@ from replay.model.machine.times import MemoryTraffic
 from replay.schemes.ep.dysharp.messages import Messages, of_segments
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints
+    from replay.model.arrays import Ints, Tasks
 
 NOTIFY_BYTES = 8  # one counter update; the paper gives no size, a flit holds it
 
@@ -27,18 +27,16 @@ NOTIFY_BYTES = 8  # one counter update; the paper gives no size, a flit holds it
 class Pull(Messages):
     """The way of one layer's results back to the tokens' owners, as sums."""
 
-    def notify(self, ready: Ints) -> Ints:
+    def notify(self, ready: Tasks) -> Tasks:
         """Tell who pulls a token that a GPU's rows of it are `ready` (copy,): (copy,) tasks."""
         machine, units = self._machine, self._units
         place, remote = units.place[units.of_copy], np.flatnonzero(~units.in_place)
         noticed = ready.copy()
-        noticed[remote] = machine.sync.notify(
-            self._work.copy_rank[remote], place[remote], NOTIFY_BYTES, ready[remote]
-        )
+        noticed[remote] = machine.sync.notify(self._work.copy_rank[remote], place[remote], NOTIFY_BYTES, ready[remote])
         counted = self._hub.count_ready(units.of_copy, noticed)
         return machine.delay(Kind.COMBINE_SYNC, machine.costs.poll(), counted, rank=place)
 
-    def pull(self, begun: Ints, complete: Ints, passed_on: tuple[Ints, Ints]) -> Ints:
+    def pull(self, begun: Tasks, complete: Ints, passed_on: tuple[Ints, Ints]) -> Ints:
         """Pull the sums of tokens: (rank,) marks of the end.
 
         Parameters
@@ -151,9 +149,7 @@ class Pull(Messages):
             read = machine.stream(COMBINE.memory, rows, work.copy_rank, ready)
             machine.order(read, added)
 
-    def _fetch(
-        self, pulled: Ints, of: Ints, asking: Ints, answers: Ints, sizes: Ints, packets: Ints
-    ) -> Ints:
+    def _fetch(self, pulled: Ints, of: Ints, asking: Ints, answers: Ints, sizes: Ints, packets: Ints) -> Ints:
         """Pull the segments of messages: (message x segment,) tasks at the owners."""
         work, machine, num = self._work, self._machine, len(sizes)
         owner, target = self._units.place[pulled], work.copy_rank[self._through]
@@ -161,9 +157,13 @@ class Pull(Messages):
         copies = np.repeat(self._through, num)
         if self._switch is None:
             asked, arrived = machine.transfers.load(
-                COMBINE, readers, np.repeat(target, num), nbytes, asking,
+                COMBINE,
+                readers,
+                np.repeat(target, num),
+                nbytes,
+                asking,
                 rows=np.repeat(answers, num),
-            )  # fmt: skip
+            )
         else:
             switch, eviction = self._switch, None
             if switch.reduction == "evict":

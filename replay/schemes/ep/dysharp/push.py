@@ -19,13 +19,13 @@ from replay.model.machine.times import NO_TIME, Time
 from replay.schemes.ep.dysharp.messages import Messages, of_segments
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints
+    from replay.model.arrays import Ints, Ranks, Tasks
 
 WEIGHT_BYTES = 4  # FP32
 ID_BYTES = 2  # as in target lists
 
 
-class Pushed(NamedTuple):
+class PushTasks(NamedTuple):
     """Tasks of the push.
 
     Attributes
@@ -36,14 +36,14 @@ class Pushed(NamedTuple):
         Of SMs that push rows of other domains on, and the rank of each: two (task,).
     """
 
-    arrived: Ints
+    arrived: Tasks
     passed_on: tuple[Ints, Ints]
 
 
 class Push(Messages):
     """The way of one layer's rows to their experts."""
 
-    def push(self, begun: Ints) -> Pushed:
+    def push(self, begun: Tasks) -> PushTasks:
         """Push every token, once the kernel has `begun` (rank,)."""
         work, machine, units = self._work, self._machine, self._units
         sizes, packets = self._segments(work.dispatch_row_bytes)
@@ -79,9 +79,7 @@ class Push(Messages):
         passed_on = units.abroad, units.abroad  # empty where nothing is for other domains
         if posts:
             came = self._cross(of_item[:posts], begun)
-            issued[~near], placed[~stays], passed_on = self._pass_on(
-                came, sends[~near], inside[~stays]
-            )
+            issued[~near], placed[~stays], passed_on = self._pass_on(came, sends[~near], inside[~stays])
         sm = lanes[units.place[sends], units.lane(sends, lanes.shape[1])]
         landed = self._send(sends, of, issued.ravel(), np.repeat(sm, num), sizes, packets)
         arrived = np.empty(len(work.copy_token), np.int64)
@@ -90,9 +88,9 @@ class Push(Messages):
             self._hub.translate(spread, tasks, np.tile(packets, len(copies)))
             self._hub.arrive(spread, tasks, np.tile(packets, len(copies)))
             arrived[copies] = self._joined(work.copy_rank[copies], tasks, num)
-        return Pushed(arrived, passed_on)
+        return PushTasks(arrived, passed_on)
 
-    def _cross(self, issued: Ints, begun: Ints) -> Ints:
+    def _cross(self, issued: Ints, begun: Tasks) -> Tasks:
         """Send rows to other domains: (unit, segment) tasks at which the GPU there knows of them.
 
         Parameters
@@ -109,17 +107,19 @@ class Push(Messages):
         beside = np.zeros((len(abroad), num), np.int64)
         beside[:, -1] = each * self._experts_of_unit[abroad]
         came = machine.transfers.store(
-            DISPATCH, np.repeat(src, num), np.repeat(dst, num), np.tile(sizes, len(abroad)),
-            issued.ravel(), meta_bytes=beside.ravel(),
-        ).arrived  # fmt: skip
+            DISPATCH,
+            np.repeat(src, num),
+            np.repeat(dst, num),
+            np.tile(sizes, len(abroad)),
+            issued.ravel(),
+            meta_bytes=beside.ravel(),
+        ).arrived
         there = np.repeat(dst, num)
         known = machine.delay(DISPATCH.sync, machine.costs.poll(), came, there)
         machine.order(begun[there], known)
         return known.reshape(-1, num)
 
-    def _pass_on(
-        self, came: Ints, sends: Ints, inside: Ints
-    ) -> tuple[Ints, Ints, tuple[Ints, Ints]]:
+    def _pass_on(self, came: Ints, sends: Ints, inside: Ints) -> tuple[Ints, Ints, tuple[Ints, Ints]]:
         """Push rows of other domains: tasks of the SMs by what leaves and by what stays.
 
         Last come all these tasks, in the order in which the SMs take them, and their ranks.
@@ -158,9 +158,7 @@ class Push(Messages):
         units = self._units
         return np.bincount(units.of_copy, self._work.copy_pairs, len(units)).astype(np.int64)
 
-    def _send(
-        self, sends: Ints, of: Ints, issued: Ints, sm: Ints, sizes: Ints, packets: Ints
-    ) -> Ints:
+    def _send(self, sends: Ints, of: Ints, issued: Ints, sm: Ints, sizes: Ints, packets: Ints) -> Ints:
         """Send the segments of messages: (copy x segment,) tasks at the destinations.
 
         Parameters
@@ -177,10 +175,14 @@ class Push(Messages):
         nbytes, meta_bytes = np.tile(sizes, len(sends)), self._metadata(sends, of, num)
         if self._switch is None:
             return machine.transfers.store(
-                DISPATCH, np.repeat(src, num), np.repeat(dst, num), nbytes, issued,
+                DISPATCH,
+                np.repeat(src, num),
+                np.repeat(dst, num),
+                nbytes,
+                issued,
                 meta_bytes=meta_bytes,
                 on=sm,
-            ).arrived  # fmt: skip
+            ).arrived
         spread = machine.switch.multicast(
             DISPATCH,
             np.repeat(src, num),
@@ -208,7 +210,7 @@ class Push(Messages):
             nbytes[:, -1] = each * experts.astype(np.int64)
         return nbytes.ravel()
 
-    def _joined(self, rank: Ints, tasks: Ints, num: int) -> Ints:
+    def _joined(self, rank: Ranks, tasks: Tasks, num: int) -> Tasks:
         """(copy,) tasks after all segments (copy x segment,) of each."""
         if num == 1:
             return tasks

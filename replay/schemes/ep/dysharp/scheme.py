@@ -55,7 +55,8 @@ from replay.schemes.ep.facts import Buffer
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints, Pools, Ranks, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.machine.resources import Discipline
     from replay.model.machine.sms import Split
     from replay.model.work.layer import LayerWork
@@ -87,12 +88,10 @@ class DySharp(Scheme):
 
     source = "arXiv 2605.05607 sections III-IV"
     network = "node"
-    full_nodes = "rows go to the GPU of the own index in others"
+    full_nodes = "rows go to the GPU of the same index in others"
     validity = "simulated: 32 GPUs like those of a GH200 NVL32"
 
-    def __init__(
-        self, name: str, options: RowOptions, *, summary: str, assumes: str, fusion: str = "layer"
-    ) -> None:
+    def __init__(self, name: str, options: RowOptions, *, summary: str, assumes: str, fusion: str = "layer") -> None:
         self.name, self.summary, self.assumes = name, summary, assumes
         self.overlap = OVERLAPS[fusion]
         self.fusion = fusion
@@ -147,7 +146,7 @@ class DySharp(Scheme):
             *cast,
         )
 
-    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    def build(self, work: LayerWork, machine: Machine, start: Tasks) -> Tasks:
         """Add the fused kernel, two of them, or kernels one after the other."""
         units = Units(work, machine.domains)
         fitted = self._fitted(work, machine, units)
@@ -160,13 +159,10 @@ class DySharp(Scheme):
         in_switch = isinstance(self.options, SwitchOptions)
         found = row_sms(work, machine, units, in_switch=in_switch)
         asked = ("dispatch_sms", "combine_sms")
-        chosen = {
-            name: sms for name, sms in zip(asked, found, strict=True)
-            if not getattr(self.options, name)
-        }  # fmt: skip
+        chosen = {name: sms for name, sms in zip(asked, found, strict=True) if not getattr(self.options, name)}
         return self.with_options(chosen)
 
-    def _fused(self, work: LayerWork, machine: Machine, units: Units, start: Ints) -> Ints:
+    def _fused(self, work: LayerWork, machine: Machine, units: Units, start: Tasks) -> Ints:
         """Add the fused kernel, or two of them."""
         kernels = self._kernels(machine)
         begun = machine.kernel(start, "dispatch and gemm1" if self.two_kernels else "layer")
@@ -177,9 +173,7 @@ class DySharp(Scheme):
             tlb_entries=self.options.tlb_entries,
             tile_entries=self.options.tile_entries,
             readiness_entries=self.options.readiness_entries,
-            tile_of_pair=_tiles_by_source(work, self.options.tile_rows)
-            if self.options.slots == "source"
-            else None,
+            tile_of_pair=_tiles_by_source(work, self.options.tile_rows) if self.options.slots == "source" else None,
         )
         arrived, passed_on = Push(work, machine, self.options, units, hub, kernels[0]).push(begun)
         ready, beside, begun = self._experts(work, machine, units, hub, kernels, begun, arrived)
@@ -191,7 +185,7 @@ class DySharp(Scheme):
             ends = machine.gather(tasks, ranks, ends)
         return ends
 
-    def _in_sequence(self, work: LayerWork, machine: Machine, units: Units, start: Ints) -> Ints:
+    def _in_sequence(self, work: LayerWork, machine: Machine, units: Units, start: Tasks) -> Ints:
         """Add the dispatch kernel, three expert kernels and the combine kernel."""
         begun = machine.kernel(start, "dispatch")
         hub = Hub(work, machine, units, tlb_entries=self.options.tlb_entries)
@@ -238,8 +232,8 @@ class DySharp(Scheme):
         units: Units,
         hub: Hub,
         kernels: tuple[Split, Split],
-        begun: Ints,
-        arrived: Ints,
+        begun: Tasks,
+        arrived: Tasks,
     ) -> tuple[Ints, list[tuple[Ints, Ints]], Ints]:
         """Run tiles as their slots fill.
 
@@ -255,9 +249,7 @@ class DySharp(Scheme):
         tiles = row_tiles(machine, work, gemm, num_computing, self.options.tile_rows)
         machine.notes.tile(tiles.rank, tiles.rows, self.options.tile_rows)
         full = machine.mark(tiles.rank, begun[tiles.rank])
-        shared = shared_tiles(
-            machine, work, pool, num_computing, begun, tile_rows=self.options.tile_rows
-        )
+        shared = shared_tiles(machine, work, pool, num_computing, begun, tile_rows=self.options.tile_rows)
         kernels_begun = [begun]
 
         def second(done: Ints) -> Ints:
@@ -266,11 +258,15 @@ class DySharp(Scheme):
             return kernels_begun[-1][tiles.rank]
 
         ends = fused_tiles(
-            machine, work, tiles, pool, hub.tiles_full(tiles, full),
+            machine,
+            work,
+            tiles,
+            pool,
+            hub.tiles_full(tiles, full),
             tile_order=self.options.tile_order,
             second_pool=second_pool,
             between=second if self.two_kernels else None,
-        )  # fmt: skip
+        )
         done = hub.tiles_done(tiles, ends.done)
         ready = machine.mark(work.copy_rank, arrived)
         if hub.tile_of_pair is None:
@@ -280,9 +276,12 @@ class DySharp(Scheme):
                 members = work.pair_copy[by_expert[bounds[expert] : bounds[expert + 1]]]
                 of_expert = slice(*tiles.first_of_expert[expert : expert + 2])
                 graph.gate(
-                    arrived[members], ready[members],
-                    tiles.rows[of_expert], full[of_expert], done[of_expert],
-                )  # fmt: skip
+                    arrived[members],
+                    ready[members],
+                    tiles.rows[of_expert],
+                    full[of_expert],
+                    done[of_expert],
+                )
         else:
             machine.order(arrived[work.pair_copy], full[hub.tile_of_pair])
             machine.order(done[hub.tile_of_pair], ready[work.pair_copy])
@@ -297,9 +296,9 @@ class DySharp(Scheme):
         work: LayerWork,
         machine: Machine,
         tiles: RowTiles,
-        begun: Ints,
+        begun: Tasks,
         done: Ints,
-        pool: Ints,
+        pool: Pools,
         behind: int,
     ) -> list[tuple[Ints, Ints]]:
         """Tasks that GPUs have to end beside their combine, and the rank of each.
@@ -309,20 +308,18 @@ class DySharp(Scheme):
         """
         return [
             (done, tiles.rank),
-            *weight_gradients_beside(
-                machine, work, pool, done, tiles.expert, priority=behind, begun=begun
-            ),
+            *weight_gradients_beside(machine, work, pool, done, tiles.expert, priority=behind, begun=begun),
         ]
 
     def _second_kernel(
         self,
         machine: Machine,
-        begun: Ints,
-        rank: Ints,
+        begun: Tasks,
+        rank: Ranks,
         done: Ints,
-        arrived: Ints,
+        arrived: Tasks,
         units: Units,
-    ) -> Ints:
+    ) -> Tasks:
         """Begin the second kernel after the one with dispatch and the first GEMM: (rank,) tasks.
 
         Parameters
@@ -367,10 +364,7 @@ DYSHARP_FUSION_ONLY = DySharp(
     "dysharp-fusion-only",
     FusedOptions(),
     summary="DySHARP's fused layer without in-switch computing",
-    assumes=(
-        "proposed GPU hardware (slots on arrival, readiness counters); 12 SMs dispatch and 8 "
-        "combine"
-    ),
+    assumes=("proposed GPU hardware (slots on arrival, readiness counters); 12 SMs dispatch and 8 combine"),
 )
 DYSHARP_COMET = DySharp(
     "dysharp-comet",
@@ -387,7 +381,5 @@ DYSHARP_BASIC = DySharp(
     SwitchOptions(),
     fusion="none",
     summary="DySHARP's in-switch computing without overlap",
-    assumes=(
-        "proposed switch and GPU hardware; a barrier over all GPUs ends dispatch and starts combine"
-    ),
+    assumes=("proposed switch and GPU hardware; a barrier over all GPUs ends dispatch and starts combine"),
 )

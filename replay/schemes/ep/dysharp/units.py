@@ -14,8 +14,8 @@ import numpy as np
 from replay.model.work.ragged import places
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Ints, Ranks
     from replay.model.machine.domains import Domains
-    from replay.model.machine.resources import Ints
     from replay.model.work.layer import LayerWork
 
 
@@ -45,7 +45,7 @@ class Units:
         known, unit = np.unique(key, return_inverse=True)
         token, domain = known // domains.num, known % domains.num
         self.token: Ints = np.concatenate((np.arange(num), token))
-        self.owner: Ints = owner[self.token]
+        self.owner: Ranks = owner[self.token]
         self.place: Ints = np.concatenate((owner, domains.peer(owner[token], domain)))
         self.of_copy: Ints = work.copy_token.copy()
         self.of_copy[away] = num + unit

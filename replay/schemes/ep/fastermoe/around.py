@@ -22,8 +22,9 @@ from replay.model.machine.times import MemoryTraffic
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from replay.model.collectives.point_to_point import Exchanged
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints, Tasks
+    from replay.model.collectives.point_to_point import ExchangeTasks
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
 
 NUMBER_BYTES = 8  # ids, counts and positions are int64
@@ -49,9 +50,7 @@ GRADIENTS = Operation("gradients of results", moves="a gradient for each of a to
 GATE_GRADIENTS = Operation("gradients of gate weights", moves="gradients and results of all rows")
 
 
-def count(
-    machine: Machine, work: LayerWork, start: Ints, exchange: Callable[..., Exchanged]
-) -> Ints:
+def count(machine: Machine, work: LayerWork, start: Tasks, exchange: Callable[..., ExchangeTasks]) -> Tasks:
     """Count rows and learn where they go: (rank,) tasks. A backward pass knows.
 
     Parameters
@@ -76,7 +75,7 @@ def count(
     return received
 
 
-def tokens_of(machine: Machine, work: LayerWork, after: Ints) -> Ints:
+def tokens_of(machine: Machine, work: LayerWork, after: Tasks) -> Tasks:
     """Find the token of each row: (rank,) tasks. A backward pass knows."""
     if work.is_backward:
         return after
@@ -84,7 +83,7 @@ def tokens_of(machine: Machine, work: LayerWork, after: Ints) -> Ints:
     return machine.small_kernels(Kind.LAYOUT, nbytes, after, TOKENS_OF)
 
 
-def scatter(machine: Machine, work: LayerWork, after: Ints) -> Ints:
+def scatter(machine: Machine, work: LayerWork, after: Tasks) -> Tasks:
     """Bring rows into the order of their experts: (rank,) tasks. The host has to know of it."""
     tokens, pairs = np.diff(work.tokens_of_rank), work.matrix("pairs")
     owned, got, row = pairs.sum(axis=1), pairs.sum(axis=0), work.dispatch_row_bytes
@@ -100,7 +99,7 @@ def scatter(machine: Machine, work: LayerWork, after: Ints) -> Ints:
     return machine.small_kernels(Kind.PERMUTE, empty, scattered, ZEROES)
 
 
-def gather(machine: Machine, work: LayerWork, back: Ints, after: Ints | None = None) -> Ints:
+def gather(machine: Machine, work: LayerWork, back: Ints, after: Tasks | None = None) -> Tasks:
     """Bring rows into the order of tokens and add them up: (rank,) tasks.
 
     Forward, they are copied and then added with their weights; backward, added as they are.
@@ -115,9 +114,7 @@ def gather(machine: Machine, work: LayerWork, back: Ints, after: Ints | None = N
     machine.host.wait(COMBINE, back, COME_BACK)
     after = back if after is None else machine.gather(back, machine.ranks, after)
     into = tokens * result if work.is_backward else owned * row
-    emptied = machine.small_kernels(
-        Kind.UNPERMUTE, MemoryTraffic(0 * into, into), after, GATHER_ZEROES
-    )
+    emptied = machine.small_kernels(Kind.UNPERMUTE, MemoryTraffic(0 * into, into), after, GATHER_ZEROES)
     if work.is_backward:
         added = MemoryTraffic(owned * row + into, into)
         return machine.small_kernels(Kind.UNPERMUTE, added, emptied, GATHER)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.model.compute.calls import Call, GemmCalls, gradient_call
+from replay.model.compute.calls import ExpertCall, GemmCalls, gradient_call
 from replay.model.compute.experts import ACTIVATION, activation_bytes
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.weight_gradients import DOWN, UP
@@ -21,7 +21,8 @@ from replay.model.machine.times import MemoryTraffic
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints, Pools, Ranks, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
 
 COPY = Operation("copy of results", moves="results of one call, into the buffer that is sent")
@@ -38,16 +39,14 @@ class Experts:
         All calls, each of which is to be computed once.
     """
 
-    def __init__(
-        self, machine: Machine, work: LayerWork, pool: Ints, calls: Sequence[Call]
-    ) -> None:
+    def __init__(self, machine: Machine, work: LayerWork, pool: Pools, calls: Sequence[ExpertCall]) -> None:
         self._machine, self._work, self._pool = machine, work, pool
         self._first, self._second = (
             GemmCalls(machine, work, gemm, pool, calls)
             for gemm in (Gemm.first(work, fused_activation=False), Gemm.second(work))
         )
 
-    def compute(self, call: Call, after: Ints) -> Ints:
+    def compute(self, call: ExpertCall, after: Tasks) -> Tasks:
         """Run them on the rows of a call: (rank,) tasks; `after` on a GPU without rows."""
         machine, work, ranks = self._machine, self._work, np.flatnonzero(call.rows)
         done = self._first.add(call, after)
@@ -59,9 +58,7 @@ class Experts:
         if work.is_backward:
             done = gradient_call(machine, work, UP, call, self._pool, done)
         copied = call.rows[ranks] * work.combine_row_bytes
-        return _elementwise(
-            machine, Kind.UNPERMUTE, MemoryTraffic(copied, copied), ranks, done, COPY
-        )  # fmt: skip
+        return _elementwise(machine, Kind.UNPERMUTE, MemoryTraffic(copied, copied), ranks, done, COPY)
 
     def read(self) -> None:
         """Let all tiles read their operands; all calls have been computed."""
@@ -73,10 +70,10 @@ def _elementwise(
     machine: Machine,
     kind: Kind,
     moved: Ints | MemoryTraffic,
-    ranks: Ints,
-    after: Ints,
+    ranks: Ranks,
+    after: Tasks,
     what: Operation,
-) -> Ints:
+) -> Tasks:
     """Run a kernel on `ranks`, that moves (rank of these,) bytes: (rank,) tasks."""
     ends = machine.kernel(after, what, kind=kind, on=np.isin(machine.ranks, ranks))
     late = machine.costs.elementwise(moved)

@@ -43,9 +43,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hwmodel import System
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.machine.sms import Split
-    from replay.model.work.capacity import Carried
+    from replay.model.work.capacity import CarriedLayer
     from replay.model.work.layer import LayerWork
 
 ROWS = Operation("sends and receives of rows", moves="rows of one step for one expert")
@@ -57,8 +58,7 @@ class FasterMoeOptions(NcclOptions):
 
     group_size: int = option(
         4,
-        "GPUs of a group, which exchange rows in the first step; all, if there are fewer. As many "
-        "steps as groups.",
+        "GPUs of a group, which exchange rows in the first step; all, if there are fewer. As many steps as groups.",
         "FMOE_FASTER_GROUP_SIZE, fmoe/fastermoe/config.py and cuda/fastermoe",
     )
     shadowing: bool = option(
@@ -123,7 +123,7 @@ class FasterMoe(SendsByNccl):
             return "broadcasts of shadowed experts between nodes are not modelled (shadowing=false)"
         return ""
 
-    def carries_on(self, work: LayerWork, system: System) -> Carried:
+    def carries_on(self, work: LayerWork, system: System) -> CarriedLayer:
         """Rows for shadowed experts stay."""
         return with_shadows(work, self._shadowed(work, partial(shadows.rates_on, system)))
 
@@ -144,7 +144,7 @@ class FasterMoe(SendsByNccl):
             Buffer("gathered rows", owned),
         )
 
-    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    def build(self, work: LayerWork, machine: Machine, start: Tasks) -> Tasks:
         """Add counts, scatter, dispatches, calls, combines, gather."""
         shadowed = self._shadowed(work, partial(shadows.rates_of, machine))
         shared = shared_before_wait(machine, work, self.channels(machine), start)
@@ -157,9 +157,7 @@ class FasterMoe(SendsByNccl):
             split.pool("fastermoe-experts", split.left),
             [*(part.call for parts in steps for part in parts), *own],
         )
-        beside = Shadows(
-            machine, work, carried, shadowed, self.options.rules(machine).num_channels, experts, own
-        )
+        beside = Shadows(machine, work, carried, shadowed, self.options.rules(machine).num_channels, experts, own)
         known = around.scatter(machine, work, self._counted(work, machine, start))
         begun = beside.fetch(known)
         machine.host.wait(DISPATCH, begun, around.SCATTERED)
@@ -200,15 +198,13 @@ class FasterMoe(SendsByNccl):
         known = rates(work, options.network_GB_per_s, options.gemm_TFLOP_per_s)
         return shadows.choose(work, known)
 
-    def _counted(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    def _counted(self, work: LayerWork, machine: Machine, start: Tasks) -> Ints:
         known = around.count(machine, work, start, partial(self.exchange, machine, COUNTS))
         if self.options.shadowing and machine.num_ranks > 1:
             known = decide(machine, work, known)
         return around.tokens_of(machine, work, known)
 
-    def _dispatched(
-        self, work: LayerWork, machine: Machine, steps: list[list[StepPart]], begun: Ints
-    ) -> list[Ints]:
+    def _dispatched(self, work: LayerWork, machine: Machine, steps: list[list[StepPart]], begun: Tasks) -> list[Ints]:
         """Send the rows of one step after the other: (rank,) tasks of each when it has come."""
         if machine.num_ranks == 1:
             machine.notes.follow("sent", work.pair_token, begun[work.pair_source])
@@ -233,8 +229,8 @@ class FasterMoe(SendsByNccl):
         return ends
 
     def _rows(
-        self, work: LayerWork, machine: Machine, kinds: PhaseKinds, pairs: Ints, after: Ints
-    ) -> point_to_point.Exchanged:
+        self, work: LayerWork, machine: Machine, kinds: PhaseKinds, pairs: Ints, after: Tasks
+    ) -> point_to_point.ExchangeTasks:
         """One kernel of NCCL's that sends `pairs` rows (source, destination)."""
         takes_part = (pairs.sum(axis=0) + pairs.sum(axis=1)) > 0
         begun = machine.kernel(after, ROWS, on=takes_part)

@@ -14,7 +14,7 @@ import numpy as np
 
 from replay.model.collectives.nccl import NCCL
 from replay.model.compute import shadows
-from replay.model.compute.calls import Call
+from replay.model.compute.calls import ExpertCall
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COUNTS, Kind
 from replay.model.work.capacity import first_shadow
@@ -24,7 +24,8 @@ from replay.schemes.ep.fastermoe.experts import Experts
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
 
 LOADS = Operation("loads to the GPU", moves="own rows of each expert")
@@ -32,7 +33,7 @@ GATHER = Operation("all-gather of loads", moves="rows of each expert, of each GP
 LOADS_KNOWN = "loads to the host"
 
 
-def decide(machine: Machine, work: LayerWork, after: Ints) -> Ints:
+def decide(machine: Machine, work: LayerWork, after: Tasks) -> Tasks:
     """Let all hosts learn the rows of all experts: (rank,) tasks. A backward pass knows."""
     if work.is_backward:
         return after
@@ -64,20 +65,26 @@ class Shadows:
     """
 
     def __init__(
-        self, machine: Machine, work: LayerWork, carried: LayerWork, experts: Ints, channels: int,
-        running: Experts, calls: Sequence[Call],
-    ) -> None:  # fmt: skip
+        self,
+        machine: Machine,
+        work: LayerWork,
+        carried: LayerWork,
+        experts: Ints,
+        channels: int,
+        running: Experts,
+        calls: Sequence[ExpertCall],
+    ) -> None:
         self._machine, self._work, self._carried = machine, work, carried
         self._experts, self._channels, self._running = experts.tolist(), channels, running
         self._calls = calls
 
-    def fetch(self, after: Ints) -> Ints:
+    def fetch(self, after: Tasks) -> Tasks:
         """Copy their weights into tensors: (rank,) tasks. Backward, they are there."""
         for expert in () if self._work.is_backward else self._experts:
             after = shadows.fetch(self._machine, self._work, expert, after)
         return after
 
-    def broadcast(self, after: Ints) -> list[Ints]:
+    def broadcast(self, after: Tasks) -> list[Ints]:
         """Send their weights to all GPUs behind the dispatches: (rank,) tasks of each."""
         ends: list[Ints] = []
         for expert in self._experts:
@@ -85,14 +92,14 @@ class Shadows:
             ends.append(after)
         return ends
 
-    def forward(self, came: list[Ints], after: Ints) -> Ints:
+    def forward(self, came: list[Ints], after: Tasks) -> Tasks:
         """Run them, each when its weights have come: (rank,) tasks."""
         for place, arrived in enumerate(came):
             after = self._machine.gather(arrived, self._machine.ranks, after)
             after = self._run(place, after)
         return shadows.restore(self._machine, self._work, after) if came else after
 
-    def backward(self, after: Ints, sent: Ints) -> tuple[Ints, list[Ints], Ints]:
+    def backward(self, after: Tasks, sent: Ints) -> tuple[Ints, list[Ints], Ints]:
         """Run them and reduce their gradients on NCCL's stream.
 
         Parameters
@@ -115,23 +122,23 @@ class Shadows:
             after = shadows.restore(machine, self._work, after)
         return after, sums, sent
 
-    def add(self, sums: list[Ints], after: Ints) -> Ints:
+    def add(self, sums: list[Ints], after: Tasks) -> Tasks:
         """Add the sums of their gradients at their homes: (rank,) tasks."""
         for expert, summed in zip(self._experts, sums, strict=True):
             ready = self._machine.gather(summed, self._machine.ranks, after)
             after = shadows.add(self._machine, self._work, expert, ready)
         return after
 
-    def _run(self, place: int, after: Ints) -> Ints:
+    def _run(self, place: int, after: Tasks) -> Ints:
         """Exchange weights and multiply a GPU's own rows."""
         ready = shadows.stash(self._machine, self._work, after, is_first=place == 0)
         return self._running.compute(self._calls[place], ready)
 
 
-def calls_of(work: LayerWork, carried: LayerWork, count: int) -> list[Call]:
+def calls_of(work: LayerWork, carried: LayerWork, count: int) -> list[ExpertCall]:
     """The call of each of so many shadows, for a GPU's own rows."""
     calls = []
     for place in range(count):
         expert = first_shadow(work) + work.num_ranks * place + np.arange(work.num_ranks)
-        calls.append(Call(expert, carried.rows_of_expert[expert]))
+        calls.append(ExpertCall(expert, carried.rows_of_expert[expert]))
     return calls

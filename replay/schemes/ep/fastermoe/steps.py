@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from replay.model.compute.calls import Call
+from replay.model.compute.calls import ExpertCall
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints
+    from replay.model.arrays import Ints
     from replay.model.work.layer import LayerWork
 
 
@@ -25,7 +25,7 @@ class StepPart(NamedTuple):
     """
 
     pairs: Ints
-    call: Call
+    call: ExpertCall
 
 
 def num_steps(num_ranks: int, group_size: int) -> int:
@@ -50,7 +50,7 @@ def steps_of(work: LayerWork, carried: LayerWork, group_size: int) -> list[list[
         parts.append([])
         for expert in np.array(work.experts_of_rank).T:
             pairs = np.where(apart == step, rows[:, expert], 0)
-            parts[-1].append(StepPart(pairs, Call(expert, pairs.sum(axis=0))))
+            parts[-1].append(StepPart(pairs, ExpertCall(expert, pairs.sum(axis=0))))
     return parts
 
 

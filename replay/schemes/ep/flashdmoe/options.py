@@ -23,8 +23,7 @@ class FlashDMoeOptions(Options):
     tile_rows: int = option(128, "Rows of a tile.", "osayamenja/FlashMoE 1a77aed, types.cuh")
     tile_columns: int = option(
         0,
-        "Columns of a tile. 0 takes 128, and 64 for values of four bytes; the paper's kernel has "
-        "64.",
+        "Columns of a tile. 0 takes 128, and 64 for values of four bytes; the paper's kernel has 64.",
         "osayamenja/FlashMoE v0.1 (541e73e), tests/flashmoe.cu; 1a77aed, types.cuh",
         least=0,
     )

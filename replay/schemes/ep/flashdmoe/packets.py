@@ -14,7 +14,7 @@ from replay.model.work.ragged import firsts, places
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from replay.model.machine.machine import Ints
+    from replay.model.arrays import Counts, Ints, Ranks
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Packets:
 
     expert: Ints
     source: Ints
-    rank: Ints
-    rows: Ints
+    rank: Ranks
+    rows: Counts
     order: Ints
     packet: Ints
     place: Ints
@@ -78,13 +78,11 @@ class PacketTiles:
 
     grid: RowTiles
     packet: Ints
-    rows: Ints
+    rows: Counts
     of_row: Ints
 
     @classmethod
-    def of(
-        cls, work: LayerWork, packets: Packets, tile_rows: int, tile_columns: int, *, padded: bool
-    ) -> PacketTiles:
+    def of(cls, work: LayerWork, packets: Packets, tile_rows: int, tile_columns: int, *, padded: bool) -> PacketTiles:
         """Cut every packet by itself; its last tile may be partial.
 
         Parameters
@@ -135,7 +133,12 @@ def within_capacity(work: LayerWork, factor: float) -> tuple[LayerWork, Ints]:
     token, slot = np.nonzero(ids >= 0)
     ids[token[dropped], slot[dropped]] = -1
     fitting = LayerWork(
-        ids, work.source_rank.astype(np.int32), work.placement, work.shape, work.precision,
-        is_backward=work.is_backward, shared=work.shared,
-    )  # fmt: skip
+        ids,
+        work.source_rank.astype(np.int32),
+        work.placement,
+        work.shape,
+        work.precision,
+        is_backward=work.is_backward,
+        shared=work.shared,
+    )
     return fitting, work.pair_source[dropped]

@@ -21,7 +21,7 @@ In FP32 the repository multiplies on tensor cores as TF32, for which it says it 
 by ``cp.async``. Tiles and steps are those of v0.1. The kernel that the paper measures (1a77aed) has
 tiles of 64 columns, and a step of its main loop asks for 32 bytes of every row (`tile_columns=64`,
 `step_bytes=32`), which leaves half of what the L2 cache serves in a clock unused if a request takes
-a clock of a slice (`hwmodel.memory.L2.slots_bytes`).
+a clock of a slice (`hwmodel.memory.L2Cache.slots_bytes`).
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ from replay.schemes.ep.flashdmoe.packets import Packets, PacketTiles, capacity_o
 
 if TYPE_CHECKING:
     from hwmodel import System
+    from replay.model.arrays import Ints, Pools, Ranks, Tasks
     from replay.model.compute.operands import OperandPath
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
 
 HEAP_CELLS = 2  # of the dispatch and of the combine each: to send from and to receive into
@@ -105,14 +106,12 @@ class FlashDMoe(Scheme):
         signals = work.num_ranks * per_rank + work.num_experts * tiles * columns
         each = {
             "symmetric heap": room * cells,
-            "operands of the second GEMM": room
-            * work.precision.operand_row_bytes(work.shape.intermediate),
+            "operands of the second GEMM": room * work.precision.operand_row_bytes(work.shape.intermediate),
             "signals": signals * SIGNAL_BYTES,
             "token indices": room * INDEX_BYTES,
         }
         return tuple(
-            Buffer(name, memory.on_each(work, nbytes), stays=True, source=CONTEXT)
-            for name, nbytes in each.items()
+            Buffer(name, memory.on_each(work, nbytes), stays=True, source=CONTEXT) for name, nbytes in each.items()
         )
 
     def intermediates(self, work: LayerWork) -> tuple[Buffer, ...]:
@@ -121,7 +120,7 @@ class FlashDMoe(Scheme):
         every = memory.intermediates(work, rows, fuses_activation=True, keeps_results=False)
         return (*memory.cast_received(work, rows), *every[1:])
 
-    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    def build(self, work: LayerWork, machine: Machine, start: Tasks) -> Tasks:
         """Add the kernel."""
         options = self.options
         if options.capacity_factor:
@@ -135,18 +134,23 @@ class FlashDMoe(Scheme):
         pool = sms.pool("sm", sms.left)
         begun = machine.kernel(start, "layer")
         seen, priority = self._dispatch(work, machine, packets, pool, begun)
-        tiles = PacketTiles.of(
-            work, packets, options.tile_rows, self._columns(work), padded=options.pad_tiles
-        )
+        tiles = PacketTiles.of(work, packets, options.tile_rows, self._columns(work), padded=options.pad_tiles)
         machine.notes.tile(tiles.grid.rank, tiles.rows, options.tile_rows)
         second, beside = self._experts(work, machine, tiles, pool, seen, priority)
         added, owner = self._combine(work, machine, packets, tiles, second, pool, priority)
         shared = shared_tiles(
-            machine, work, pool, sms.left, begun, tile_rows=options.tile_rows,
-            tile_columns=self._columns(work), priority=priority,
-            resident_blocks=options.blocks_per_sm, clusters=False,
+            machine,
+            work,
+            pool,
+            sms.left,
+            begun,
+            tile_rows=options.tile_rows,
+            tile_columns=self._columns(work),
+            priority=priority,
+            resident_blocks=options.blocks_per_sm,
+            clusters=False,
             path=self._path(),
-        )  # fmt: skip
+        )
         rank = tiles.grid.rank
         tasks, ranks = joined([beside, shared])
         return machine.gather(
@@ -158,7 +162,7 @@ class FlashDMoe(Scheme):
     # ---- dispatch --------------------------------------------------------------------------------
 
     def _dispatch(
-        self, work: LayerWork, machine: Machine, packets: Packets, pool: Ints, begun: Ints
+        self, work: LayerWork, machine: Machine, packets: Packets, pool: Pools, begun: Tasks
     ) -> tuple[Ints, int]:
         """Send all packets.
 
@@ -181,8 +185,7 @@ class FlashDMoe(Scheme):
         sent[by_turn] = machine.serve(
             pool[src[by_turn]],
             # Every packet's block casts the rows that it sends.
-            machine.costs.sm_store(rows[by_turn] * row_bytes)
-            + casting(machine, work, rows[by_turn] * row_bytes),
+            machine.costs.sm_store(rows[by_turn] * row_bytes) + casting(machine, work, rows[by_turn] * row_bytes),
             late=Time.where(remote, NO_TIME, machine.costs.visible()),
             priority=priority[by_turn],
             kind=DISPATCH.send,
@@ -197,10 +200,16 @@ class FlashDMoe(Scheme):
         fan_out = machine.transfers.fan_out(src[leaving], dst[leaving], scattered="stores")
         arrived = sent.copy()
         arrived[leaving] = machine.transfers.store(
-            DISPATCH, src[leaving], dst[leaving], row_bytes, sent[leaving], fan_out=fan_out,
-            rows=rows[leaving], packet_bytes=self.options.packet_bytes,
+            DISPATCH,
+            src[leaving],
+            dst[leaving],
+            row_bytes,
+            sent[leaving],
+            fan_out=fan_out,
+            rows=rows[leaving],
+            packet_bytes=self.options.packet_bytes,
             on=pool[src[leaving]],
-        ).arrived  # fmt: skip
+        ).arrived
         return self._signal(machine, packets, packet, arrived, begun), int(turn.max() + 1) * parts
 
     def _turns(self, work: LayerWork, machine: Machine) -> Ints:
@@ -216,26 +225,28 @@ class FlashDMoe(Scheme):
         turns: Ints = (index - group) % rounds
         return turns
 
-    def _signal(
-        self, machine: Machine, packets: Packets, packet: Ints, arrived: Ints, begun: Ints
-    ) -> Ints:
+    def _signal(self, machine: Machine, packets: Packets, packet: Ints, arrived: Tasks, begun: Tasks) -> Tasks:
         """Tell of each packet when its messages have `arrived`: (packet,) tasks, handed out."""
         costs, remote = machine.costs, packets.is_remote
         # The fence before a signal waits until the stores have been acknowledged.
         fenced = machine.serve(
-            -1, Time.where(remote & (packets.rows > 0), costs.acknowledged(), NO_TIME),
+            -1,
+            Time.where(remote & (packets.rows > 0), costs.acknowledged(), NO_TIME),
             late=Time.where(remote, NO_TIME, costs.visible()),
-            kind=DISPATCH.sync, rank=packets.source, after=begun[packets.source],
-        )  # fmt: skip
+            kind=DISPATCH.sync,
+            rank=packets.source,
+            after=begun[packets.source],
+        )
         machine.order(arrived, fenced[packet])
         signalled, far = fenced.copy(), np.flatnonzero(remote)
         signalled[far] = machine.sync.notify(
-            packets.source[far], packets.rank[far], SIGNAL_BYTES, fenced[far],
+            packets.source[far],
+            packets.rank[far],
+            SIGNAL_BYTES,
+            fenced[far],
             kinds=(Kind.SIGNAL_UP, Kind.SIGNAL_DOWN),
-        )  # fmt: skip
-        handed = machine.delay(
-            DISPATCH.sync, self._handing_out(machine), signalled, rank=packets.rank
         )
+        handed = machine.delay(DISPATCH.sync, self._handing_out(machine), signalled, rank=packets.rank)
         # What came before the kernel began is seen by its first poll.
         machine.order(begun[packets.rank], handed)
         return handed
@@ -263,7 +274,7 @@ class FlashDMoe(Scheme):
         work: LayerWork,
         machine: Machine,
         tiles: PacketTiles,
-        pool: Ints,
+        pool: Pools,
         seen: Ints,
         priority: int,
     ) -> tuple[TileTasks, tuple[Ints, Ints]]:
@@ -279,24 +290,27 @@ class FlashDMoe(Scheme):
         second = replace(Gemm.second(work), out_bytes=0)  # its epilogue stores to the owners
         order = TileOrder.of(options.tile_order)
         turns = order.turns(grid, most_columns(grid, first, second)).later(priority)
-        ready = cast_tiles(
-            machine, work, grid.rank, grid.moved_rows, pool, seen[tiles.packet], turns.first
-        ).done
+        ready = cast_tiles(machine, work, grid.rank, grid.moved_rows, pool, seen[tiles.packet], turns.first).done
         inputs = None
         for gemm, turn in ((first, turns.first), (second, turns.second)):
             tasks = gemm_tasks(
-                machine, work, gemm, grid, pool, ready, inputs=inputs, priority=turn,
-                by_columns=turns.by_columns, resident_blocks=options.blocks_per_sm, clusters=False,
+                machine,
+                work,
+                gemm,
+                grid,
+                pool,
+                ready,
+                inputs=inputs,
+                priority=turn,
+                by_columns=turns.by_columns,
+                resident_blocks=options.blocks_per_sm,
+                clusters=False,
                 path=self._path(),
-            )  # fmt: skip
+            )
             if gemm is first:
                 inputs = tasks.outputs
-                ready = machine.delay(
-                    Kind.GEMM2_SYNC, self._handing_out(machine), tasks.done, rank=grid.rank
-                )
-        beside = weight_gradients_beside(
-            machine, work, pool, tasks.done, grid.expert, priority=turns.behind
-        )
+                ready = machine.delay(Kind.GEMM2_SYNC, self._handing_out(machine), tasks.done, rank=grid.rank)
+        beside = weight_gradients_beside(machine, work, pool, tasks.done, grid.expert, priority=turns.behind)
         return tasks, joined(beside)
 
     # ---- combine ---------------------------------------------------------------------------------
@@ -308,7 +322,7 @@ class FlashDMoe(Scheme):
         packets: Packets,
         tiles: PacketTiles,
         second: TileTasks,
-        pool: Ints,
+        pool: Pools,
         priority: int,
     ) -> tuple[Ints, Ints]:
         """Send each tile of the result to its owner and add it there.
@@ -328,18 +342,20 @@ class FlashDMoe(Scheme):
         is_remote = (owner != tiles.grid.rank)[tile]
         for wide in np.unique(columns).tolist():
             sent = np.flatnonzero(is_remote & (columns == wide))
-            flagged[sent] = self._send(
-                machine, tiles, owner, pool, tile[sent], wide * value, ready[sent]
-            )
+            flagged[sent] = self._send(machine, tiles, owner, pool, tile[sent], wide * value, ready[sent])
         own = np.flatnonzero(~is_remote)
         wait = costs.visible() + self._handing_out(machine)
         flagged[own] = machine.delay(COMBINE.sync, wait, ready[own], rank=owner[tile[own]])
 
         nbytes = tiles.rows[tile] * columns * value
         added = machine.serve(
-            pool[owner[tile]], costs.sm_add(nbytes, nbytes), priority=priority,
-            kind=COMBINE.receive, rank=owner[tile], after=flagged,
-        )  # fmt: skip
+            pool[owner[tile]],
+            costs.sm_add(nbytes, nbytes),
+            priority=priority,
+            kind=COMBINE.receive,
+            rank=owner[tile],
+            after=flagged,
+        )
         whole = machine.join(added, tile, owner)
         # A token's rows are added in the cache. Its sum is written once, a share with each of them.
         token = work.pair_token[packets.order]
@@ -353,34 +369,47 @@ class FlashDMoe(Scheme):
         self,
         machine: Machine,
         tiles: PacketTiles,
-        owner: Ints,
-        pool: Ints,
+        owner: Ranks,
+        pool: Pools,
         tile: Ints,
         row_bytes: int,
-        after: Ints,
+        after: Tasks,
     ) -> Ints:
         """Store tiles of the result and a flag for each: (tile task,), handed to processors."""
         options, transfers = self.options, machine.transfers
         src, dst, rows = tiles.grid.rank[tile], owner[tile], tiles.rows[tile]
         # Every tile has every block of columns, so that all of them go to the same owners.
         stored = transfers.store(
-            COMBINE, src, dst, row_bytes, after,
+            COMBINE,
+            src,
+            dst,
+            row_bytes,
+            after,
             fan_out=transfers.fan_out(src, dst, scattered="stores"),
-            rows=rows, packet_bytes=options.packet_bytes, on=pool[src],
-        ).arrived  # fmt: skip
+            rows=rows,
+            packet_bytes=options.packet_bytes,
+            on=pool[src],
+        ).arrived
         if options.send_padding:
             partial = np.flatnonzero(rows < options.tile_rows)
             padded = src[partial], dst[partial]
             padding = transfers.store(
-                COMBINE, *padded, 0, after[partial],
+                COMBINE,
+                *padded,
+                0,
+                after[partial],
                 fan_out=transfers.fan_out(*padded, scattered="stores"),
-                rows=options.tile_rows - rows[partial], meta_bytes=row_bytes,
+                rows=options.tile_rows - rows[partial],
+                meta_bytes=row_bytes,
                 packet_bytes=options.packet_bytes,
-            ).arrived  # fmt: skip
+            ).arrived
             stored[partial] = machine.mark(dst[partial], stored[partial])
             machine.order(padding, stored[partial])
         # The fence before the flag, and the polls after it, are waiting of nobody but the tile.
         return machine.sync.notify(
-            src, dst, SIGNAL_BYTES, stored,
+            src,
+            dst,
+            SIGNAL_BYTES,
+            stored,
             waiting=machine.costs.acknowledged() + self._handing_out(machine),
-        )  # fmt: skip
+        )

@@ -23,9 +23,10 @@ from replay.model.work.ragged import places
 from replay.schemes.ep.deepep.pushes import Pushes
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Counts, Ints, Ranks, Tasks
     from replay.model.machine.domains import Domains
     from replay.model.machine.kinds import PhaseKinds
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.machine.sms import Split
     from replay.model.work.layer import LayerWork
 
@@ -57,10 +58,10 @@ class Relays(NamedTuple):
     by: Ints
     turn: Ints
     message: Ints
-    owner: Ints
+    owner: Ranks
     relay: Ints
     chunk: Ints
-    rows: Ints
+    rows: Counts
     token: Ints
     of_row: Ints
 
@@ -87,9 +88,16 @@ class Relays(NamedTuple):
         of_row, token = np.divmod(once, max(work.num_tokens, 1))
         sender, to = sender[order], to[order]
         return cls(
-            by, turn, message, sender, domains.peer(sender, to), number[order],
-            np.bincount(of_row, minlength=len(order)), token, of_row,
-        )  # fmt: skip
+            by,
+            turn,
+            message,
+            sender,
+            domains.peer(sender, to),
+            number[order],
+            np.bincount(of_row, minlength=len(order)),
+            token,
+            of_row,
+        )
 
 
 def _send(
@@ -98,7 +106,7 @@ def _send(
     between: Relays,
     warps: Ints,
     row_bytes: tuple[int, int],
-    ready: Ints,
+    ready: Tasks,
     *,
     is_back: bool,
 ) -> tuple[Ints, Ints]:
@@ -118,9 +126,15 @@ def _send(
     src, dst = (between.relay, between.owner) if is_back else (between.owner, between.relay)
     posted = machine.serve(warps, machine.costs.post(), kind=kinds.send, rank=src, after=ready)
     there = machine.transfers.store(
-        kinds, src, dst, row_bytes[0], posted,
-        rows=between.rows, meta_bytes=row_bytes[1], writes=Writes(each=between.rows, by="warp"),
-    ).arrived  # fmt: skip
+        kinds,
+        src,
+        dst,
+        row_bytes[0],
+        posted,
+        rows=between.rows,
+        meta_bytes=row_bytes[1],
+        writes=Writes(each=between.rows, by="warp"),
+    ).arrived
     return posted, machine.delay(kinds.sync, machine.costs.poll(), there, dst)
 
 
@@ -157,18 +171,21 @@ def push_time(machine: Machine, pushes: Pushes, token: Ints, out: int, stores: i
     """
     walk = LOOK_NS * stores * min(machine.num_ranks, machine.domains.size)
     src = pushes.src[pushes.of_row]
-    _, same, rows = np.unique(
-        token * machine.num_ranks + src, return_inverse=True, return_counts=True
-    )
+    _, same, rows = np.unique(token * machine.num_ranks + src, return_inverse=True, return_counts=True)
     costs = machine.costs
     walked = costs.ns(1) * pushes.total(-(-walk // rows[same]))
     return Time.longer(costs.sm_store(pushes.rows * out), walked)
 
 
 def dispatch(
-    work: LayerWork, machine: Machine, split: Split, shape: tuple[int, int],
-    row_bytes: tuple[int, int], stores: int, begun: Ints,
-) -> Ints:  # fmt: skip
+    work: LayerWork,
+    machine: Machine,
+    split: Split,
+    shape: tuple[int, int],
+    row_bytes: tuple[int, int],
+    stores: int,
+    begun: Tasks,
+) -> Ints:
     """Add what the dispatch kernel does between nodes and in them: (rank,) marks.
 
     Parameters
@@ -187,31 +204,43 @@ def dispatch(
     sms = split.channels("hybrid-ep", num_sms)
     posting = split.channels("hybrid-ep, posting", num_sms, on="hybrid-ep")
     posted, there = _send(
-        machine, DISPATCH, between, posting[between.owner, between.chunk % num_sms],
-        (row, out - row), begun[between.owner], is_back=False,
-    )  # fmt: skip
+        machine,
+        DISPATCH,
+        between,
+        posting[between.owner, between.chunk % num_sms],
+        (row, out - row),
+        begun[between.owner],
+        is_back=False,
+    )
     pushes = _in_chunks(work, between, machine.domains)
     brought = np.full(len(pushes.src), -1, np.int64)
     brought[pushes.of_row] = between.message
     behind = begun[pushes.src]
     behind[brought >= 0] = there[brought[brought >= 0]]
     pushed, arrived = pushes.push(
-        machine, DISPATCH, sms[:, _sm_of_turn(between, machine.domains, num_sms)],
-        push_time(machine, pushes, work.copy_token, out, stores), row, begun,
-        meta_bytes=out - row, behind=behind,
-    )  # fmt: skip
+        machine,
+        DISPATCH,
+        sms[:, _sm_of_turn(between, machine.domains, num_sms)],
+        push_time(machine, pushes, work.copy_token, out, stores),
+        row,
+        begun,
+        meta_bytes=out - row,
+        behind=behind,
+    )
     near = between.message < 0
     machine.notes.follow("sent", work.copy_token[near], pushed[pushes.of_row[near]])
     machine.notes.follow("sent", between.token, posted[between.of_row])
-    return machine.gather(
-        np.concatenate((arrived, posted)), np.concatenate((pushes.src, between.owner)), begun
-    )
+    return machine.gather(np.concatenate((arrived, posted)), np.concatenate((pushes.src, between.owner)), begun)
 
 
 def combine(
-    work: LayerWork, machine: Machine, split: Split, shape: tuple[int, int],
-    row_bytes: tuple[int, int], begun: Ints,
-) -> Ints:  # fmt: skip
+    work: LayerWork,
+    machine: Machine,
+    split: Split,
+    shape: tuple[int, int],
+    row_bytes: tuple[int, int],
+    begun: Tasks,
+) -> Ints:
     """Add what the combine kernel does; other parameters as of `dispatch`."""
     (num_sms, chunk_tokens), (_, back), row = shape, row_bytes, work.combine_row_bytes
     costs, owner, chunk = machine.costs, work.source_rank, _chunks(work, chunk_tokens)
@@ -219,37 +248,51 @@ def combine(
     pulls = _in_chunks(work, between, machine.domains)
     sms = split.channels("hybrid-ep", num_sms)[:, _sm_of_turn(between, machine.domains, num_sms)]
     loaded = machine.serve(
-        sms[pulls.src, pulls.sm], costs.sm_add(pulls.rows * back, 0), late=costs.memory_load(),
-        kind=COMBINE.send, rank=pulls.src, after=begun[pulls.src],
-    )  # fmt: skip
+        sms[pulls.src, pulls.sm],
+        costs.sm_add(pulls.rows * back, 0),
+        late=costs.memory_load(),
+        kind=COMBINE.send,
+        rank=pulls.src,
+        after=begun[pulls.src],
+    )
     arrived, remote = loaded.copy(), pulls.src != pulls.dst
     reader, other = pulls.src[remote], pulls.dst[remote]
     arrived[remote] = machine.transfers.load(
-        COMBINE, reader, other, row, loaded[remote],
-        rows=pulls.rows[remote], meta_bytes=back - row,
-    ).arrived  # fmt: skip
+        COMBINE,
+        reader,
+        other,
+        row,
+        loaded[remote],
+        rows=pulls.rows[remote],
+        meta_bytes=back - row,
+    ).arrived
     arrived = arrived[pulls.of_row]
     # Sums of a chunk for another node, which go back as they lie in memory.
     inside = split.channels("hybrid-ep, adding inside", num_sms, on="hybrid-ep")
     block, relay = between.chunk % num_sms, between.relay
     summed = machine.serve(
-        inside[relay, block], costs.sm_add(0, between.rows * back),
-        kind=COMBINE.receive, rank=relay, after=begun[relay],
-    )  # fmt: skip
+        inside[relay, block],
+        costs.sm_add(0, between.rows * back),
+        kind=COMBINE.receive,
+        rank=relay,
+        after=begun[relay],
+    )
     away = between.message >= 0
     machine.order(arrived[away], summed[between.message[away]])
     sums = MemoryTraffic(read=0, written=between.rows * back)
     kept = machine.stream(COMBINE.memory, sums, relay, summed)
     posting = split.channels("hybrid-ep, posting", num_sms, on="hybrid-ep")
-    posted, there = _send(
-        machine, COMBINE, between, posting[relay, block], (row, back - row), kept, is_back=True
-    )
+    posted, there = _send(machine, COMBINE, between, posting[relay, block], (row, back - row), kept, is_back=True)
     from_nodes = np.bincount(between.token, minlength=work.num_tokens)
     adders = split.channels("hybrid-ep, adding", num_sms, on="hybrid-ep")
     added = machine.serve(
-        adders[owner, chunk % num_sms], costs.sm_add(from_nodes * back, back),
-        late=costs.memory_load(), kind=COMBINE.receive, rank=owner, after=begun[owner],
-    )  # fmt: skip
+        adders[owner, chunk % num_sms],
+        costs.sm_add(from_nodes * back, back),
+        late=costs.memory_load(),
+        kind=COMBINE.receive,
+        rank=owner,
+        after=begun[owner],
+    )
     machine.order(arrived[~away], added[work.copy_token[~away]])
     machine.order(there[between.of_row], added[between.token])
     sums = MemoryTraffic(read=0, written=np.full(work.num_tokens, back))

@@ -27,8 +27,9 @@ from replay.schemes.ep.hybrid_ep import between
 from replay.schemes.ep.hybrid_ep.preprocessing import all_experts
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Ints, Tasks
     from replay.model.machine.kinds import PhaseKinds
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.machine.sms import Split
     from replay.model.work.layer import LayerWork
 
@@ -78,14 +79,12 @@ class RowSizes:
         return cls(out + probs, back, slot, stores + 1)
 
 
-def meet(machine: Machine, kinds: PhaseKinds, after: Ints, *, behind_rows: bool = False) -> Ints:
+def meet(machine: Machine, kinds: PhaseKinds, after: Tasks, *, behind_rows: bool = False) -> Tasks:
     """Launch the kernel of one thread that meets all GPUs of the node: (rank,) tasks of its end."""
-    return machine.sync.barrier(
-        kinds, machine.kernel(after, MEET), behind_stores=behind_rows, inside=True
-    )
+    return machine.sync.barrier(kinds, machine.kernel(after, MEET), behind_stores=behind_rows, inside=True)
 
 
-def _begun(machine: Machine, kinds: PhaseKinds, after: Ints, name: str) -> Ints:
+def _begun(machine: Machine, kinds: PhaseKinds, after: Tasks, name: str) -> Tasks:
     """Launch what precedes a kernel, and the kernel: (rank,) tasks of its begin."""
     nothing = np.zeros(machine.num_ranks, np.int64)
     expected = machine.memory_kernel(kinds.sync, nothing, after, EXPECTED)
@@ -98,9 +97,7 @@ def _sm_of_token(work: LayerWork, num_sms: int, chunk_tokens: int) -> Ints:
     return sm
 
 
-def dispatch(
-    work: LayerWork, machine: Machine, split: Split, num_sms: int, chunk_tokens: int, start: Ints
-) -> Ints:
+def dispatch(work: LayerWork, machine: Machine, split: Split, num_sms: int, chunk_tokens: int, start: Tasks) -> Tasks:
     """Add the dispatch kernel between two meetings: (rank,) tasks of the end."""
     begun = _begun(machine, DISPATCH, start, "dispatch")
     shape = num_sms, chunk_tokens
@@ -109,9 +106,13 @@ def dispatch(
 
 
 def push_rows(
-    work: LayerWork, machine: Machine, split: Split, shape: tuple[int, int], rows: RowSizes,
-    begun: Ints,
-) -> Ints:  # fmt: skip
+    work: LayerWork,
+    machine: Machine,
+    split: Split,
+    shape: tuple[int, int],
+    rows: RowSizes,
+    begun: Tasks,
+) -> Ints:
     """Push rows to whoever wants them: (rank,) marks when those that a GPU sends are there.
 
     Parameters
@@ -129,17 +130,19 @@ def push_rows(
     sm = _sm_of_token(work, num_sms, chunk_tokens)[work.copy_token]
     pushes = Pushes.of(work.copy_source, work.copy_rank, sm, work.num_ranks)
     pushed, arrived = pushes.push(
-        machine, DISPATCH, sms,
+        machine,
+        DISPATCH,
+        sms,
         between.push_time(machine, pushes, work.copy_token, rows.out, rows.stores),
-        work.dispatch_row_bytes, begun, meta_bytes=rows.out - work.dispatch_row_bytes,
-    )  # fmt: skip
+        work.dispatch_row_bytes,
+        begun,
+        meta_bytes=rows.out - work.dispatch_row_bytes,
+    )
     machine.notes.follow("sent", work.copy_token, pushed[pushes.of_row])
     return machine.gather(arrived, pushes.src, begun)
 
 
-def combine(
-    work: LayerWork, machine: Machine, split: Split, num_sms: int, chunk_tokens: int, start: Ints
-) -> Ints:
+def combine(work: LayerWork, machine: Machine, split: Split, num_sms: int, chunk_tokens: int, start: Tasks) -> Tasks:
     """Add the combine kernel between two meetings: (rank,) tasks of the end."""
     begun = _begun(machine, COMBINE, start, "combine")
     shape = num_sms, chunk_tokens
@@ -147,9 +150,13 @@ def combine(
 
 
 def pull_rows(
-    work: LayerWork, machine: Machine, split: Split, shape: tuple[int, int], rows: RowSizes,
-    begun: Ints,
-) -> Ints:  # fmt: skip
+    work: LayerWork,
+    machine: Machine,
+    split: Split,
+    shape: tuple[int, int],
+    rows: RowSizes,
+    begun: Tasks,
+) -> Ints:
     """Pull rows and add them up: (rank,) marks when a GPU's sums are written.
 
     Parameters
@@ -166,21 +173,32 @@ def pull_rows(
     pulls = Pushes.of(work.copy_source, work.copy_rank, sm[work.copy_token], work.num_ranks)
     loaded = machine.serve(
         split.channels("hybrid-ep", num_sms)[pulls.src, pulls.sm],
-        costs.sm_add(pulls.rows * rows.back, 0), late=costs.memory_load(),
-        kind=COMBINE.send, rank=pulls.src, after=begun[pulls.src],
-    )  # fmt: skip
+        costs.sm_add(pulls.rows * rows.back, 0),
+        late=costs.memory_load(),
+        kind=COMBINE.send,
+        rank=pulls.src,
+        after=begun[pulls.src],
+    )
     arrived, remote = loaded.copy(), pulls.src != pulls.dst
     owner, other = pulls.src[remote], pulls.dst[remote]
     arrived[remote] = machine.transfers.load(
-        COMBINE, owner, other, row, loaded[remote],
-        rows=pulls.rows[remote], meta_bytes=rows.back - row,
-    ).arrived  # fmt: skip
+        COMBINE,
+        owner,
+        other,
+        row,
+        loaded[remote],
+        rows=pulls.rows[remote],
+        meta_bytes=rows.back - row,
+    ).arrived
     adders = split.channels("hybrid-ep, adding", num_sms, on="hybrid-ep")
     owner = work.source_rank
     added = machine.serve(
-        adders[owner, sm], costs.sm_add(0, np.full(work.num_tokens, rows.back)),
-        kind=COMBINE.receive, rank=owner, after=begun[owner],
-    )  # fmt: skip
+        adders[owner, sm],
+        costs.sm_add(0, np.full(work.num_tokens, rows.back)),
+        kind=COMBINE.receive,
+        rank=owner,
+        after=begun[owner],
+    )
     machine.order(arrived[pulls.of_row], added[work.copy_token])
     sums = MemoryTraffic(read=0, written=np.full(work.num_tokens, rows.back))
     written = machine.stream(COMBINE.memory, sums, owner, added)

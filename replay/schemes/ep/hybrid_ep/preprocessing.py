@@ -19,7 +19,8 @@ from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COUNTS, DISPATCH, Kind
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
 
 COUNTS_WAIT = "counts to the host"
@@ -30,12 +31,8 @@ PLACE_PASSES = 3  # written, then read and written
 
 GATHER = Operation("all-gather of the routing map", moves="flags of all tokens")
 CLEAR = Operation("memset of sums", moves="a sum for each block and GPU")
-SCAN = Operation(
-    "scan", moves="flags of all tokens; places of the own tokens, flags of those received"
-)
-PLACES = Operation(
-    "permute preprocessing", moves="flags of received tokens; a row for each of them and expert"
-)
+SCAN = Operation("scan", moves="flags of all tokens; places of its own tokens, flags of those received")
+PLACES = Operation("permute preprocessing", moves="flags of received tokens; a row for each of them and expert")
 
 
 def all_experts(work: LayerWork) -> tuple[int, int]:
@@ -44,7 +41,7 @@ def all_experts(work: LayerWork) -> tuple[int, int]:
     return local, -(-local * work.num_ranks // 4) * 4
 
 
-def preprocessed(work: LayerWork, machine: Machine, start: Ints, *, host_waits: bool) -> Ints:
+def preprocessed(work: LayerWork, machine: Machine, start: Tasks, *, host_waits: bool) -> Tasks:
     """Gather, scan, place, and let the host wait: (rank,) tasks when rows can travel."""
     n, every = machine.num_ranks, np.ones(machine.num_ranks, np.int64)
     local, experts = all_experts(work)

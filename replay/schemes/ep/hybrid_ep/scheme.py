@@ -31,7 +31,8 @@ from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.staged import Stages
 
@@ -79,7 +80,7 @@ class HybridEp(StagedScheme):
     traffic = "copy"
     weight_types = LIBRARY_WEIGHTS
     network = "node"
-    full_nodes = "rows go to the GPU of the own index in others"
+    full_nodes = "rows go to the GPU of the same index in others"
     dispatch_types = frozenset({"bf16", "fp8"})
     combine_types = frozenset({"bf16"})
     most_ranks = 72
@@ -115,15 +116,13 @@ class HybridEp(StagedScheme):
             Buffer("permuted rows", pairs * work.dispatch_row_bytes),
         )
 
-    def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
+    def stages(self, work: LayerWork, machine: Machine, start: Tasks) -> Stages:
         """Add preprocessing, dispatch, permute, experts, unpermute, combine."""
         options, split = self.options, self.split(machine, "num_sms")
         shared = shared_before_wait(machine, work, split, start)
         ready = yield cast_before_dispatch(machine, work, start)
         if not (options.cached_layout or work.is_backward):
-            ready = preprocessing.preprocessed(
-                work, machine, ready, host_waits=not options.non_blocking
-            )
+            ready = preprocessing.preprocessed(work, machine, ready, host_waits=not options.non_blocking)
         shape = (split, options.num_sms, options.chunk_tokens)
         received = yield kernels.dispatch(work, machine, *shape, ready)
         copies, pairs = (work.matrix(what).sum(axis=0) for what in ("copies", "pairs"))
@@ -139,7 +138,5 @@ class HybridEp(StagedScheme):
         done = separate_kernels(machine, work, pool, shared(operands), quantises_apart=True)
         weight = PROB_BYTES if work.is_backward else 0
         added = MemoryTraffic(pairs * (back + weight), copies * RowSizes.of(work).back)
-        summed = yield machine.memory_kernel(
-            Kind.UNPERMUTE, added, done, moves="every result, their sums by GPU"
-        )
+        summed = yield machine.memory_kernel(Kind.UNPERMUTE, added, done, moves="every result, their sums by GPU")
         return (yield kernels.combine(work, machine, *shape, summed))

@@ -16,9 +16,9 @@ from replay.schemes.ep.megamoe.kernel import MegaKernel, places_by_rank
 from replay.schemes.ep.megamoe.tasks import CLUSTER, TILE_COLUMNS, turns
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Ints
     from replay.model.compute.gemm import Gemm
     from replay.model.compute.gemm_tiles import TileTasks
-    from replay.model.machine.machine import Ints
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.megamoe.kernel import Sent
 

@@ -27,9 +27,9 @@ from replay.model.work.ragged import places
 from replay.schemes.ep.megamoe.kernel import MegaKernel
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Ints, Tasks
     from replay.model.compute.gemm_tiles import TileTasks
     from replay.model.compute.row_tiles import RowTiles
-    from replay.model.machine.machine import Ints
     from replay.schemes.ep.megamoe.kernel import Sent
 
 HIGH = (128, 256)  # tile
@@ -98,10 +98,12 @@ class Version:
         return (
             WarpWork(times - 1, shared, staged_bytes=of_first, loads=FIRST_LOADS),
             WarpWork(
-                self.second_scales * times - 1, shared,
-                staged_bytes=of_second, loads=self.owner_loads,
+                self.second_scales * times - 1,
+                shared,
+                staged_bytes=of_second,
+                loads=self.owner_loads,
             ),
-        )  # fmt: skip
+        )
 
 
 # Of sixteen rows a warp stores two at a time, and looks their owners up before that.
@@ -117,23 +119,31 @@ LONG_HALVES_STAGED = 8 - 1
 MATRICES_STAGED = 2
 
 WAVES = Version(
-    low=(64, 128), second_scales=2, carries_from=7168, thread_sums=64,
-    low_staged=(HALVES_STAGED, WORDS_STAGED), high_staged=(HALVES_STAGED, WORDS_STAGED),
-    owner_loads=PAIRS_OF_ROWS, shares_weights=False,
-)  # fmt: skip
+    low=(64, 128),
+    second_scales=2,
+    carries_from=7168,
+    thread_sums=64,
+    low_staged=(HALVES_STAGED, WORDS_STAGED),
+    high_staged=(HALVES_STAGED, WORDS_STAGED),
+    owner_loads=PAIRS_OF_ROWS,
+    shares_weights=False,
+)
 # One scale of GEMM-2's rows for 128 values is what the description measures: its buffers of 287 and
 # 857 MiB (2048 and 8192 tokens) have room for one, and would be 289 and 861 with two.
 LAGS = Version(
-    low=(64, 256), second_scales=1, carries_from=4096, thread_sums=128,
-    low_staged=(LONG_HALVES_STAGED, WORDS_STAGED), high_staged=(0, MATRICES_STAGED),
-    owner_loads=1, shares_weights=True,
-)  # fmt: skip
+    low=(64, 256),
+    second_scales=1,
+    carries_from=4096,
+    thread_sums=128,
+    low_staged=(LONG_HALVES_STAGED, WORDS_STAGED),
+    high_staged=(0, MATRICES_STAGED),
+    owner_loads=1,
+    shares_weights=True,
+)
 
 
 # Widths that are no multiples of 512 have no pairs of tiles of 256 columns, and need two scales.
-NARROW = replace(
-    LAGS, low=WAVES.low, low_staged=WAVES.low_staged, second_scales=2, shares_weights=False
-)
+NARROW = replace(LAGS, low=WAVES.low, low_staged=WAVES.low_staged, second_scales=2, shares_weights=False)
 WIDE_COLUMNS = 512
 
 
@@ -160,7 +170,7 @@ def ring_of(lag: int) -> int:
 
 
 @dataclass(frozen=True)
-class Stream:
+class TaskOrder:
     """The order of tasks: in waves, or GEMM-2 behind GEMM-1.
 
     Attributes
@@ -216,7 +226,7 @@ class HopperKernel(MegaKernel):
     """
 
     version: Version
-    stream: Stream
+    stream: TaskOrder
     pads: bool
 
     warps = 2
@@ -238,7 +248,7 @@ class HopperKernel(MegaKernel):
         whole = self.pads and self._is_high
         return replace(first, whole_tiles=whole), replace(second, whole_tiles=whole)
 
-    def _begins(self, ready: Ints) -> Ints:
+    def _begins(self, ready: Tasks) -> Ints:
         """Let blocks that share loads begin together, when the rows of both are there."""
         if not self.shares_loads:
             return ready

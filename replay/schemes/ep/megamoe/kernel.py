@@ -20,10 +20,11 @@ from replay.model.machine.times import MemoryTraffic, Time
 from replay.model.work.ragged import firsts, places
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Ints, Pools, Ranks, Tasks
     from replay.model.compute.gemm_tiles import TileTasks
     from replay.model.compute.row_tiles import RowTiles
     from replay.model.compute.warp_work import WarpWork
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
 
 LANES = 32  # of a warp, one for each (token, expert) whose number it writes
@@ -61,7 +62,7 @@ class MegaKernel(ABC):
     rings: Ints
     pull_bytes: int
 
-    def add(self, pool: Ints, begun: Ints) -> Ints:
+    def add(self, pool: Pools, begun: Tasks) -> Ints:
         """Add the kernel: (rank,) marks of its end.
 
         Parameters
@@ -93,26 +94,27 @@ class MegaKernel(ABC):
 
     # ---- before the rows -------------------------------------------------------------------------
 
-    def _count(self, begun: Ints) -> Ints:
+    def _count(self, begun: Tasks) -> Tasks:
         """Count, write the number of every row to its expert's GPU, meet: (rank,) tasks."""
         work, machine, costs = self.work, self.machine, self.machine.costs
         pairs = work.matrix("pairs")
         tokens, topk = np.diff(work.tokens_of_rank), work.expert_ids.shape[1]
         each = machine.sms.count * self.warps * max(LANES // topk, 1)  # tokens of a round
         rounds = -(-tokens // each)
-        counted = machine.delay(
-            Kind.LAYOUT, costs.ns(OFFSETS_NS) + costs.ns(NUMBERS_NS) * rounds, begun
-        )
+        counted = machine.delay(Kind.LAYOUT, costs.ns(OFFSETS_NS) + costs.ns(NUMBERS_NS) * rounds, begun)
         ids = 2 * tokens * topk * ID_BYTES
-        looked = machine.stream(
-            Kind.LAYOUT, MemoryTraffic(ids, np.zeros_like(ids)), machine.ranks, begun
-        )
+        looked = machine.stream(Kind.LAYOUT, MemoryTraffic(ids, np.zeros_like(ids)), machine.ranks, begun)
         machine.order(looked, counted)
         src, dst = np.nonzero(pairs * ~np.eye(work.num_ranks, dtype=bool))
         numbers = machine.transfers.store(
-            COUNTS, src, dst, 0, counted[src],
-            rows=pairs[src, dst], meta_bytes=NUMBER_BYTES,
-        ).arrived  # fmt: skip
+            COUNTS,
+            src,
+            dst,
+            0,
+            counted[src],
+            rows=pairs[src, dst],
+            meta_bytes=NUMBER_BYTES,
+        ).arrived
         written = machine.gather(numbers, src, counted)
         grid = machine.delay(DISPATCH.sync, costs.grid_barrier(), written)
         told = machine.sync.exchange_counts(grid, COUNT_BYTES * work.num_experts // work.num_ranks)
@@ -145,16 +147,17 @@ class MegaKernel(ABC):
         # stored before the next is asked for.
         number, beside = costs.memory_load(), 1 + (scales > 0)
         time = Time.where(
-            remote, number + costs.remote_load() * (pieces - 1),
+            remote,
+            number + costs.remote_load() * (pieces - 1),
             number * (1 + max(pieces, beside)),
-        )  # fmt: skip
+        )
         asked = machine.delay(DISPATCH.send, time, met[reader], rank=reader)
         machine.notes.follow("sent", work.pair_token[rows.pair], asked)
         far = np.flatnonzero(remote)
         there = asked.copy()
         fan_out = machine.transfers.fan_out(reader[far], source[far])
 
-        def load(nbytes: int, after: Ints, meta_bytes: int = 0) -> Ints:
+        def load(nbytes: int, after: Tasks, meta_bytes: int = 0) -> Ints:
             return machine.transfers.load(
                 DISPATCH, reader[far], source[far], nbytes, after, fan_out, meta_bytes=meta_bytes
             ).arrived
@@ -163,9 +166,7 @@ class MegaKernel(ABC):
         if scales:
             small = load(scales, small)
         weighed = load(0, small, WEIGHT_BYTES)
-        there[far] = machine.join(
-            np.concatenate([row, weighed]), np.tile(np.arange(len(far)), 2), reader[far]
-        )
+        there[far] = machine.join(np.concatenate([row, weighed]), np.tile(np.arange(len(far)), 2), reader[far])
         there = machine.delay(DISPATCH.receive, costs.memory_load(), there, rank=reader)  # stored
         by_rank = np.argsort(reader, kind="stable")
         counts = np.bincount(reader, minlength=work.num_ranks)
@@ -179,7 +180,7 @@ class MegaKernel(ABC):
 
     # ---- experts ---------------------------------------------------------------------------------
 
-    def _multiply(self, pool: Ints, ready: Ints) -> tuple[TileTasks, TileTasks]:
+    def _multiply(self, pool: Pools, ready: Tasks) -> tuple[TileTasks, TileTasks]:
         """Add the tiles of both GEMMs."""
         machine, tiles = self.machine, self.tiles
         told = machine.costs.visible() + machine.costs.poll()
@@ -187,9 +188,16 @@ class MegaKernel(ABC):
         # GEMM-2's results go to their owners and not to memory.
         for gemm, warps in zip(self.gemms(), self.warp_work(), strict=True):
             tasks = gemm_tasks(
-                machine, self.work, gemm, tiles, pool, self._begins(ready), warps=warps,
-                inputs=found[0].outputs if found else None, clusters=self.shares_loads,
-            )  # fmt: skip
+                machine,
+                self.work,
+                gemm,
+                tiles,
+                pool,
+                self._begins(ready),
+                warps=warps,
+                inputs=found[0].outputs if found else None,
+                clusters=self.shares_loads,
+            )
             ready = machine.delay(Kind.GEMM2_SYNC, told, tasks.done, rank=tiles.rank)
             found.append(tasks)
         return found[0], found[1]
@@ -208,7 +216,7 @@ class MegaKernel(ABC):
         """Tell whether neighbouring blocks load what they share once."""
         return self.cluster > 1
 
-    def _begins(self, ready: Ints) -> Ints:
+    def _begins(self, ready: Tasks) -> Tasks:
         """(tile,) tasks after which blocks begin a row tile that is ready after (tile,)."""
         return ready
 
@@ -216,25 +224,28 @@ class MegaKernel(ABC):
     def _assign(self, first: TileTasks, second: TileTasks, met: Ints, sent: Sent) -> None:
         """Give tiles to blocks, which hold their SMs while they wait."""
 
-    def _shared(self, pool: Ints, begun: Ints) -> tuple[Ints, Ints]:
+    def _shared(self, pool: Pools, begun: Tasks) -> tuple[Ints, Ints]:
         """Shared experts, whose tiles blocks draw first: tasks and their ranks, two (task,)."""
         machine = self.machine
         blocks = BlockScheduler(machine, machine.sms.count)
 
-        def hold(tiles: RowTiles, tasks: TileTasks, ready: Ints) -> None:
+        def hold(tiles: RowTiles, tasks: TileTasks, ready: Tasks) -> None:
             rank, after = tiles.rank[tasks.column_tile], ready[tasks.column_tile]
             blocks.hold(tasks.begins, tasks.columns, rank, after, priority=SHARED_FIRST)
 
         return shared_tiles(
-            machine, self.work, pool, machine.sms.count, begun,
-            tile_columns=int(self.tiles.block_n[0]), hold=hold,
-        )  # fmt: skip
+            machine,
+            self.work,
+            pool,
+            machine.sms.count,
+            begun,
+            tile_columns=int(self.tiles.block_n[0]),
+            hold=hold,
+        )
 
     # ---- results to their owners -----------------------------------------------------------------
 
-    def _combine(
-        self, second: TileTasks, sent_rows: Sent, pool: Ints, met: Ints, shared: tuple[Ints, Ints]
-    ) -> Ints:
+    def _combine(self, second: TileTasks, sent_rows: Sent, pool: Pools, met: Ints, shared: tuple[Ints, Ints]) -> Ints:
         """Flag what has been stored, and add up each token's rows: (rank,) marks."""
         work, machine, costs = self.work, self.machine, self.machine.costs
         row_bytes = work.combine_row_bytes
@@ -246,9 +257,7 @@ class MegaKernel(ABC):
         sent = machine.gather(sent_rows.arrived, sent_rows.src, grid)
         n = work.num_ranks
         flags, ends = np.nonzero(~np.eye(n, dtype=bool))
-        told = machine.sync.notify(
-            flags, ends, FLAG_BYTES, sent[flags], waiting=costs.acknowledged() + costs.poll()
-        )
+        told = machine.sync.notify(flags, ends, FLAG_BYTES, sent[flags], waiting=costs.acknowledged() + costs.poll())
         of = np.empty((n, n), np.int64)  # (expert's rank, owner)
         of[flags, ends], of[machine.ranks, machine.ranks] = told, grid
 
@@ -263,19 +272,20 @@ class MegaKernel(ABC):
         read = MemoryTraffic(read=rows * row_bytes, written=np.zeros_like(rows))
         loaded = machine.stream(COMBINE.memory, read, owner, ready)
         added = machine.serve(
-            pool[owner], costs.sm_add(rows * row_bytes, row_bytes), kind=COMBINE.receive,
-            rank=owner, after=loaded,
-        )  # fmt: skip
-        sums = MemoryTraffic(
-            read=np.zeros_like(rows), written=np.full_like(rows, work.result_row_bytes)
+            pool[owner],
+            costs.sm_add(rows * row_bytes, row_bytes),
+            kind=COMBINE.receive,
+            rank=owner,
+            after=loaded,
         )
+        sums = MemoryTraffic(read=np.zeros_like(rows), written=np.full_like(rows, work.result_row_bytes))
         written = machine.stream(COMBINE.memory, sums, owner, added)
         machine.notes.follow("combined", token, written)
         # Before a GPU leaves the kernel all have done their tiles, and it has their flags.
         left = machine.gather(told, ends, machine.sync.barrier(COMBINE, sent, behind_stores=True))
         return machine.gather(written, owner, left)
 
-    def _store(self, second: TileTasks, pool: Ints) -> Sent:
+    def _store(self, second: TileTasks, pool: Pools) -> Sent:
         """Store what the blocks of a cluster have made to each owner."""
         work, machine, tiles = self.work, self.machine, self.tiles
         width, hidden = int(tiles.block_n[0]) * self.cluster, work.shape.hidden
@@ -295,11 +305,15 @@ class MegaKernel(ABC):
         made = tile[message] * num_clusters + part
         # The rows of a tile go wherever their tokens are from, one after the other.
         stored = machine.transfers.store(
-            COMBINE, src, dst,
+            COMBINE,
+            src,
+            dst,
             np.minimum(width, hidden - part * width) * work.precision.combine_value_bytes,
-            last[made], fan_out=machine.transfers.fan_out(src, dst, scattered="stores"),
-            rows=rows[message], on=np.where(np.repeat(holds, num_clusters), pool[src], NOBODY),
-        )  # fmt: skip
+            last[made],
+            fan_out=machine.transfers.fan_out(src, dst, scattered="stores"),
+            rows=rows[message],
+            on=np.where(np.repeat(holds, num_clusters), pool[src], NOBODY),
+        )
         if self.cluster > 1:
             machine.order(first[made], stored.left)
         return Sent(last[made], stored.left, stored.arrived, src)
@@ -320,8 +334,8 @@ class Sent(NamedTuple):
 
     made: Ints
     left: Ints
-    arrived: Ints
-    src: Ints
+    arrived: Tasks
+    src: Ranks
 
 
 # ---- rows and tiles ------------------------------------------------------------------------------
@@ -350,7 +364,7 @@ class RowsInTurn(NamedTuple):
 
     pair: Ints
     source: Ints
-    reader: Ints
+    reader: Ranks
     tile: Ints
 
     @classmethod

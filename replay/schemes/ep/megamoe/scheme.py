@@ -41,7 +41,8 @@ from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.megamoe.kernel import MegaKernel
 
@@ -63,14 +64,12 @@ class MegaMoeOptions(Options):
     )
     tile_rows: int = option(
         0,
-        "Rows of a tile. 0 takes 16, 32, 64, 128, 192 or 240 by the rows that an expert is "
-        "expected to have.",
+        "Rows of a tile. 0 takes 16, 32, 64, 128, 192 or 240 by the rows that an expert is expected to have.",
         f"{CODE}, mega_moe.hpp: get_block_config_for_mega_moe",
     )
     ring_tiles: int = option(
         0,
-        "Row tiles that the ring of received rows has room for. 0 takes as many as the order of "
-        "tasks can have in use.",
+        "Row tiles that the ring of received rows has room for. 0 takes as many as the order of tasks can have in use.",
         f"{CODE}, scheduler/mega_moe.cuh: get_num_max_live_pool_blocks",
     )
 
@@ -85,8 +84,7 @@ class HopperOptions(Options):
         "expert, GEMM-2 of a unit behind GEMM-1 of a later one, from 1024 tokens on and where rows "
         "can be more than the ring has room for. waves: GEMM-1 of all row tiles, then GEMM-2 of "
         "all; its warps scale sums up to four times for each 128 values, for one in lag.",
-        f"lag: {LAG_CODE}, scheduler/sm90_mega_moe.cuh; waves: {HOPPER_CODE}, "
-        "scheduler/mega_moe.cuh",
+        f"lag: {LAG_CODE}, scheduler/sm90_mega_moe.cuh; waves: {HOPPER_CODE}, scheduler/mega_moe.cuh",
         choices=("lag", "waves"),
     )
     lag_units: int = option(
@@ -148,7 +146,7 @@ class MegaMoeBase(Scheme):
         """Results of GEMM-1 are in the ring, those of GEMM-2 with their owners."""
         return ()
 
-    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    def build(self, work: LayerWork, machine: Machine, start: Tasks) -> Tasks:
         """Add the kernel behind what makes its tokens."""
         if work.precision.casts_tokens:
             filled = cast_before_dispatch(machine, work, start)
@@ -157,7 +155,7 @@ class MegaMoeBase(Scheme):
             filled = machine.memory_kernel(DISPATCH.memory, MemoryTraffic(own, own), start, FILL)
         return self.kernel(work, machine, machine.kernel(filled, "layer"))
 
-    def kernel(self, work: LayerWork, machine: Machine, begun: Ints) -> Ints:
+    def kernel(self, work: LayerWork, machine: Machine, begun: Tasks) -> Tasks:
         """Add the kernel by itself, which runs from (rank,) tasks on: (rank,) marks of its end."""
         pool = self.split(machine).pool("sm", machine.sms.count)
         tiles = self._tiles(work)
@@ -190,9 +188,7 @@ class MegaMoeBase(Scheme):
         """(rank,): row tiles of the ring."""
 
     @abstractmethod
-    def _kernel(
-        self, work: LayerWork, machine: Machine, tiles: RowTiles, rings: Ints
-    ) -> MegaKernel:
+    def _kernel(self, work: LayerWork, machine: Machine, tiles: RowTiles, rings: Ints) -> MegaKernel:
         """The kernel of one layer."""
 
 
@@ -209,32 +205,26 @@ class MegaMoe(MegaMoeBase):
     summary = "DeepGEMM's MegaMoE: warps pull rows beside the tiles of one kernel"
     source = f"{CODE}, impls/sm100_fp8_fp4_mega_moe.cuh, scheduler/mega_moe.cuh"
     assumes = (
-        "the gate writes ids and weights where peers read them; GEMM-2 begins a row tile when "
-        "GEMM-1 has all of it"
+        "the gate writes ids and weights where peers read them; GEMM-2 begins a row tile when GEMM-1 has all of it"
     )
     weight_types = frozenset({"mxfp4"})
-    validity = (
-        "Blackwell, one NVLink domain, widths that are multiples of 256; on Hopper runs "
-        "megamoe-hopper"
-    )
+    validity = "Blackwell, one NVLink domain, widths that are multiples of 256; on Hopper runs megamoe-hopper"
     options: MegaMoeOptions = MegaMoeOptions()
 
     def _shape(self, work: LayerWork) -> tuple[int, int]:
-        height = self.options.tile_rows or tile_rows(
-            _expected_rows(work), work.num_experts // work.num_ranks
-        )
+        height = self.options.tile_rows or tile_rows(_expected_rows(work), work.num_experts // work.num_ranks)
         return height, TILE_COLUMNS
 
     def _rings(self, tiles: RowTiles, num_sms: int, work: LayerWork) -> Ints:
         clusters, shape = max(num_sms // 2, 1), blackwell.clusters_of(work)
-        return np.array([
-            self.options.ring_tiles or ring_tiles(count, clusters, *shape)
-            for count in np.bincount(tiles.rank, minlength=work.num_ranks).tolist()
-        ])  # fmt: skip
+        return np.array(
+            [
+                self.options.ring_tiles or ring_tiles(count, clusters, *shape)
+                for count in np.bincount(tiles.rank, minlength=work.num_ranks).tolist()
+            ]
+        )
 
-    def _kernel(
-        self, work: LayerWork, machine: Machine, tiles: RowTiles, rings: Ints
-    ) -> MegaKernel:
+    def _kernel(self, work: LayerWork, machine: Machine, tiles: RowTiles, rings: Ints) -> MegaKernel:
         return blackwell.BlackwellKernel(work, machine, tiles, rings, self.options.pull_bytes)
 
 
@@ -249,10 +239,7 @@ class MegaMoeHopper(MegaMoeBase):
         "GEMM-1 has all of it; the order's lag and its ring are for the layer's own tokens, and "
         "not for the most that buffers were made for; a row's owner is looked up in the L2 cache"
     )
-    validity = (
-        "FP8 (BF16 as if sums had no scales); Hopper, one NVLink domain, widths that are multiples "
-        "of 256"
-    )
+    validity = "FP8 (BF16 as if sums had no scales); Hopper, one NVLink domain, widths that are multiples of 256"
     unpadded = MappingProxyType({"pad_tiles": False})
     options: HopperOptions = HopperOptions()
 
@@ -275,24 +262,26 @@ class MegaMoeHopper(MegaMoeBase):
         height, _ = self._shape(work)
         experts = work.num_experts // work.num_ranks
         tiles = math.ceil(_expected_rows(work) / height)
-        lag = self.options.lag_units or hopper.lag_of(
-            experts * math.ceil(tiles / hopper.UNIT_TILES)
-        )
+        lag = self.options.lag_units or hopper.lag_of(experts * math.ceil(tiles / hopper.UNIT_TILES))
         most, topk = int(np.diff(work.tokens_of_rank).max(initial=0)), work.expert_ids.shape[1]
         rows = work.num_ranks * most * min(topk, experts) + experts * (height - 1)
         needs_ring = most >= hopper.LAG_TOKENS and rows > hopper.ring_of(lag) * height
         return lag if needs_ring else 0
 
-    def _kernel(
-        self, work: LayerWork, machine: Machine, tiles: RowTiles, rings: Ints
-    ) -> MegaKernel:
+    def _kernel(self, work: LayerWork, machine: Machine, tiles: RowTiles, rings: Ints) -> MegaKernel:
         version = self._version(work)
         pairs = version.shares_weights and self._shape(work) == hopper.HIGH
-        order = hopper.Stream(self._lag(work), by_columns=pairs)
+        order = hopper.TaskOrder(self._lag(work), by_columns=pairs)
         return hopper.HopperKernel(
-            work, machine, tiles, rings, work.dispatch_row_bytes, version, order,
+            work,
+            machine,
+            tiles,
+            rings,
+            work.dispatch_row_bytes,
+            version,
+            order,
             self.options.pad_tiles,
-        )  # fmt: skip
+        )
 
 
 MEGAMOE, MEGAMOE_HOPPER = MegaMoe(), MegaMoeHopper()

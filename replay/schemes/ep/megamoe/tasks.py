@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints
+    from replay.model.arrays import Ints
 
 TILE_COLUMNS, CLUSTER = 128, 2
 HEIGHTS = (64, 128, 192, 240)  # beside 16 and 32 for few rows

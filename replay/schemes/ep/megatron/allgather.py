@@ -26,7 +26,7 @@ from replay.model.compute.shared import shared_kernels
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind, PhaseKinds
 from replay.model.machine.times import MemoryTraffic
-from replay.model.work.capacity import Carried, with_equal_tokens
+from replay.model.work.capacity import CarriedLayer, with_equal_tokens
 from replay.schemes.ep.base import Scheme
 from replay.schemes.ep.facts import Buffer
 from replay.schemes.ep.megatron.experts import ExpertOptions, refused, run_experts
@@ -34,24 +34,26 @@ from replay.schemes.ep.nccl_alltoall import INDEX_BYTES, PERMUTES, ROW_MAP_PASSE
 
 if TYPE_CHECKING:
     from hwmodel import System
+    from replay.model.arrays import Ints, Tasks
     from replay.model.collectives.algorithm import Collective
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
 
 MAP, PROBS, ROWS = "all-gather of the map", "all-gather of probabilities", "all-gather of rows"
 SUMS, PROB_GRADIENTS = "reduce-scatter of sums", "reduce-scatter of gradients of probabilities"
-OWN = Operation("own experts", 4, "map and probabilities of the own experts; their sums, cast")
+OWN = Operation("own experts", 4, "map and probabilities of its own experts; their sums, cast")
 SELECTED = Operation(
-    "own gate weights", 5,
+    "own gate weights",
+    5,
     source="token_dispatcher.py: two transposes and masked_select, which scans and copies",
-)  # fmt: skip
+)
 ROW_MAP = Operation("row map", 3, "flags, five times a 4-byte index for each", PERMUTES)
 TO_PROBS, TO_TOKENS = "sums in the probabilities' type", "sums as tokens are"
 COUNTS_WAIT, SIZE_WAIT = "counts to the host", "size of the selection to the host"
 
 
 class MegatronAllGather(Scheme):
-    """Ring all-gathers, experts of the own rows, ring reduce-scatter."""
+    """Ring all-gathers, experts of its own rows, ring reduce-scatter."""
 
     name = "megatron-allgather"
     summary = "Megatron-LM's all-gather dispatcher: rings there and back"
@@ -71,12 +73,12 @@ class MegatronAllGather(Scheme):
         """As `megatron`."""
         return super().refuses(work) or refused(work, self.options)
 
-    def carries(self, work: LayerWork) -> Carried:
+    def carries(self, work: LayerWork) -> CarriedLayer:
         """Ranks gather equally much."""
         return with_equal_tokens(work)
 
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
-        """All tokens, twice; maps and probabilities of all; the rows of the own experts."""
+        """All tokens, twice; maps and probabilities of all; the rows of its own experts."""
         work = self.carries(work).work
         n, tokens = work.num_ranks, work.num_tokens
         got = work.matrix("pairs").sum(axis=0)
@@ -91,7 +93,7 @@ class MegatronAllGather(Scheme):
             Buffer("permuted rows", got * work.dispatch_row_bytes),
         )
 
-    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    def build(self, work: LayerWork, machine: Machine, start: Tasks) -> Tasks:
         """Add gathers, permute, experts, unpermute, reduce-scatter."""
         layer, owner, work = work, work.source_rank, self.carries(work).work
         n, tokens = work.num_ranks, work.num_tokens
@@ -107,9 +109,7 @@ class MegatronAllGather(Scheme):
                 nbytes = tokens * work.whole_experts * each
                 gathered = self._ring(machine, COUNTS, "all_gather", nbytes, gathered, name)
         machine.notes.follow("sent", np.arange(len(owner)), gathered[owner])
-        gathered = self._ring(
-            machine, DISPATCH, "all_gather", tokens * b_d, gathered, ROWS, payload=True
-        )
+        gathered = self._ring(machine, DISPATCH, "all_gather", tokens * b_d, gathered, ROWS, payload=True)
         if not work.is_backward:
             # Slices are read and written, flags are summed up; counts are a few bytes.
             gathered = machine.small_kernels(Kind.LAYOUT, flags * (3 + 2 * prob), gathered, OWN)
@@ -118,7 +118,7 @@ class MegatronAllGather(Scheme):
             least = row_map(machine, np.full(n, tokens), local)
             gathered = machine.small_kernels(Kind.LAYOUT, indices, gathered, ROW_MAP, least=least)
         moved = MemoryTraffic(_copies(work) * b_d, got * b_d)
-        rows = machine.memory_kernel(Kind.PERMUTE, moved, gathered, moves="rows of the own experts")
+        rows = machine.memory_kernel(Kind.PERMUTE, moved, gathered, moves="rows of its own experts")
         if not work.is_backward:
             rows = machine.small_kernels(Kind.LAYOUT, flags * (4 + 3 * prob), rows, SELECTED)
             machine.host.wait(DISPATCH, rows, SIZE_WAIT)
@@ -127,16 +127,12 @@ class MegatronAllGather(Scheme):
         ready = shared_kernels(machine, layer, split, start, rows)
         done = run_experts(machine, work, self.options, ready)
         summed = MemoryTraffic(got * work.result_row_bytes, every * own)
-        done = machine.memory_kernel(
-            Kind.UNPERMUTE, summed, done, moves="own results, a row for each token of anybody"
-        )
+        done = machine.memory_kernel(Kind.UNPERMUTE, summed, done, moves="own results, a row for each token of anybody")
         casts = n > 1 and b_c != own
         if casts:
             moved = MemoryTraffic(every * own, every * b_c)
             done = machine.memory_kernel(Kind.UNPERMUTE, moved, done, TO_PROBS)
-        done = self._ring(
-            machine, COMBINE, "reduce_scatter", tokens * b_c, done, SUMS, payload=True
-        )
+        done = self._ring(machine, COMBINE, "reduce_scatter", tokens * b_c, done, SUMS, payload=True)
         if work.is_backward:
             nbytes = tokens * work.whole_experts * prob
             done = self._ring(machine, COMBINE, "reduce_scatter", nbytes, done, PROB_GRADIENTS)
@@ -153,14 +149,14 @@ class MegatronAllGather(Scheme):
         kinds: PhaseKinds,
         collective: Collective,
         nbytes: int,
-        after: Ints,
+        after: Tasks,
         name: str,
         *,
         payload: bool = False,
-    ) -> Ints:
+    ) -> Tasks:
         """Run a collective of `nbytes` of all ranks in a kernel: (rank,) tasks.
 
-        What passes is copied out of FIFOs, and the own part from buffer to buffer; of sums, both
+        What passes is copied out of FIFOs, and its own part from buffer to buffer; of sums, both
         summands are read and the last sum is written.
         """
         n = machine.num_ranks

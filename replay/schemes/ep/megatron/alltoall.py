@@ -20,7 +20,8 @@ from replay.schemes.ep.nccl import NcclOptions
 from replay.schemes.ep.nccl_alltoall import NcclAllToAll
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Counts, Ints, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
 
 
@@ -48,15 +49,13 @@ class Megatron(NcclAllToAll):
         """Rows travel in the type of the tokens; grouped_gemm multiplies BF16."""
         return super().refuses(work) or refused(work, self.options)
 
-    def _operands(
-        self, work: LayerWork, machine: Machine, rows: Ints, arrived: Ints
-    ) -> tuple[Ints, int]:
+    def _operands(self, work: LayerWork, machine: Machine, rows: Counts, arrived: Tasks) -> tuple[Ints, int]:
         """Leave rows as they are until they are sorted."""
         return arrived, work.token_row_bytes
 
-    def _experts(self, work: LayerWork, machine: Machine, arrived: Ints) -> Ints:
+    def _experts(self, work: LayerWork, machine: Machine, arrived: Tasks) -> Ints:
         return run_experts(machine, work, self.options, arrived)
 
-    def weight_gradients(self, work: LayerWork, machine: Machine, after: Ints) -> Ints:
+    def weight_gradients(self, work: LayerWork, machine: Machine, after: Tasks) -> Ints:
         """Run them as the experts' other GEMMs run."""
         return run_weight_gradients(machine, work, self.options, after)

@@ -34,9 +34,10 @@ from replay.model.machine.times import MemoryTraffic
 from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Ints, Pools, Tasks
     from replay.model.compute.gemm import Gemm
     from replay.model.compute.weight_gradients import Projection
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
 
 FP8_ALIGNMENT = 16  # rows of an expert (TransformerEngine ``fp8_padding.py``)
@@ -45,9 +46,7 @@ PROB_BYTES = 4  # FP32
 # four warps. Built for another capability than 8.0, the library calls cuBLAS for each expert
 # instead; so it does for transposed weights, which a backward pass has.
 CUTLASS_SM80 = OperandPath("mma.sync", "cp.async", "cp.async", step_bytes=64)
-ARGUMENTS = Operation(
-    "arguments", 7, source="grouped_gemm: leading dimensions and pointers of three matrices, sizes"
-)
+ARGUMENTS = Operation("arguments", 7, source="grouped_gemm: leading dimensions and pointers of three matrices, sizes")
 PADDING = Operation("padding", moves="rows, and rows padded to 16 an expert")
 UNPADDING = Operation("unpadding", moves="padded rows, and rows")
 
@@ -82,7 +81,7 @@ def refused(work: LayerWork, options: ExpertOptions) -> str:
     return ""
 
 
-def run_experts(machine: Machine, work: LayerWork, options: ExpertOptions, after: Ints) -> Ints:
+def run_experts(machine: Machine, work: LayerWork, options: ExpertOptions, after: Tasks) -> Tasks:
     """Run the experts on rows that are sorted by expert: (rank,) tasks at their end."""
     pool = machine.sms.for_kernels()
     if options.experts == "cutlass":
@@ -94,9 +93,7 @@ def run_experts(machine: Machine, work: LayerWork, options: ExpertOptions, after
     return _unpadded(machine, work, done) if pads else done
 
 
-def run_weight_gradients(
-    machine: Machine, work: LayerWork, options: ExpertOptions, after: Ints
-) -> Ints:
+def run_weight_gradients(machine: Machine, work: LayerWork, options: ExpertOptions, after: Tasks) -> Tasks:
     """Run the experts' weight gradients that a pass put off: (rank,) tasks at their end."""
     pool = machine.sms.for_kernels()
     for projection in (DOWN, UP):
@@ -107,20 +104,20 @@ def run_weight_gradients(
     return after
 
 
-def _grouped(machine: Machine, work: LayerWork, pool: Ints, after: Ints) -> Ints:
+def _grouped(machine: Machine, work: LayerWork, pool: Pools, after: Tasks) -> Ints:
     """Grouped GEMMs whose arguments are copied first."""
 
-    def multiply(gemm: Gemm, begin: Ints) -> Ints:
+    def multiply(gemm: Gemm, begin: Tasks) -> Ints:
         path = WGMMA_TMA if work.is_backward else CUTLASS_SM80
         return gemm_kernel(machine, work, gemm, pool, _copied(machine, begin), path=path).end
 
-    def gradient(projection: Projection, begin: Ints) -> Ints:
+    def gradient(projection: Projection, begin: Tasks) -> Ints:
         return weight_gradient_kernel(machine, work, projection, pool, _copied(machine, begin))
 
     return in_turn(machine, work, after, multiply, gradient)
 
 
-def _copied(machine: Machine, after: Ints) -> Ints:
+def _copied(machine: Machine, after: Tasks) -> Tasks:
     """Copy the arguments of a grouped GEMM: (rank,) tasks."""
     return machine.small_kernels(Kind.LAYOUT, 0, after, ARGUMENTS)
 
@@ -130,13 +127,12 @@ def _padding(work: LayerWork, row_bytes: int) -> tuple[Ints, Ints]:
     rows = work.rows_of_expert
     padded = -(-rows // FP8_ALIGNMENT) * FP8_ALIGNMENT
     own, all_rows = (
-        np.bincount(work.placement.expert_rank, of, work.num_ranks).astype(np.int64)
-        for of in (rows, padded)
+        np.bincount(work.placement.expert_rank, of, work.num_ranks).astype(np.int64) for of in (rows, padded)
     )
     return own * row_bytes, all_rows * row_bytes
 
 
-def _padded(machine: Machine, work: LayerWork, row_bytes: int, after: Ints) -> Ints:
+def _padded(machine: Machine, work: LayerWork, row_bytes: int, after: Tasks) -> Tasks:
     """Pad the rows of each expert, forward its gate weights too: (rank,) tasks."""
     own, padded = _padding(work, row_bytes)
     done = machine.memory_kernel(Kind.PERMUTE, MemoryTraffic(own, padded), after, PADDING)
@@ -146,7 +142,7 @@ def _padded(machine: Machine, work: LayerWork, row_bytes: int, after: Ints) -> I
     return machine.memory_kernel(Kind.PERMUTE, MemoryTraffic(own, padded), done, PADDING)
 
 
-def _unpadded(machine: Machine, work: LayerWork, after: Ints) -> Ints:
+def _unpadded(machine: Machine, work: LayerWork, after: Tasks) -> Tasks:
     """Take the padding from each expert's results: (rank,) tasks; the reverse of `_padded`."""
     own, padded = _padding(work, work.result_row_bytes)
     moved = MemoryTraffic(padded, own)

@@ -24,9 +24,10 @@ from replay.model.machine.times import NO_TIME, Time
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from replay.model.arrays import Ints, Pools, Ranks, Tasks
     from replay.model.machine.block_scheduler import BlockScheduler
     from replay.model.machine.kinds import PhaseKinds
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.machine.transfers import FanOut
 
 SECTOR_BYTES = 32  # what a store of a warp is made of in the caches and on its way to the hub
@@ -35,7 +36,7 @@ BYPASS = -1  # acknowledgements, and packets whose timer has run out, wait for n
 
 
 @dataclass(frozen=True)
-class Sent:
+class RowsInFlight:
     """Rows on their way.
 
     Attributes
@@ -81,7 +82,7 @@ class Egress:
         self,
         machine: Machine,
         blocks: BlockScheduler,
-        pool: Ints,
+        pool: Pools,
         *,
         merges: bool,
         queue_packets: int,
@@ -102,28 +103,24 @@ class Egress:
         else:
             sectors = queue_packets * (n - 1) * (transfers.packet_bytes // SECTOR_BYTES)
             depth = max(sectors, -(-largest_row // SECTOR_BYTES))
-            self._queues = np.repeat(
-                machine.buffers.pools("egress queue", depth)[:, None], n, axis=1
-            )
+            self._queues = np.repeat(machine.buffers.pools("egress queue", depth)[:, None], n, axis=1)
             self._entries = np.repeat(machine.sms.units("egress entry", 1, "fifo"), n, axis=1)
         # What one destination's queue holds is one line for the uplink.
-        self._lines = [
-            machine.buffers.unnamed(f"egress line {{rank}}->{dst}", 1) for dst in range(n) if merges
-        ]
+        self._lines = [machine.buffers.unnamed(f"egress line {{rank}}->{dst}", 1) for dst in range(n) if merges]
 
     def send(
         self,
         kinds: PhaseKinds,
-        src: Ints,
-        dst: Ints,
+        src: Ranks,
+        dst: Ranks,
         row_bytes: int,
-        after: Ints | None,
+        after: Tasks | None,
         *,
         meta_bytes: int = 0,
         resident: Ints | None = None,
         making: Time = NO_TIME,
-    ) -> Sent:
-        """Store rows to their destinations, or into the own memory.
+    ) -> RowsInFlight:
+        """Store rows to their destinations, or into its own memory.
 
         Parameters
         ----------
@@ -142,22 +139,23 @@ class Egress:
         far = np.flatnonzero(src != dst)
         total = row_bytes + meta_bytes
         stored = machine.serve(
-            self._pool[src], machine.costs.sm_store(np.full(len(src), total)) + making,
+            self._pool[src],
+            machine.costs.sm_store(np.full(len(src), total)) + making,
             late=Time.where(src == dst, machine.costs.visible(), NO_TIME),
-            priority=STORES_FIRST, kind=kinds.send, rank=src,
-        )  # fmt: skip
+            priority=STORES_FIRST,
+            kind=kinds.send,
+            rank=src,
+        )
         first = stored.copy()
         first[far] = machine.serve(  # waits for room in the queue, in its SM
             self._entries[src[far], dst[far]], NO_TIME, kind=kinds.sync, rank=src[far]
         )
         machine.order(first[far], stored[far])
-        claims = self._blocks.hold(
-            first, stored, src, after, priority=STORES_FIRST, resident=resident
-        )
+        claims = self._blocks.hold(first, stored, src, after, priority=STORES_FIRST, resident=resident)
         cut = self._cut(row_bytes, meta_bytes)
         pieces = np.full((len(src), len(cut)), -1, np.int64)
         packets = np.zeros((len(src), len(cut)), np.int64)
-        pieces[:, 0], packets[:, 0] = stored, 1  # in the own memory a row is one piece
+        pieces[:, 0], packets[:, 0] = stored, 1  # in its own memory a row is one piece
         # All pieces of the rows go to the same destinations.
         fan_out = machine.transfers.fan_out(src[far], dst[far])
         for index, (payload, meta) in enumerate(cut):
@@ -171,7 +169,7 @@ class Egress:
         machine.notes.count("egress sectors", src[far], -(-total // SECTOR_BYTES))
         machine.notes.count("egress packets", src[far], packets[far].sum(axis=1))
         machine.notes.ratio("sectors a packet", "egress sectors", "egress packets")
-        return Sent(claims, stored, pieces, packets)
+        return RowsInFlight(claims, stored, pieces, packets)
 
     def _cut(self, row_bytes: int, meta_bytes: int) -> list[tuple[int, int]]:
         """Payload and other bytes of each piece of a row, the last packet apart if it must wait."""
@@ -187,11 +185,11 @@ class Egress:
     def _piece(
         self,
         kinds: PhaseKinds,
-        src: Ints,
-        dst: Ints,
+        src: Ranks,
+        dst: Ranks,
         payload: int,
         meta: int,
-        ready: Ints,
+        ready: Tasks,
         room: Ints,
         is_late: bool,
         fan_out: FanOut,
@@ -199,9 +197,17 @@ class Egress:
         """One piece of every row over its two links, with the room that it takes."""
         graph, transfers = self._machine.graph, self._machine.transfers
         up, down = transfers.store(
-            kinds, src, dst, payload, ready, fan_out=fan_out, meta_bytes=meta,
-            packet_bytes=self._packet_bytes, priority=BYPASS if is_late else 0, ack_priority=BYPASS,
-        )  # fmt: skip
+            kinds,
+            src,
+            dst,
+            payload,
+            ready,
+            fan_out=fan_out,
+            meta_bytes=meta,
+            packet_bytes=self._packet_bytes,
+            priority=BYPASS if is_late else 0,
+            ack_priority=BYPASS,
+        )
         packets = transfers.packets(payload + meta, self._packet_bytes)
         graph.take(room, self._queues[src, dst], packets, released_by=up)
         if self._lines and not is_late:

@@ -29,15 +29,9 @@ class MoeHubOptions(Options):
         "Packets that the packet manager queues for each destination; 256 are 32 KiB.",
         "assumed",
     )
-    rpm_timer_ns: int = option(
-        100, "For how long a packet that is not full waits for more.", "assumed", least=0
-    )
-    aau_entries: int = option(
-        4096, "Rows whose address the table of the address allocation holds.", "assumed"
-    )
-    aau_ns: int = option(
-        10, "Time of a look-up in the table of the address allocation.", "assumed", least=0
-    )
+    rpm_timer_ns: int = option(100, "For how long a packet that is not full waits for more.", "assumed", least=0)
+    aau_entries: int = option(4096, "Rows whose address the table of the address allocation holds.", "assumed")
+    aau_ns: int = option(10, "Time of a look-up in the table of the address allocation.", "assumed", least=0)
     address_bytes: int = option(
         8,
         "Bytes of the return address that travel behind every dispatched row.",

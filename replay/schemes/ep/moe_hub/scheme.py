@@ -53,14 +53,15 @@ from replay.model.machine.times import MemoryTraffic
 from replay.schemes.ep import memory
 from replay.schemes.ep.base import Scheme
 from replay.schemes.ep.facts import Buffer
-from replay.schemes.ep.moe_hub.egress import STORES_FIRST, Egress, Sent
+from replay.schemes.ep.moe_hub.egress import STORES_FIRST, Egress, RowsInFlight
 from replay.schemes.ep.moe_hub.options import MoeHubOptions
 
 if TYPE_CHECKING:
     from hwmodel import System
+    from replay.model.arrays import Ints, Tasks
     from replay.model.compute.gemm_tiles import TileTasks
     from replay.model.compute.row_tiles import RowTiles
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.machine.resources import Discipline
     from replay.model.work.layer import LayerWork
 
@@ -109,7 +110,7 @@ class MoeHub(Scheme):
             Buffer("returned rows", returned * work.combine_row_bytes),
         )
 
-    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    def build(self, work: LayerWork, machine: Machine, start: Tasks) -> Tasks:
         """Add the routing kernel's stores, the experts' tiles and the sums."""
         # Blocks that store hold SMs of the same pool as all others; only their number is limited.
         self.split(machine, "store_sms")
@@ -125,22 +126,25 @@ class _Layer:
         (rank,): the routing kernel stores its first row.
     """
 
-    def __init__(
-        self, options: MoeHubOptions, work: LayerWork, machine: Machine, begun: Ints
-    ) -> None:
+    def __init__(self, options: MoeHubOptions, work: LayerWork, machine: Machine, begun: Tasks) -> None:
         self.options, self.work, self.machine, self.begun = options, work, machine, begun
         self.pool = machine.sms.pool("sm", machine.sms.count)
         self.blocks = BlockScheduler(machine, machine.sms.count)
         self.egress = Egress(
-            machine, self.blocks, self.pool,
-            merges=options.rpm, queue_packets=options.queue_packets,
-            timer=machine.costs.ns(options.rpm_timer_ns), piece_bytes=options.piece_bytes,
+            machine,
+            self.blocks,
+            self.pool,
+            merges=options.rpm,
+            queue_packets=options.queue_packets,
+            timer=machine.costs.ns(options.rpm_timer_ns),
+            piece_bytes=options.piece_bytes,
             rows=[
-                (work.dispatch_row_bytes, options.address_bytes), (work.combine_row_bytes, 0),
+                (work.dispatch_row_bytes, options.address_bytes),
+                (work.combine_row_bytes, 0),
             ],
-        )  # fmt: skip
+        )
 
-    def build(self) -> Ints:
+    def build(self) -> Tasks:
         """All tasks; (rank,) marks of the end."""
         work, machine = self.work, self.machine
         sent, arrived = self._dispatch()
@@ -170,33 +174,39 @@ class _Layer:
 
     # ---- dispatch --------------------------------------------------------------------------------
 
-    def _dispatch(self) -> tuple[Sent, Ints]:
+    def _dispatch(self) -> tuple[RowsInFlight, Ints]:
         """Store every pair's row: what was sent, and (pair,) when its slot is filled."""
         work, machine, options = self.work, self.machine, self.options
         src, dst, row_bytes = work.pair_source, work.pair_rank, work.dispatch_row_bytes
         # The block of a token casts it once, before it stores its first row.
         made = np.where(np.diff(work.pair_token, prepend=-1) != 0, row_bytes, 0)
         sent = self.egress.send(
-            DISPATCH, src, dst, row_bytes, tokens_read(machine, work, self.begun)[work.pair_token],
+            DISPATCH,
+            src,
+            dst,
+            row_bytes,
+            tokens_read(machine, work, self.begun)[work.pair_token],
             making=casting(machine, work, made),
             meta_bytes=options.address_bytes,
             resident=machine.buffers.pools("routing kernel's blocks", options.store_sms)[src],
-        )  # fmt: skip
+        )
         machine.notes.follow("sent", work.pair_token, sent.claims)
         table = machine.caches.tables(TABLE, options.aau_entries, policy="fifo")
         key = machine.caches.new_keys(len(src)) + np.arange(len(src))
         row, piece = np.nonzero(sent.pieces >= 0)
         machine.caches.touch(
-            TABLE, sent.pieces[row, piece], table[dst[row]], key[row],
-            lookups=sent.packets[row, piece], miss=machine.costs.memory_load(),
-        )  # fmt: skip
-        placed = machine.delay(
-            DISPATCH.sync, machine.costs.ns(options.aau_ns), sent.pieces[:, 0], dst
+            TABLE,
+            sent.pieces[row, piece],
+            table[dst[row]],
+            key[row],
+            lookups=sent.packets[row, piece],
+            miss=machine.costs.memory_load(),
         )
+        placed = machine.delay(DISPATCH.sync, machine.costs.ns(options.aau_ns), sent.pieces[:, 0], dst)
         self._await_pieces(sent, placed)
         return sent, placed
 
-    def _await_pieces(self, sent: Sent, arrived: Ints) -> None:
+    def _await_pieces(self, sent: RowsInFlight, arrived: Tasks) -> None:
         """Let (row,) tasks that wait for the first piece of a row wait for all others too."""
         row, piece = np.nonzero(sent.pieces[:, 1:] >= 0)
         self.machine.order(sent.pieces[row, 1 + piece], arrived[row])
@@ -211,9 +221,7 @@ class _Layer:
         done, inputs = full, None
         if self.work.precision.casts_dispatched:  # by blocks that the counters launch too
             ready = self.machine.delay(Kind.LAUNCH, launch, full, tiles.rank)
-            casts = cast_tiles(
-                self.machine, self.work, tiles.rank, tiles.rows, self.pool, ready, turns.first
-            )
+            casts = cast_tiles(self.machine, self.work, tiles.rank, tiles.rows, self.pool, ready, turns.first)
             self.blocks.hold(casts.on_sm, casts.on_sm, tiles.rank, ready, priority=turns.first)
             done = casts.done
         for (gemm, tiles), turn in zip(self._gemms, (turns.first, turns.second), strict=True):
@@ -221,13 +229,16 @@ class _Layer:
             tasks = self._gemm(gemm, tiles, ready, turn, inputs, by_columns=turns.by_columns)
             inputs = tasks.outputs
             self.blocks.hold(
-                tasks.begins, tasks.columns, tiles.rank[tasks.column_tile],
-                ready[tasks.column_tile], priority=turns.of_tasks(turn, tasks),
-            )  # fmt: skip
+                tasks.begins,
+                tasks.columns,
+                tiles.rank[tasks.column_tile],
+                ready[tasks.column_tile],
+                priority=turns.of_tasks(turn, tasks),
+            )
             done = tasks.done
         return done
 
-    def _kernels_of_tiles(self, full: Ints, sent: Sent) -> tuple[Ints, Ints]:
+    def _kernels_of_tiles(self, full: Ints, sent: RowsInFlight) -> tuple[Ints, Ints]:
         """Both GEMMs as kernels after the routing kernel: (tile,) and (rank,) marks of the end."""
         machine, work = self.machine, self.work
         ended = machine.gather(sent.stored, work.pair_source, self.begun)
@@ -273,44 +284,65 @@ class _Layer:
         return TileOrder.of(self.options.tile_order).turns(self._gemms[0][1], columns)
 
     def _gemm(
-        self, gemm: Gemm, tiles: RowTiles, ready: Ints, order: Ints, inputs: Ints | None,
-        *, by_columns: bool = False,
-    ) -> TileTasks:  # fmt: skip
+        self,
+        gemm: Gemm,
+        tiles: RowTiles,
+        ready: Tasks,
+        order: Ints,
+        inputs: Ints | None,
+        *,
+        by_columns: bool = False,
+    ) -> TileTasks:
         return gemm_tasks(
-            self.machine, self.work, gemm, tiles, self.pool, ready,
-            inputs=inputs, priority=order, by_columns=by_columns,
-        )  # fmt: skip
+            self.machine,
+            self.work,
+            gemm,
+            tiles,
+            self.pool,
+            ready,
+            inputs=inputs,
+            priority=order,
+            by_columns=by_columns,
+        )
 
-    def _after_shared(self, ended: Ints) -> Ints:
+    def _after_shared(self, ended: Tasks) -> Tasks:
         """(rank,) tasks: shared experts whose blocks were launched with the layer are done, too."""
         if self.work.shared is None:
             return ended
         machine = self.machine
 
-        def hold(tiles: RowTiles, tasks: TileTasks, ready: Ints) -> None:
+        def hold(tiles: RowTiles, tasks: TileTasks, ready: Tasks) -> None:
             rank, after = tiles.rank[tasks.column_tile], ready[tasks.column_tile]
             self.blocks.hold(tasks.begins, tasks.columns, rank, after)
 
         tasks, ranks = shared_tiles(
-            machine, self.work, self.pool, machine.sms.count, self.begun,
-            tile_rows=TILE_ROWS, hold=hold,
-        )  # fmt: skip
+            machine,
+            self.work,
+            self.pool,
+            machine.sms.count,
+            self.begun,
+            tile_rows=TILE_ROWS,
+            hold=hold,
+        )
         return machine.gather(tasks, ranks, ended)
 
     def _weight_gradients(self, tiles: RowTiles, done: Ints) -> tuple[Ints, Ints]:
         """Weight gradients where SMs have nothing better to do: tasks and ranks, two (task,)."""
         return joined(
             weight_gradients_beside(
-                self.machine, self.work, self.pool, done, tiles.expert,
-                priority=self._turns.behind, begun=self.begun,
+                self.machine,
+                self.work,
+                self.pool,
+                done,
+                tiles.expert,
+                priority=self._turns.behind,
+                begun=self.begun,
             )
-        )  # fmt: skip
+        )
 
     # ---- combine ---------------------------------------------------------------------------------
 
-    def _send_back(
-        self, arrived: Ints, tiles: RowTiles, full: Ints, done: Ints
-    ) -> tuple[Ints, Ints]:
+    def _send_back(self, arrived: Tasks, tiles: RowTiles, full: Ints, done: Ints) -> tuple[Ints, Ints]:
         """Give rows their slots, store each back when its tile is done.
 
         Returns
@@ -320,13 +352,9 @@ class _Layer:
         work, machine = self.work, self.machine
         # Rows of a tile leave at one time, in the order of their slots: that of their arrival. What
         # comes close to it is known here: sources send side by side, each in its own order.
-        place = np.arange(len(work.pair_source)) - np.searchsorted(
-            work.pair_source, work.pair_source
-        )
+        place = np.arange(len(work.pair_source)) - np.searchsorted(work.pair_source, work.pair_source)
         order = np.lexsort((work.pair_source, place))
-        sent = self.egress.send(
-            COMBINE, work.pair_rank[order], work.pair_source[order], work.combine_row_bytes, None
-        )
+        sent = self.egress.send(COMBINE, work.pair_rank[order], work.pair_source[order], work.combine_row_bytes, None)
         landed = machine.mark(work.pair_source[order], sent.pieces[:, 0])
         self._await_pieces(sent, landed)
         of_pair = np.argsort(order)
@@ -337,9 +365,12 @@ class _Layer:
             members = by_expert[bounds[expert] : bounds[expert + 1]]
             of_expert = slice(*tiles.first_of_expert[expert : expert + 2])
             machine.graph.gate(
-                arrived[members], claims[members],
-                tiles.rows[of_expert], full[of_expert], done[of_expert],
-            )  # fmt: skip
+                arrived[members],
+                claims[members],
+                tiles.rows[of_expert],
+                full[of_expert],
+                done[of_expert],
+            )
         return landed[of_pair], sent.stored[of_pair]
 
     def _complete(self, landed: Ints) -> Ints:
@@ -350,7 +381,7 @@ class _Layer:
         launch = self.machine.costs.ns(self.options.launch_ns)
         return self.machine.delay(Kind.LAUNCH, launch, complete, rank)
 
-    def _add(self, ready: Ints, begun: Ints) -> Ints:
+    def _add(self, ready: Tasks, begun: Tasks) -> Ints:
         """Add each token's rows: (rank,) marks when all of a rank's tokens are combined.
 
         Parameters
@@ -364,9 +395,12 @@ class _Layer:
         tokens, rows_in = np.unique(work.pair_token, return_counts=True)
         rank, row_bytes = work.source_rank[tokens], work.combine_row_bytes
         added = machine.serve(
-            self.pool[rank], machine.costs.sm_add(rows_in * row_bytes, row_bytes),
-            priority=STORES_FIRST, kind=COMBINE.receive, rank=rank,
-        )  # fmt: skip
+            self.pool[rank],
+            machine.costs.sm_add(rows_in * row_bytes, row_bytes),
+            priority=STORES_FIRST,
+            kind=COMBINE.receive,
+            rank=rank,
+        )
         self.blocks.hold(added, added, rank, ready, priority=STORES_FIRST)
         sums = MemoryTraffic(read=0, written=np.full(len(tokens), row_bytes))
         written = machine.stream(COMBINE.memory, sums, rank, added)

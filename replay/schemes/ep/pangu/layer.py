@@ -20,9 +20,10 @@ from replay.schemes.ep.pangu.routes import Routes, TokenPart
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.machine.sms import Split
-    from replay.model.work.capacity import Carried
+    from replay.model.work.capacity import CarriedLayer
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.pangu.options import PanguOptions
     from replay.schemes.ep.staged import Stages
@@ -42,7 +43,7 @@ class PanguLayer:
     def __init__(
         self,
         layer: LayerWork,
-        carried: Carried,
+        carried: CarriedLayer,
         machine: Machine,
         options: PanguOptions,
         split: Callable[..., Split],
@@ -61,7 +62,7 @@ class PanguLayer:
         self._gathered = np.full(machine.num_ranks, owned * machine.domains.num)
         self._slots = self._gathered * carried.work.expert_ids.shape[1]
 
-    def stages(self, start: Ints) -> Stages:
+    def stages(self, start: Tasks) -> Stages:
         """Give what ends each stage."""
         layer, work, machine = self._layer, self._work, self._machine
         shared = shared_before_wait(machine, layer, self._exchanges.splits["inside"], start)
@@ -71,17 +72,11 @@ class PanguLayer:
         arrived = cast_received(machine, work, got, arrived)
         rows = MemoryTraffic(got * work.operand_row_bytes, got * work.operand_row_bytes, got)
         if not work.is_backward:
-            arrived = machine.small_kernels(
-                Kind.LAYOUT, 2 * SORT_BYTES * got, arrived, programs.ORDER
-            )
-        arrived = machine.memory_kernel(
-            Kind.PERMUTE, rows, arrived, programs.SORT, moves="every received row"
-        )
+            arrived = machine.small_kernels(Kind.LAYOUT, 2 * SORT_BYTES * got, arrived, programs.ORDER)
+        arrived = machine.memory_kernel(Kind.PERMUTE, rows, arrived, programs.SORT, moves="every received row")
         done = separate_kernels(machine, work, machine.sms.for_kernels(), shared(arrived))
         rows = MemoryTraffic(got * work.result_row_bytes, got * work.result_row_bytes, got)
-        done = yield machine.memory_kernel(
-            Kind.UNPERMUTE, rows, done, programs.SORT, moves="every result"
-        )
+        done = yield machine.memory_kernel(Kind.UNPERMUTE, rows, done, programs.SORT, moves="every result")
         done = yield self._combined(done)
         ends = self._finished(done)
         machine.notes.follow("combined", np.arange(layer.num_tokens), ends[layer.source_rank])
@@ -89,7 +84,7 @@ class PanguLayer:
 
     # ---- what the sizes need ---------------------------------------------------------------------
 
-    def _counted(self, start: Ints) -> Ints:
+    def _counted(self, start: Tasks) -> Tasks:
         """Gather ids, count rows of the node's experts, tell their GPUs: (rank,) tasks."""
         work, machine = self._work, self._machine
         if work.is_backward:  # which finds all maps and splits as they were
@@ -107,9 +102,7 @@ class PanguLayer:
         counted = machine.small_kernels(Kind.LAYOUT, 0, counted, programs.SPLITS)
         machine.host.wait(DISPATCH, counted, programs.SPLITS_WAIT)
         weights = self._rail(programs.WEIGHTS, WEIGHT_BYTES * self._own_slots, counted)
-        ordered = machine.small_kernels(
-            Kind.LAYOUT, SORT_BYTES * self._slots, weights, programs.ROUTE
-        )
+        ordered = machine.small_kernels(Kind.LAYOUT, SORT_BYTES * self._slots, weights, programs.ROUTE)
         return cast_before_dispatch(machine, work, ordered)
 
     @property
@@ -117,7 +110,7 @@ class PanguLayer:
         """Slots for experts that each rank's own tokens have."""
         return self._whole.tokens * int(self._work.expert_ids.shape[1])
 
-    def _histogram(self, after: Ints) -> Ints:
+    def _histogram(self, after: Tasks) -> Tasks:
         """Count rows by expert: (rank,) tasks."""
         machine, slots, experts = self._machine, self._slots, self._work.num_experts
         ids = slots * ID_BYTES
@@ -126,16 +119,12 @@ class PanguLayer:
             moved = MemoryTraffic(ids, counts)
             return machine.memory_kernel(Kind.LAYOUT, moved, after, programs.HISTOGRAM)
         flags = slots * experts * programs.COUNT_BYTES
-        made = machine.memory_kernel(
-            Kind.LAYOUT, MemoryTraffic(ids, flags), after, programs.ONE_HOT
-        )
-        return machine.memory_kernel(
-            Kind.LAYOUT, MemoryTraffic(flags, counts), made, programs.ONE_HOT_SUM
-        )
+        made = machine.memory_kernel(Kind.LAYOUT, MemoryTraffic(ids, flags), after, programs.ONE_HOT)
+        return machine.memory_kernel(Kind.LAYOUT, MemoryTraffic(flags, counts), made, programs.ONE_HOT_SUM)
 
     # ---- dispatch --------------------------------------------------------------------------------
 
-    def _dispatched(self, ready: Ints) -> Ints:
+    def _dispatched(self, ready: Tasks) -> Tasks:
         """Gather tokens between nodes, send their rows inside: (rank,) tasks."""
         machine, gathered, sent = self._machine, [], ready
         for part in self._parts:
@@ -152,7 +141,7 @@ class PanguLayer:
             arrived = self._sent_inside(part, self._both(arrived, computed))
         return arrived
 
-    def _gather(self, part: TokenPart, after: Ints) -> Ints:
+    def _gather(self, part: TokenPart, after: Tasks) -> Tasks:
         """Send the tokens of a part to all other nodes: (rank,) tasks."""
         if not self._is_hierarchical:
             return after
@@ -169,28 +158,29 @@ class PanguLayer:
             self._follow(token, exchanged.leaves(owner, there, place))
         return exchanged.done
 
-    def _permuted(self, part: TokenPart, after: Ints) -> Ints:
+    def _permuted(self, part: TokenPart, after: Tasks) -> Tasks:
         """Make a row for each slot of the node, and room for the sums: (rank,) tasks."""
         work, machine, rows = self._work, self._machine, part.inside.sum(axis=1)
         gathered = part.tokens * machine.domains.num
         b_d, b_c = work.dispatch_row_bytes, work.combine_row_bytes
         every = np.full(machine.num_ranks, gathered)
         # The zeros are the gathered tokens times nothing.
-        made = machine.memory_kernel(
-            Kind.PERMUTE, MemoryTraffic(every * b_d, every * b_c), after, programs.ZEROS
-        )
+        made = machine.memory_kernel(Kind.PERMUTE, MemoryTraffic(every * b_d, every * b_c), after, programs.ZEROS)
         moved = MemoryTraffic(part.wanted * b_d, rows * b_d, rows)
         permuted = machine.memory_kernel(Kind.PERMUTE, moved, made, programs.PERMUTE)
         if work.is_backward:
             # Times the results, gradients are those of the gate weights.
             moved = MemoryTraffic(rows * (b_d + work.result_row_bytes), rows * b_d)
             permuted = machine.memory_kernel(
-                Kind.PERMUTE, moved, permuted, programs.WEIGH,
+                Kind.PERMUTE,
+                moved,
+                permuted,
+                programs.WEIGH,
                 moves="gradients and results, weighed gradients",
-            )  # fmt: skip
+            )
         return permuted
 
-    def _sent_inside(self, part: TokenPart, after: Ints) -> Ints:
+    def _sent_inside(self, part: TokenPart, after: Tasks) -> Tasks:
         """Send the rows of a part to their experts: (rank,) tasks. A node of one GPU has them."""
         work, machine = self._work, self._machine
         token, source = work.pair_token[part.pair], self._routes.gatherer[part.pair]
@@ -201,12 +191,8 @@ class PanguLayer:
             return after
         row_bytes = work.dispatch_row_bytes
         begun = machine.kernel(after, programs.INSIDE)
-        exchanged = self._exchanges.run(
-            "inside", DISPATCH, part.inside * row_bytes, begun, payload=True
-        )
-        leaves = exchanged.leaves(
-            source[own], work.pair_rank[part.pair][own], part.place[own] * row_bytes
-        )
+        exchanged = self._exchanges.run("inside", DISPATCH, part.inside * row_bytes, begun, payload=True)
+        leaves = exchanged.leaves(source[own], work.pair_rank[part.pair][own], part.place[own] * row_bytes)
         self._follow(token[own], leaves)
         if work.is_backward:
             return exchanged.done
@@ -216,7 +202,7 @@ class PanguLayer:
 
     # ---- combine ---------------------------------------------------------------------------------
 
-    def _combined(self, done: Ints) -> Ints:
+    def _combined(self, done: Ints) -> Tasks:
         """Bring results back inside, add them up, send sums between nodes: (rank,) tasks."""
         machine, row_bytes = self._machine, self._work.combine_row_bytes
         back = added = scattered = done
@@ -226,16 +212,14 @@ class PanguLayer:
                 sizes = part.inside.T * row_bytes
                 back = self._exchanges.run("inside", COMBINE, sizes, begun, payload=True).done
             added = self._added(part, self._both(added, back))
-            scattered = (
-                added if not self._is_hierarchical else self._scatter(part, scattered, added)
-            )
+            scattered = added if not self._is_hierarchical else self._scatter(part, scattered, added)
         if self._work.is_backward and self._is_hierarchical:
             begun = machine.kernel(scattered, programs.WEIGHT_GRADIENTS)
             sizes = self._routes.rails(WEIGHT_BYTES * self._own_slots, back=True)
             scattered = self._exchanges.run("rail", COMBINE, sizes, begun, payload=False).done
         return scattered
 
-    def _added(self, part: TokenPart, after: Ints) -> Ints:
+    def _added(self, part: TokenPart, after: Tasks) -> Tasks:
         """Weigh the returned rows of a part and add them to the node's sums: (rank,) tasks."""
         work, machine, rows = self._work, self._machine, part.inside.sum(axis=1)
         b_c = work.combine_row_bytes
@@ -247,14 +231,14 @@ class PanguLayer:
         moved = MemoryTraffic(2 * rows * b_c, rows * b_c, rows)
         return machine.memory_kernel(Kind.UNPERMUTE, moved, after, programs.ADD)
 
-    def _scatter(self, part: TokenPart, before: Ints, added: Ints) -> Ints:
+    def _scatter(self, part: TokenPart, before: Ints, added: Ints) -> Tasks:
         """Send the sums of a part to their owners' nodes: (rank,) tasks."""
         machine = self._machine
         sizes = self._routes.rails(part.tokens * self._work.combine_row_bytes, back=True)
         begun = machine.kernel(self._both(before, added), programs.SUMS)
         return self._exchanges.run("rail", COMBINE, sizes, begun, payload=True).done
 
-    def _finished(self, after: Ints) -> Ints:
+    def _finished(self, after: Tasks) -> Tasks:
         """Add the sums of all nodes at their owner: (rank,) tasks."""
         machine, work = self._machine, self._work
         if not self._is_hierarchical:
@@ -265,7 +249,7 @@ class PanguLayer:
 
     # ---- in general ------------------------------------------------------------------------------
 
-    def _rail(self, name: str, nbytes: int, after: Ints) -> Ints:
+    def _rail(self, name: str, nbytes: int, after: Tasks) -> Tasks:
         """Gather what is no row between nodes, `nbytes` of each rank: (rank,) tasks."""
         if not self._is_hierarchical:
             return after
@@ -273,7 +257,7 @@ class PanguLayer:
         sizes = self._routes.rails(nbytes)
         return self._exchanges.run("rail", COUNTS, sizes, begun, payload=False).done
 
-    def _both(self, one: Ints, other: Ints) -> Ints:
+    def _both(self, one: Ints, other: Ints) -> Tasks:
         """(rank,) marks behind two (rank,) tasks."""
         return one if one is other else self._machine.gather(other, self._machine.ranks, one)
 

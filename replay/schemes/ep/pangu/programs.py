@@ -33,18 +33,25 @@ PERMUTE = Operation("permute", moves="a row for each slot of the node")
 ADD = Operation("unpermute", moves="every returned row; a sum for each, read and written")
 ADD_NODES = Operation("sums of all nodes", moves="sums of every node, their sum")
 SPLITS = Operation(
-    "splits", 10,
+    "splits",
+    10,
     source=f"{DISPATCHER}: three sums, a cumulative sum, four casts, two copies",
-)  # fmt: skip
+)
 ROUTE = Operation(
-    "order of slots", 8, "a sort of the ids of all gathered slots",
+    "order of slots",
+    8,
+    "a sort of the ids of all gathered slots",
     f"{DISPATCHER}, get_exdispatch_idx: two casts, sort, weights, tokens, two comparisons, and",
-)  # fmt: skip
+)
 SELECT = Operation(
-    "slots of the node", 4, "ids and weights of all gathered slots",
+    "slots of the node",
+    4,
+    "ids and weights of all gathered slots",
     f"{DISPATCHER}, get_exdispatch_idx: NonZero, three selections",
-)  # fmt: skip
+)
 ORDER = Operation(
-    "order of rows", 4, "two sorts of the ids of received rows",
+    "order of rows",
+    4,
+    "two sorts of the ids of received rows",
     f"{DISPATCHER}: two casts, two sorts",
-)  # fmt: skip
+)

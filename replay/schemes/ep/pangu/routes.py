@@ -10,8 +10,8 @@ import numpy as np
 from replay.model.work.ragged import places
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Ints
     from replay.model.machine.domains import Domains
-    from replay.model.machine.resources import Ints
     from replay.model.work.layer import LayerWork
 
 
@@ -86,7 +86,7 @@ class Routes:
         Parameters
         ----------
         back
-            Whether sums go back, of which the own are added where they are. Of what is gathered, a
+            Whether sums go back, of which its own are added where they are. Of what is gathered, a
             GPU copies its own part to the others.
         """
         n, domains = self._work.num_ranks, self._domains

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.model.machine.domains import Domains
-from replay.model.work.capacity import Carried, with_equal_tokens
+from replay.model.work.capacity import CarriedLayer, with_equal_tokens
 from replay.schemes.ep.facts import Buffer
 from replay.schemes.ep.memory import cast_tokens, on_each
 from replay.schemes.ep.nccl import FIFO_SOURCE
@@ -41,7 +41,8 @@ from replay.schemes.ep.staged import StagedScheme
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.staged import Stages
 
@@ -70,7 +71,7 @@ class Pangu(StagedScheme):
     candidates = MappingProxyType({"chunks": (1, 2, 4, 8), "channels": (0, 8, 16)})
     options: PanguOptions = PanguOptions()
 
-    def carries(self, work: LayerWork) -> Carried:
+    def carries(self, work: LayerWork) -> CarriedLayer:
         """All-gathers have the same size on every rank."""
         return with_equal_tokens(work)
 
@@ -107,7 +108,7 @@ class Pangu(StagedScheme):
             Buffer("sums of the node", gathered * b_c),
         )
 
-    def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
+    def stages(self, work: LayerWork, machine: Machine, start: Tasks) -> Stages:
         """Add gathers, exchange inside, experts, exchange inside, scatter."""
         split = partial(self.split, machine)
         return PanguLayer(work, self.carries(work), machine, self.options, split).stages(start)

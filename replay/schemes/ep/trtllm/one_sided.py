@@ -27,7 +27,8 @@ from replay.schemes.ep.deepep.pushes import Pushes
 from replay.schemes.ep.facts import Buffer
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
 
 ID_BYTES, WEIGHT_BYTES, FLAG_BYTES = 4, 4, 4
@@ -62,7 +63,7 @@ def beside_bytes(work: LayerWork) -> int:
     return int(work.expert_ids.shape[1]) * (ID_BYTES + WEIGHT_BYTES)
 
 
-def dispatch(work: LayerWork, machine: Machine, channels: Ints, start: Ints) -> Ints:
+def dispatch(work: LayerWork, machine: Machine, channels: Ints, start: Tasks) -> Ints:
     """Put tokens to their GPUs: (rank,) when all rows of all peers are there.
 
     Parameters
@@ -84,12 +85,8 @@ def dispatch(work: LayerWork, machine: Machine, channels: Ints, start: Ints) -> 
     served = np.cumsum(copies)  # atomics of its GPU until a token has its places
     served -= (served - copies)[np.searchsorted(owner, owner)]
     looked = costs.memory_load() + costs.cache_load() * copies
-    reserved = machine.delay(
-        DISPATCH.send, looked + costs.ns(ATOMIC_NS) * served, begun[owner], rank=owner
-    )
-    pushed, arrived = pushes.push(
-        machine, DISPATCH, channels, costs.sm_store(pushes.rows * (row + beside)), row, begun
-    )
+    reserved = machine.delay(DISPATCH.send, looked + costs.ns(ATOMIC_NS) * served, begun[owner], rank=owner)
+    pushed, arrived = pushes.push(machine, DISPATCH, channels, costs.sm_store(pushes.rows * (row + beside)), row, begun)
     machine.order(np.repeat(reserved, copies), pushed[pushes.of_row])
     machine.notes.follow("sent", work.copy_token, pushed[pushes.of_row])
     # Ids and weights are fields, and so packets, of their own.
@@ -119,20 +116,20 @@ def _told(machine: Machine, last: Ints, *, is_combine: bool) -> Ints:
     return machine.gather(told, dst, last)
 
 
-def sanitise(work: LayerWork, machine: Machine, arrived: Ints) -> Ints:
+def sanitise(work: LayerWork, machine: Machine, arrived: Tasks) -> Tasks:
     """Write ids that are none into places without a token: (rank,) tasks."""
     most, topk = int(memory.tokens(work).max(initial=0)), work.expert_ids.shape[1]
     free = most * work.num_ranks - work.matrix("copies").sum(axis=0)
     return machine.small_kernels(Kind.LAYOUT, free * topk * ID_BYTES, arrived, SANITISE)
 
 
-def copy_results(work: LayerWork, machine: Machine, done: Ints) -> Ints:
+def copy_results(work: LayerWork, machine: Machine, done: Ints) -> Tasks:
     """Copy the experts' sums to where peers read them: (rank,) tasks."""
     nbytes = work.matrix("copies").sum(axis=0) * work.combine_row_bytes
     return machine.memory_kernel(Kind.UNPERMUTE, MemoryTraffic(nbytes, nbytes), done, COPY)
 
 
-def combine(work: LayerWork, machine: Machine, channels: Ints, done: Ints) -> Ints:
+def combine(work: LayerWork, machine: Machine, channels: Ints, done: Ints) -> Tasks:
     """Get each token's rows and add them up: (rank,) tasks.
 
     Parameters
@@ -155,14 +152,15 @@ def combine(work: LayerWork, machine: Machine, channels: Ints, done: Ints) -> In
     begins = machine.delay(COMBINE.send, looked, met[of], rank=of)
     asked, there = begins[which], begins[which]
     away = np.flatnonzero(owner != target)
-    there[away] = machine.transfers.load(
-        COMBINE, owner[away], target[away], back, asked[away]
-    ).arrived
+    there[away] = machine.transfers.load(COMBINE, owner[away], target[away], back, asked[away]).arrived
     loaded = machine.join(there, which, of, met[of])
     added = machine.serve(
-        channels[of, sm[used]], costs.sm_add(rows * back, back), kind=COMBINE.receive, rank=of,
+        channels[of, sm[used]],
+        costs.sm_add(rows * back, back),
+        kind=COMBINE.receive,
+        rank=of,
         after=loaded,
-    )  # fmt: skip
+    )
     number = places(np.bincount(of, minlength=work.num_ranks))
     waits = np.flatnonzero(number >= BLOCKS * machine.sms.count)
     machine.order(added[waits - BLOCKS * machine.sms.count], begins[waits])

@@ -43,7 +43,8 @@ from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.facts import Buffer
 
@@ -63,8 +64,7 @@ class TrtLlmOptions(Options):
     )
     payload_in_workspace: bool = option(
         True,
-        "One-sided: whether experts write their sums where peers read them; a kernel copies them "
-        "there if not.",
+        "One-sided: whether experts write their sums where peers read them; a kernel copies them there if not.",
         "get_combine_payload_tensor_in_workspace of nvlink_one_sided.py at 010d713",
     )
 
@@ -113,21 +113,17 @@ class TrtLlmAllToAll(Scheme):
         if self._one_sided:
             return system.sm.num_sms
         ranks = min(system.fabric.gpus_per_domain, self.most_ranks)
-        return two_sided.Grid.of(ranks, system.sm.num_sms).num_sms
+        return two_sided.QueueGrid.of(ranks, system.sm.num_sms).num_sms
 
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
         """The workspace that peers reach, and rows by expert."""
-        found = (
-            one_sided.buffers(work)
-            if self._one_sided
-            else two_sided.buffers(work, system.sm.num_sms)
-        )
+        found = one_sided.buffers(work) if self._one_sided else two_sided.buffers(work, system.sm.num_sms)
         return (*memory.cast_tokens(work), *found)
 
-    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    def build(self, work: LayerWork, machine: Machine, start: Tasks) -> Tasks:
         """Add quantisation, dispatch, experts and combine."""
         cast = cast_before_dispatch(machine, work, start)
-        grid = two_sided.Grid.of(machine.num_ranks, machine.sms.count)
+        grid = two_sided.QueueGrid.of(machine.num_ranks, machine.sms.count)
         held = machine.sms.count if self._one_sided else grid.num_sms
         sms = self.split(machine, blocks=held)
         if self._one_sided:
@@ -150,7 +146,7 @@ class TrtLlmAllToAll(Scheme):
         machine.notes.follow("combined", np.arange(work.num_tokens), ends[work.source_rank])
         return ends
 
-    def _experts(self, work: LayerWork, machine: Machine, arrived: Ints) -> Ints:
+    def _experts(self, work: LayerWork, machine: Machine, arrived: Tasks) -> Ints:
         """Expand rows to their experts, multiply, add up the results of each row."""
         copies = work.matrix("copies").sum(axis=0)
         rows, row = memory.received(work), work.operand_row_bytes

@@ -3,7 +3,7 @@
 A kernel has channels, and in each a block that sends and one that receives, with a warp for each
 peer. A sending warp copies one row into shared memory, makes of every 120 bytes a line of 128 that
 carries the step of the queue, and stores it into the queue; a receiving warp looks at the queue
-until all lines of a row have the step, and copies the row to its place. Rows for the own GPU go the
+until all lines of a row have the step, and copies the row to its place. Rows for its own GPU go the
 same way. A queue has room for four entries of 256 KiB, so that hardly a sender waits.
 
 Before, one block for each peer counts the rows for it, tells the peer and writes which they are;
@@ -32,7 +32,8 @@ from replay.schemes.ep.facts import Buffer
 from replay.schemes.ep.trtllm.one_sided import ID_BYTES, beside_bytes
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints, Ranks, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.machine.sms import Split
     from replay.model.work.layer import LayerWork
 
@@ -58,7 +59,7 @@ BACK = Operation("all-to-all back", moves="rows through queues")
 SUM = Operation("sums", moves="a row for each (token, choice), their sums")
 
 
-class Grid(NamedTuple):
+class QueueGrid(NamedTuple):
     """Blocks of the kernel.
 
     Attributes
@@ -73,7 +74,7 @@ class Grid(NamedTuple):
     blocks: int
 
     @classmethod
-    def of(cls, num_ranks: int, num_sms: int) -> Grid:
+    def of(cls, num_ranks: int, num_sms: int) -> QueueGrid:
         """Half of the SMs, at least one channel (`computeMoeCommChannelCount`)."""
         blocks = -(-num_ranks // GROUP)
         return cls(max(num_sms // 2 // (2 * blocks), 1), blocks)
@@ -98,7 +99,7 @@ def line_bytes(nbytes: int) -> int:
 
 def buffers(work: LayerWork, num_sms: int) -> tuple[Buffer, ...]:
     """Queues, lists of places, rows as they come and go."""
-    grid, n, topk = Grid.of(work.num_ranks, num_sms), work.num_ranks, work.expert_ids.shape[1]
+    grid, n, topk = QueueGrid.of(work.num_ranks, num_sms), work.num_ranks, work.expert_ids.shape[1]
     most, tokens = int(memory.tokens(work).max(initial=0)), memory.tokens(work)
     queues = n * grid.channels * (QUEUE_BYTES + INFO_BYTES)
     come = most * n * (work.dispatch_row_bytes + beside_bytes(work))
@@ -111,7 +112,7 @@ def buffers(work: LayerWork, num_sms: int) -> tuple[Buffer, ...]:
     )
 
 
-def prepare(work: LayerWork, machine: Machine, start: Ints) -> Ints:
+def prepare(work: LayerWork, machine: Machine, start: Tasks) -> Tasks:
     """Count rows for each GPU and say which they are: (rank,) tasks.
 
     A group of threads, as many as a token's experts rounded up to a power of two, looks at a
@@ -125,48 +126,66 @@ def prepare(work: LayerWork, machine: Machine, start: Ints) -> Ints:
     counted = machine.delay(Kind.LAYOUT, (costs.memory_load() + costs.ns(ROUND_NS)) * rounds, begun)
     src, dst = np.nonzero(~np.eye(n, dtype=bool))
     told = machine.sync.notify(
-        src, dst, 2 * ID_BYTES, counted[src], kinds=(Kind.COUNT_UP, Kind.COUNT_DOWN),
+        src,
+        dst,
+        2 * ID_BYTES,
+        counted[src],
+        kinds=(Kind.COUNT_UP, Kind.COUNT_DOWN),
         waiting=costs.remote_load() + costs.poll(),  # the place of a count has to be free
-    )  # fmt: skip
+    )
     known = machine.gather(told, dst, counted)
     copies = np.maximum(work.matrix("copies").max(axis=1), work.matrix("copies").max(axis=0))
     listed = machine.delay(Kind.LAYOUT, costs.cache_load(), known)
-    summed = machine.small_kernels(
-        Kind.LAYOUT, memory.on_each(work, 4 * n * ID_BYTES), listed, CUMSUM
-    )
+    summed = machine.small_kernels(Kind.LAYOUT, memory.on_each(work, 4 * n * ID_BYTES), listed, CUMSUM)
     moving = machine.kernel(summed, MOVE)
     rounds = -(-copies // MOVE_THREADS)
     return machine.delay(Kind.LAYOUT, costs.cache_load() * np.maximum(rounds, 1), moving)
 
 
-def dispatch(work: LayerWork, machine: Machine, sms: Split, grid: Grid, known: Ints) -> Ints:
+def dispatch(work: LayerWork, machine: Machine, sms: Split, grid: QueueGrid, known: Ints) -> Ints:
     """Send each token to its GPUs: (rank,) when all rows are in their places."""
     begun = machine.kernel(known, SEND)
     return _through_queues(
-        work, machine, DISPATCH, sms, grid, begun, work.copy_source, work.copy_rank,
-        work.dispatch_row_bytes, beside_bytes(work),
-    )  # fmt: skip
+        work,
+        machine,
+        DISPATCH,
+        sms,
+        grid,
+        begun,
+        work.copy_source,
+        work.copy_rank,
+        work.dispatch_row_bytes,
+        beside_bytes(work),
+    )
 
 
-def sanitise(work: LayerWork, machine: Machine, arrived: Ints) -> Ints:
+def sanitise(work: LayerWork, machine: Machine, arrived: Tasks) -> Tasks:
     """Write ids that are none behind the rows that came: (rank,) tasks."""
     most, topk = int(memory.tokens(work).max(initial=0)), work.expert_ids.shape[1]
     free = most * work.num_ranks - work.matrix("copies").sum(axis=0)
     return machine.small_kernels(Kind.LAYOUT, free * topk * ID_BYTES, arrived, SANITISE)
 
 
-def combine(work: LayerWork, machine: Machine, sms: Split, grid: Grid, done: Ints) -> Ints:
+def combine(work: LayerWork, machine: Machine, sms: Split, grid: QueueGrid, done: Ints) -> Ints:
     """Send each sum back to its token's GPU: (rank,) when all rows are in their places."""
     nbytes = memory.tokens(work) * work.expert_ids.shape[1] * work.combine_row_bytes
     zeroed = machine.memory_kernel(Kind.UNPERMUTE, MemoryTraffic(0 * nbytes, nbytes), done, ZERO)
     begun = machine.kernel(zeroed, BACK)
     return _through_queues(
-        work, machine, COMBINE, sms, grid, begun, work.copy_rank, work.copy_source,
-        work.combine_row_bytes, 0,
-    )  # fmt: skip
+        work,
+        machine,
+        COMBINE,
+        sms,
+        grid,
+        begun,
+        work.copy_rank,
+        work.copy_source,
+        work.combine_row_bytes,
+        0,
+    )
 
 
-def add_up(work: LayerWork, machine: Machine, returned: Ints) -> Ints:
+def add_up(work: LayerWork, machine: Machine, returned: Ints) -> Tasks:
     """Add up the places of each token, those of zeroes among them: (rank,) tasks."""
     tokens, topk = memory.tokens(work), work.expert_ids.shape[1]
     moved = MemoryTraffic(tokens * topk * work.combine_row_bytes, tokens * work.result_row_bytes)
@@ -178,14 +197,14 @@ def _through_queues(
     machine: Machine,
     kinds: PhaseKinds,
     sms: Split,
-    grid: Grid,
-    begun: Ints,
-    src: Ints,
-    dst: Ints,
+    grid: QueueGrid,
+    begun: Tasks,
+    src: Ranks,
+    dst: Ranks,
     row_bytes: int,
     beside: int,
 ) -> Ints:
-    """Move rows (row,) from GPU to GPU, the own one included: (rank,) when all are in place."""
+    """Move rows (row,) from GPU to GPU, its own one included: (rank,) when all are in place."""
     costs, n = machine.costs, work.num_ranks
     order = np.lexsort((dst, src))
     channel = np.empty(len(src), np.int64)
@@ -204,26 +223,33 @@ def _through_queues(
     busy = Time.longer(store, (reads + store).shared_by(warps)) * pushes.rows
     ready = machine.delay(kinds.sync, costs.memory_load() * 3, begun)
     server = senders[pushes.src, pushes.sm]
-    pushed = machine.serve(
-        server, busy, late=reads, kind=kinds.send, rank=pushes.src, after=ready[pushes.src]
-    )
+    pushed = machine.serve(server, busy, late=reads, kind=kinds.send, rank=pushes.src, after=ready[pushes.src])
     arrived, away = pushed.copy(), np.flatnonzero(pushes.src != pushes.dst)
     source, target = pushes.src[away], pushes.dst[away]
     fan_out = machine.transfers.fan_out(source, target, scattered="bulk")
     arrived[away] = machine.transfers.store(
-        kinds, source, target, row_bytes, pushed[away], fan_out,
-        rows=pushes.rows[away], meta_bytes=whole - row_bytes, on=server[away],
-    ).arrived  # fmt: skip
+        kinds,
+        source,
+        target,
+        row_bytes,
+        pushed[away],
+        fan_out,
+        rows=pushes.rows[away],
+        meta_bytes=whole - row_bytes,
+        on=server[away],
+    ).arrived
     if kinds is DISPATCH:
         machine.notes.follow("sent", work.copy_token, pushed[pushes.of_row])
-    seen = machine.delay(
-        kinds.sync, costs.visible() + costs.memory_load(), arrived, rank=pushes.dst
-    )
+    seen = machine.delay(kinds.sync, costs.visible() + costs.memory_load(), arrived, rank=pushes.dst)
     at = pushes.src // GROUP * grid.channels + pushes.sm % grid.channels
     placed = machine.serve(
-        receivers[pushes.dst, at], costs.sm_copy(pushes.rows * whole), late=reads,
-        kind=kinds.receive, rank=pushes.dst, after=seen,
-    )  # fmt: skip
+        receivers[pushes.dst, at],
+        costs.sm_copy(pushes.rows * whole),
+        late=reads,
+        kind=kinds.receive,
+        rank=pushes.dst,
+        after=seen,
+    )
     moved = np.bincount(src, minlength=n) + np.bincount(dst, minlength=n)
     machine.copied(kinds, moved * row_bytes, machine.ranks, begun)
     # A block ends when it has sent and received everything.

@@ -24,12 +24,13 @@ from replay.model.machine.kinds import DISPATCH, Kind
 from replay.model.machine.times import MemoryTraffic
 
 if TYPE_CHECKING:
-    from replay.model.collectives.point_to_point import Exchanged
+    from replay.model.arrays import Ints, Ranks, Tasks
+    from replay.model.collectives.point_to_point import ExchangeTasks
     from replay.model.machine.domains import Domains
     from replay.model.machine.kinds import PhaseKinds
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
 
-    Exchange = Callable[[Ints, Ints], Exchanged]
+    Exchange = Callable[[Ints, Ints], ExchangeTasks]
 
 BY_LOCAL = Operation("order of local ranks", moves="every row of a chunk")
 BY_NODE = Operation("order of nodes", moves="every row of a chunk")
@@ -47,19 +48,17 @@ class Hierarchical:
     """
 
     done: Ints
-    _first: Exchanged
+    _first: ExchangeTasks
     _domains: Domains
     _part: int
 
-    def leaves(self, src: Ints, dst: Ints, offset: Ints) -> Ints:
+    def leaves(self, src: Ranks, dst: Ranks, offset: Ints) -> Ints:
         """Task in which each byte (byte,) leaves, `offset` bytes into what `src` sends `dst`."""
         via = self._domains.peer(dst, self._domains.of(src))
         return self._first.leaves(src, via, self._domains.of(dst) * self._part + offset)
 
 
-def all_to_all(
-    machine: Machine, kinds: PhaseKinds, sizes: Ints, after: Ints, exchange: Exchange
-) -> Hierarchical:
+def all_to_all(machine: Machine, kinds: PhaseKinds, sizes: Ints, after: Tasks, exchange: Exchange) -> Hierarchical:
     """Send `sizes` bytes (source, destination), all alike.
 
     Parameters
@@ -72,7 +71,7 @@ def all_to_all(
     ranks, domains = machine.ranks, machine.domains
     of, kind = domains.of(ranks), Kind.PERMUTE if kinds is DISPATCH else Kind.UNPERMUTE
     inside, between = np.zeros_like(sizes), np.zeros_like(sizes)
-    # (source, destination): the GPU of the own node with the destination's index.
+    # (source, destination): the GPU of its own node with the destination's index.
     via = domains.peer(ranks[None, :], of[:, None])
     source = np.broadcast_to(ranks[:, None], sizes.shape)
     np.add.at(inside, (source, via), sizes)

@@ -29,7 +29,7 @@ from replay.model.compute.shared import shared_before_wait
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind, PhaseKinds
 from replay.model.machine.times import MemoryTraffic
-from replay.model.work.capacity import Carried, cut, largest_load, with_capacity
+from replay.model.work.capacity import CarriedLayer, cut, largest_load, with_capacity
 from replay.schemes.ep.base import DROPPED, PADDED
 from replay.schemes.ep.facts import Buffer
 from replay.schemes.ep.nccl import NcclOptions, SendsByNccl
@@ -38,7 +38,8 @@ from replay.schemes.options import option
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Counts, Ints, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.machine.sms import Split
     from replay.model.work.layer import LayerWork
 
@@ -125,11 +126,9 @@ class Tutel(SendsByNccl):
     @property
     def full_nodes(self) -> str:  # type: ignore[override]  # options decide; nobody sets it
         """2DH and PXN want nodes that are full."""
-        return super().full_nodes or (
-            "2DH exchanges rows between GPUs of one index" if self.options.use_2dh else ""
-        )
+        return super().full_nodes or ("2DH exchanges rows between GPUs of one index" if self.options.use_2dh else "")
 
-    def carries(self, work: LayerWork) -> Carried:
+    def carries(self, work: LayerWork) -> CarriedLayer:
         """Every (rank, expert) has the capacity."""
         return with_capacity(work, self.options.rows(work))
 
@@ -142,10 +141,8 @@ class Tutel(SendsByNccl):
         sent = work.num_experts * self.options.rows(work)  # as many as are received
         fp32, there, back = (
             np.full(work.num_ranks, sent * nbytes)
-            for nbytes in (
-                sparse.FP32 * work.shape.hidden, work.dispatch_row_bytes, work.combine_row_bytes
-            )
-        )  # fmt: skip
+            for nbytes in (sparse.FP32 * work.shape.hidden, work.dispatch_row_bytes, work.combine_row_bytes)
+        )
         found = [
             self.options.fifos(work.num_ranks, system),
             Buffer("encoded rows", there),
@@ -160,7 +157,7 @@ class Tutel(SendsByNccl):
             found += [Buffer("rows by expert", there), Buffer("results by source", back)]
         return tuple(found)
 
-    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    def build(self, work: LayerWork, machine: Machine, start: Tasks) -> Tasks:
         """Add locations, encode, chunks of dispatch, experts and combine, decode."""
         carried = self.carries(work)
         machine.notes.count(PADDED, machine.ranks, carried.padding)
@@ -185,7 +182,7 @@ class Tutel(SendsByNccl):
         machine.notes.follow("combined", np.arange(work.num_tokens), decoded[work.source_rank])
         return decoded
 
-    def _agreed(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    def _agreed(self, work: LayerWork, machine: Machine, start: Tasks) -> Tasks:
         """Count the places of rows, and learn the capacity: (rank,) tasks."""
         if work.is_backward:
             return start
@@ -205,13 +202,13 @@ class Tutel(SendsByNccl):
         self,
         work: LayerWork,
         machine: Machine,
-        carried: Carried,
+        carried: CarriedLayer,
         parts: list[LayerWork],
-        begun: Ints,
+        begun: Tasks,
     ) -> list[Ints]:
         """Send the chunks one after the other: (rank,) tasks of each when it has come."""
         row_bytes, came, done = work.dispatch_row_bytes, [], begun
-        exchanged: list[point_to_point.Exchanged | hierarchical.Hierarchical] = []
+        exchanged: list[point_to_point.ExchangeTasks | hierarchical.Hierarchical] = []
         if machine.num_ranks == 1:
             kept = (carried.work.expert_ids[carried.token] >= 0).any(axis=1)
             token = np.flatnonzero(kept)
@@ -229,8 +226,8 @@ class Tutel(SendsByNccl):
         self,
         work: LayerWork,
         machine: Machine,
-        carried: Carried,
-        exchanged: list[point_to_point.Exchanged | hierarchical.Hierarchical],
+        carried: CarriedLayer,
+        exchanged: list[point_to_point.ExchangeTasks | hierarchical.Hierarchical],
     ) -> None:
         """Note in which task every token leaves."""
         whole, capacity = carried.work, self.options.rows(work)
@@ -245,12 +242,13 @@ class Tutel(SendsByNccl):
         for index, chunk in enumerate(exchanged):
             mine = np.flatnonzero((carried.location // size == index) & (real >= 0))
             leaves = chunk.leaves(
-                whole.pair_source[mine], whole.pair_rank[mine],
+                whole.pair_source[mine],
+                whole.pair_rank[mine],
                 offset[mine] * work.dispatch_row_bytes,
-            )  # fmt: skip
+            )
             machine.notes.follow("sent", real[mine], leaves)
 
-    def _computed(self, part: LayerWork, machine: Machine, after: Ints) -> Ints:
+    def _computed(self, part: LayerWork, machine: Machine, after: Tasks) -> Tasks:
         """Run the experts on a chunk: (rank,) tasks."""
         rows = part.matrix("pairs").sum(axis=0)
         several = part.num_experts > part.num_ranks
@@ -271,8 +269,8 @@ class Tutel(SendsByNccl):
         return done
 
     def _all_to_all(
-        self, machine: Machine, kinds: PhaseKinds, sizes: Ints, after: Ints
-    ) -> point_to_point.Exchanged | hierarchical.Hierarchical:
+        self, machine: Machine, kinds: PhaseKinds, sizes: Ints, after: Tasks
+    ) -> point_to_point.ExchangeTasks | hierarchical.Hierarchical:
         """Send `sizes` bytes (source, destination): a kernel of NCCL's, or those of 2DH."""
         if self.options.use_2dh and machine.num_domains > 1:
             exchange = partial(self.exchange, machine, kinds)
@@ -289,6 +287,6 @@ class Tutel(SendsByNccl):
         return self.options.overlap_degree if num_ranks > 1 else 1
 
 
-def _copied(rows: Ints, row_bytes: int) -> MemoryTraffic:
+def _copied(rows: Counts, row_bytes: int) -> MemoryTraffic:
     """Rows brought into another order."""
     return MemoryTraffic(rows * row_bytes, rows * row_bytes, rows)

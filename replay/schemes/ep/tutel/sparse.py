@@ -20,8 +20,9 @@ from replay.model.machine.kinds import Kind
 from replay.model.machine.times import MemoryTraffic
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints, Machine
-    from replay.model.work.capacity import Carried
+    from replay.model.arrays import Counts, Ints, Tasks
+    from replay.model.machine.machine import Machine
+    from replay.model.work.capacity import CarriedLayer
     from replay.model.work.layer import LayerWork
 
 ID, INT, WIDE = 4, 4, 8  # bytes: int32, FP32 or int32 in a buffer, int64
@@ -30,9 +31,7 @@ MASKS = Operation("one-hot masks", moves="an int64 for each (token, expert) and 
 LOCATIONS = Operation("locations", moves="masks cast, summed up, multiplied and reduced")
 INDICES = Operation("indices", moves="ids of experts")
 LARGEST = Operation("largest location", 3, "a 4-byte location for each (token, choice)")
-GATE_GRADIENTS = Operation(
-    "gradients of gate weights", moves="gradients and results of each choice"
-)
+GATE_GRADIENTS = Operation("gradients of gate weights", moves="gradients and results of each choice")
 SUMS = Operation("sums", moves="sums so far, the next choice")
 
 
@@ -51,7 +50,7 @@ def location_bytes(top_k: int) -> int:
     return top_k * each + (top_k - 1) * (WIDE + 2 * INT)
 
 
-def locate(machine: Machine, work: LayerWork, after: Ints) -> Ints:
+def locate(machine: Machine, work: LayerWork, after: Tasks) -> Tasks:
     """Count the place of every row among those of its rank for its expert: (rank,) tasks."""
     tokens, top_k = np.diff(work.tokens_of_rank), work.expert_ids.shape[1]
     flags = tokens * work.num_experts
@@ -65,7 +64,7 @@ def locate(machine: Machine, work: LayerWork, after: Ints) -> Ints:
     return done
 
 
-def encode(machine: Machine, work: LayerWork, carried: Carried, after: Ints) -> Ints:
+def encode(machine: Machine, work: LayerWork, carried: CarriedLayer, after: Tasks) -> Tasks:
     """Put the rows of tokens into the buffer: (rank,) tasks.
 
     Backward, these are the gradients of results, and the gradients of gate weights are made of
@@ -90,7 +89,7 @@ def encode(machine: Machine, work: LayerWork, carried: Carried, after: Ints) -> 
     return after
 
 
-def decode(machine: Machine, work: LayerWork, carried: Carried, after: Ints) -> Ints:
+def decode(machine: Machine, work: LayerWork, carried: CarriedLayer, after: Tasks) -> Tasks:
     """Add the weighted results of every token up: (rank,) tasks."""
     tokens, top_k = np.diff(work.tokens_of_rank), work.expert_ids.shape[1]
     row, buffer, kept = FP32 * work.shape.hidden, _buffer_rows(carried), _kept(work, carried)
@@ -110,13 +109,13 @@ def decode(machine: Machine, work: LayerWork, carried: Carried, after: Ints) -> 
     return after
 
 
-def _buffer_rows(carried: Carried) -> Ints:
+def _buffer_rows(carried: CarriedLayer) -> Ints:
     """(rank,): rows of the buffer of a rank's tokens."""
-    rows: Ints = carried.work.matrix("pairs").sum(axis=1)
+    rows: Counts = carried.work.matrix("pairs").sum(axis=1)
     return rows
 
 
-def _kept(work: LayerWork, carried: Carried) -> Ints:
+def _kept(work: LayerWork, carried: CarriedLayer) -> Ints:
     """(rank,): rows of a rank's tokens in it."""
     owned: Ints = work.matrix("pairs").sum(axis=1)
     kept: Ints = owned - carried.dropped(work)

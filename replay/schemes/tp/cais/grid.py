@@ -18,8 +18,9 @@ import numpy as np
 from replay.model.machine.block_scheduler import BlockScheduler
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Ints, Tasks
     from replay.model.machine.kinds import PhaseKinds
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
 
 
 class CaisGrid:
@@ -35,9 +36,7 @@ class CaisGrid:
         Blocks that an SM has at a time.
     """
 
-    def __init__(
-        self, machine: Machine, kinds: PhaseKinds, group_blocks: int, resident_blocks: int
-    ) -> None:
+    def __init__(self, machine: Machine, kinds: PhaseKinds, group_blocks: int, resident_blocks: int) -> None:
         self._machine, self._kinds, self._group = machine, kinds, group_blocks
         self._scheduler = BlockScheduler(machine, machine.sms.compute, resident_blocks)
         self._sets: list[tuple[Ints, Ints, Ints]] = []
@@ -54,7 +53,7 @@ class CaisGrid:
         """
         self._sets.append((first, last, place))
 
-    def launch(self, begun: Ints) -> None:
+    def launch(self, begun: Tasks) -> None:
         """Let the block scheduler go through all blocks after `begun` (rank,)."""
         machine, slots = self._machine, self._scheduler.slots
         columns = zip(*self._sets, strict=True)

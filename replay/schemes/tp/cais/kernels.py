@@ -14,18 +14,18 @@ from replay.schemes.tp.base import GATHER, REDUCE
 from replay.schemes.tp.cais.rows import Cut, cut_rows
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Counts, Ints, Tasks
     from replay.model.compute.row_tiles import RowTiles
     from replay.model.machine.kinds import PhaseKinds
-    from replay.model.machine.machine import Ints
     from replay.model.work.transformer_layer import Product
-    from replay.schemes.tp.cais.moves import Added, Moves
+    from replay.schemes.tp.cais.moves import Moves, SumTasks
     from replay.schemes.tp.cais.options import CaisOptions
-    from replay.schemes.tp.kernels import Kernels
+    from replay.schemes.tp.kernels import TensorKernels
 
 PART_ROWS = 128  # of a block that only moves rows: the height of most tiles
 
 
-class Pushing(NamedTuple):
+class PushingBlocks(NamedTuple):
     """Blocks that make partial sums and push them.
 
     Attributes
@@ -53,13 +53,13 @@ class Pushing(NamedTuple):
     tile: Ints
     place: Ints
     made: Ints
-    added: Added
+    added: SumTasks
     first: Ints
     end: Ints
     resident: int
 
 
-class Loading(NamedTuple):
+class LoadingBlocks(NamedTuple):
     """Blocks that load rows, and multiply them.
 
     Attributes
@@ -79,7 +79,7 @@ class Loading(NamedTuple):
     """
 
     part: Ints
-    ready: Ints
+    ready: Tasks
     tile: Ints
     place: Ints
     first: Ints
@@ -99,16 +99,21 @@ class CaisBlocks:
     """
 
     def __init__(
-        self, kernels: Kernels, moves: Moves, options: CaisOptions,
-        *, is_coordinated: bool, order: str,
-    ) -> None:  # fmt: skip
+        self,
+        kernels: TensorKernels,
+        moves: Moves,
+        options: CaisOptions,
+        *,
+        is_coordinated: bool,
+        order: str,
+    ) -> None:
         self._kernels, self._moves, self._options = kernels, moves, options
         self._machine, self._layer = kernels.machine, kernels.layer
         self._is_coordinated, self._order = is_coordinated, order
 
     # ---- rows in ---------------------------------------------------------------------------------
 
-    def load_and_multiply(self, product: Product) -> Loading:
+    def load_and_multiply(self, product: Product) -> LoadingBlocks:
         """Blocks that multiply rows of all GPUs.
 
         The first block of a row tile loads its rows; the others find them in the L2 cache.
@@ -120,9 +125,14 @@ class CaisBlocks:
         num_slices = min(self._options.slices, -(-self._layer.row_bytes // ENTRY_BYTES))
         entry, ready, there = self._load(part, num_slices)
         tiled = matrices.tiles_of(
-            machine, product, Kind.GEMM1, self._kernels.pool, there[-1].ravel(), cuts=cuts,
+            machine,
+            product,
+            Kind.GEMM1,
+            self._kernels.pool,
+            there[-1].ravel(),
+            cuts=cuts,
             steps=there[:-1].reshape(num_slices - 1, there[0].size) if num_slices > 1 else None,
-        )  # fmt: skip
+        )
         end = tiled.tasks.columns.reshape(machine.num_ranks, -1)
         tile = tiled.tasks.column_tile[: end.shape[1]]
         column = tiled.tasks.column_index[: end.shape[1]]
@@ -131,15 +141,15 @@ class CaisBlocks:
         for rank, order in enumerate(np.argsort(place, axis=1)):
             which, begin = np.unique(tile[order], return_index=True)
             first[rank, order[begin]] = entry[rank, which]
-        return Loading(part, ready, tile, place, first, end, self._resident(tiles))
+        return LoadingBlocks(part, ready, tile, place, first, end, self._resident(tiles))
 
-    def load_alone(self) -> Loading:
+    def load_alone(self) -> LoadingBlocks:
         """Blocks that only load rows, for kernels that follow."""
         part = np.arange(self._layer.tokens) // PART_ROWS
         entry, ready, there = self._load(part, 1)
         tile = np.arange(entry.shape[1])
         place = self.places(part, tile, np.zeros_like(tile))
-        return Loading(part, ready, tile, place, entry, there[0], self._resident())
+        return LoadingBlocks(part, ready, tile, place, entry, there[0], self._resident())
 
     def _load(self, part: Ints, num_slices: int) -> tuple[Ints, Ints, Ints]:
         """Load rows of parts (row,), slice by slice.
@@ -165,7 +175,7 @@ class CaisBlocks:
 
     # ---- sums out --------------------------------------------------------------------------------
 
-    def multiply_and_push(self, product: Product, begun: Ints) -> Pushing:
+    def multiply_and_push(self, product: Product, begun: Tasks) -> PushingBlocks:
         """Blocks that make partial sums and push each tile when it is complete."""
         machine = self._machine
         num = machine.num_ranks
@@ -173,19 +183,22 @@ class CaisBlocks:
         tiles = cuts[0]
         part = np.repeat(np.arange(len(tiles) // num), self._rows_of_one(tiles.rows))
         tiled = matrices.tiles_of(
-            machine, product, Kind.GEMM2, self._kernels.pool, begun[tiles.rank], cuts=cuts,
+            machine,
+            product,
+            Kind.GEMM2,
+            self._kernels.pool,
+            begun[tiles.rank],
+            cuts=cuts,
             kept=self._own_rows(part)[tiles.rank, np.arange(len(tiles)) % (len(tiles) // num)] > 0,
-        )  # fmt: skip
-        made = tiled.tasks.columns.reshape(num, -1)
-        tile, column = (
-            each[: made.shape[1]] for each in (tiled.tasks.column_tile, tiled.tasks.column_index)
         )
+        made = tiled.tasks.columns.reshape(num, -1)
+        tile, column = (each[: made.shape[1]] for each in (tiled.tasks.column_tile, tiled.tasks.column_index))
         widths = np.zeros(int(column.max()) + 1, np.int64)
         widths[column] = tiled.columns[: made.shape[1]] * BF16
         first, done = tiled.tasks.begins.reshape(num, -1), tiled.tasks.done.reshape(num, -1)
         return self._push(part, widths, tile, column, first, made, done, self._resident(tiles))
 
-    def push_alone(self) -> Pushing:
+    def push_alone(self) -> PushingBlocks:
         """Blocks that read partial sums from memory and push them."""
         machine, layer = self._machine, self._layer
         part = np.arange(layer.tokens) // PART_ROWS
@@ -200,10 +213,17 @@ class CaisBlocks:
         return self._push(part, widths, tile, column, entry, read, read, self._resident())
 
     def _push(
-        self, part: Ints, widths: Ints, tile: Ints, column: Ints, first: Ints, made: Ints,
-        complete: Ints, resident: int,
-    ) -> Pushing:  # fmt: skip
-        """Push what blocks (rank, block) have `made`; see `Pushing`."""
+        self,
+        part: Ints,
+        widths: Ints,
+        tile: Ints,
+        column: Ints,
+        first: Ints,
+        made: Ints,
+        complete: Ints,
+        resident: int,
+    ) -> PushingBlocks:
+        """Push what blocks (rank, block) have `made`; see `PushingBlocks`."""
         machine, layer = self._machine, self._layer
         num, most = machine.num_ranks, max(1, self._options.piece_bytes // int(widths.max()))
         cut = cut_rows(part, layer.owned, most)
@@ -212,13 +232,15 @@ class CaisBlocks:
         issued = machine.serve(
             self._kernels.pool[rank],
             machine.costs.sm_store((abroad[:, tile] * widths[column]).ravel()),
-            kind=REDUCE.send, rank=rank, after=self._meet(REDUCE, made).ravel(),
-        )  # fmt: skip
+            kind=REDUCE.send,
+            rank=rank,
+            after=self._meet(REDUCE, made).ravel(),
+        )
         sent = np.empty((num, abroad.shape[1], len(widths)), np.int64)
         sent[:, tile, column] = issued.reshape(num, -1)
         pushed = self._moves.push(cut, widths, sent)
         end, place = pushed.left[:, tile, column], self.places(part, tile, column)
-        return Pushing(part, cut, tile, place, complete, pushed.added, first, end, resident)
+        return PushingBlocks(part, cut, tile, place, complete, pushed.added, first, end, resident)
 
     # ---- SMs -------------------------------------------------------------------------------------
 
@@ -262,7 +284,7 @@ class CaisBlocks:
             tiles = np.argsort(np.lexsort((first // owned, first % owned)))
         return np.tile(tiles, (machine.num_ranks, 1))
 
-    def _meet(self, kinds: PhaseKinds, after: Ints) -> Ints:
+    def _meet(self, kinds: PhaseKinds, after: Tasks) -> Tasks:
         """Let all GPUs wait for one another, if they do: (rank, block) tasks."""
         return self._machine.merging.meet(kinds, after).released if self._is_coordinated else after
 
@@ -272,6 +294,6 @@ class CaisBlocks:
         np.add.at(own, (np.arange(len(part)) // self._layer.owned, part), 1)
         return own
 
-    def _rows_of_one(self, rows: Ints) -> Ints:
+    def _rows_of_one(self, rows: Counts) -> Ints:
         """Rows of the row tiles of one GPU; all have the same."""
         return rows[: len(rows) // self._machine.num_ranks]

@@ -11,13 +11,14 @@ from replay.model.machine.merging import Pieces
 from replay.schemes.tp.base import GATHER, REDUCE
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints, Ranks, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.machine.merging import MergeUnit
     from replay.schemes.tp.cais.options import CaisOptions
     from replay.schemes.tp.cais.rows import Cut
 
 
-class RowsLoaded(NamedTuple):
+class RowArrivals(NamedTuple):
     """Rows that have arrived: (task,).
 
     Attributes
@@ -28,13 +29,13 @@ class RowsLoaded(NamedTuple):
         What has arrived of the rows of which part.
     """
 
-    tasks: Ints
-    rank: Ints
+    tasks: Tasks
+    rank: Ranks
     part: Ints
     slice: Ints
 
 
-class Added(NamedTuple):
+class SumTasks(NamedTuple):
     """Sums that have been added up: (task,).
 
     Attributes
@@ -45,12 +46,12 @@ class Added(NamedTuple):
         The piece of the cut that each belongs to.
     """
 
-    tasks: Ints
-    rank: Ints
+    tasks: Tasks
+    rank: Ranks
     piece: Ints
 
 
-class SumsPushed(NamedTuple):
+class SumPushes(NamedTuple):
     """Tasks of sums.
 
     Attributes
@@ -62,7 +63,7 @@ class SumsPushed(NamedTuple):
     """
 
     left: Ints
-    added: Added
+    added: SumTasks
 
 
 class Moves:
@@ -75,11 +76,13 @@ class Moves:
         machine, options = self._machine, self._options
         timeout = machine.costs.ns(round(options.timeout_us * 1000))
         return machine.merging.unit(
-            options.table_bytes, timeout, at_line_rate=options.port_rate == "line",
+            options.table_bytes,
+            timeout,
+            at_line_rate=options.port_rate == "line",
             requests_first=options.traffic_control,
-        )  # fmt: skip
+        )
 
-    def load(self, cut: Cut, widths: Ints, opened: Ints) -> RowsLoaded:
+    def load(self, cut: Cut, widths: Ints, opened: Ints) -> RowArrivals:
         """Load rows of other GPUs, slice by slice.
 
         Parameters
@@ -102,22 +105,23 @@ class Moves:
         else:
             home = pieces.home[of]
             loaded = machine.transfers.load(
-                GATHER, reader, home, pieces.row_bytes[of], issued, rows=pieces.rows[of],
+                GATHER,
+                reader,
+                home,
+                pieces.row_bytes[of],
+                issued,
+                rows=pieces.rows[of],
                 requests_first=self._options.traffic_control,
-            )  # fmt: skip
+            )
             arrived = loaded.arrived
             there = machine.mark(reader, arrived)
-            machine.order(
-                machine.stream(GATHER.memory, pieces.nbytes[of], home, loaded.asked), there
-            )
+            machine.order(machine.stream(GATHER.memory, pieces.nbytes[of], home, loaded.asked), there)
         self._keep_window(reader, part, issued, arrived, int(pieces.nbytes.max()))
         address = machine.caches.new_keys(len(pieces)) + of
         machine.notes.access(self._named("loads"), address, issued)
-        return RowsLoaded(there, reader, part, which[of])
+        return RowArrivals(there, reader, part, which[of])
 
-    def _keep_window(
-        self, reader: Ints, part: Ints, issued: Ints, arrived: Ints, piece_bytes: int
-    ) -> None:
+    def _keep_window(self, reader: Ranks, part: Ints, issued: Ints, arrived: Tasks, piece_bytes: int) -> None:
         """Let a block ask for a piece (request,) only when one so many before has come."""
         window = max(1, self._options.window_bytes // piece_bytes)
         order = np.lexsort((part, reader))  # stable: pieces of a part stay in their order
@@ -126,7 +130,7 @@ class Moves:
         later = later[flow[later] == flow[later - window]]
         self._machine.order(arrived[order[later - window]], issued[order[later]])
 
-    def push(self, cut: Cut, widths: Ints, sent: Ints) -> SumsPushed:
+    def push(self, cut: Cut, widths: Ints, sent: Ints) -> SumPushes:
         """Push partial sums to their homes, which add them to their own.
 
         Parameters
@@ -147,8 +151,13 @@ class Moves:
         else:
             home = pieces.home[of]
             stored = machine.transfers.store(
-                REDUCE, src, home, pieces.row_bytes[of], after, rows=pieces.rows[of],
-            )  # fmt: skip
+                REDUCE,
+                src,
+                home,
+                pieces.row_bytes[of],
+                after,
+                rows=pieces.rows[of],
+            )
             left, arrived, which = stored.left, stored.arrived, of
         home, nbytes = pieces.home[which], pieces.nbytes[which]
         added = machine.stream(REDUCE.memory, MemoryTraffic(nbytes, nbytes), home, arrived)
@@ -157,7 +166,7 @@ class Moves:
         machine.order(left, ends[src, cut.part[piece[of]], column[of]])
         address = machine.caches.new_keys(len(pieces)) + of
         machine.notes.access(self._named("reductions"), address, left)
-        return SumsPushed(ends, Added(added, home, piece[which]))
+        return SumPushes(ends, SumTasks(added, home, piece[which]))
 
     def _named(self, what: str) -> str:
         return f"merged {what}" if self._options.merge else what

@@ -12,15 +12,15 @@ from replay.schemes.tp.base import REDUCE
 from replay.schemes.tp.cais.rows import overlaps
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints
+    from replay.model.arrays import Ints
     from replay.model.work.transformer_layer import Norm
-    from replay.schemes.tp.cais.kernels import Loading, Pushing
-    from replay.schemes.tp.kernels import Kernels
+    from replay.schemes.tp.cais.kernels import LoadingBlocks, PushingBlocks
+    from replay.schemes.tp.kernels import TensorKernels
 
 NORM_ROWS = 8  # of a block: it takes about as long as a small tile
 
 
-class Norming(NamedTuple):
+class NormBlocks(NamedTuple):
     """Blocks that normalise rows.
 
     Attributes
@@ -40,7 +40,7 @@ class Norming(NamedTuple):
     needs: Ints
 
 
-def normalise(kernels: Kernels, norm: Norm, pushing: Pushing, loading: Loading) -> Norming:
+def normalise(kernels: TensorKernels, norm: Norm, pushing: PushingBlocks, loading: LoadingBlocks) -> NormBlocks:
     """Add the residual to rows and normalise them; tell all GPUs which can be loaded.
 
     A block has an SM while it waits for its sums, like every other; it comes in the grid behind
@@ -63,9 +63,12 @@ def normalise(kernels: Kernels, norm: Norm, pushing: Pushing, loading: Loading) 
     seen = machine.delay(REDUCE.sync, machine.costs.poll(), complete, rank)
     nbytes = np.bincount(block) * norm.row_bytes
     worked = machine.serve(
-        kernels.pool[rank], machine.costs.sm_copy(nbytes // 2), kind=Kind.BETWEEN, rank=rank,
+        kernels.pool[rank],
+        machine.costs.sm_copy(nbytes // 2),
+        kind=Kind.BETWEEN,
+        rank=rank,
         after=seen,
-    )  # fmt: skip
+    )
     moved = machine.stream(REDUCE.memory, nbytes, rank, seen)
     normed = machine.mark(rank, worked)
     machine.order(moved, normed)
@@ -88,12 +91,10 @@ def normalise(kernels: Kernels, norm: Norm, pushing: Pushing, loading: Loading) 
     np.maximum.at(follows, at % per_rank, made[tile])
     needs = np.zeros(int(loading.part[-1]) + 1, np.int64)
     np.maximum.at(needs, part[of], follows[member % per_rank])
-    return Norming(
-        entry.reshape(num, -1), worked.reshape(num, -1), np.tile(follows, (num, 1)), needs
-    )
+    return NormBlocks(entry.reshape(num, -1), worked.reshape(num, -1), np.tile(follows, (num, 1)), needs)
 
 
-def interleaved(loading: Loading, norming: Norming) -> Ints:
+def interleaved(loading: LoadingBlocks, norming: NormBlocks) -> Ints:
     """(rank, block): the block of the first product that each of the second one follows.
 
     From the first rows on that are there, blocks of both products take turns.

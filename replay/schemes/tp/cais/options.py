@@ -110,8 +110,7 @@ class CaisOptions(Options):
     resident_blocks: int = resident_blocks()
     launch_skew_us: float = option(
         0.0,
-        "How much later the last GPU begins a pass than the first; those between are spread "
-        "evenly.",
+        "How much later the last GPU begins a pass than the first; those between are spread evenly.",
         "none: no published value was found for how far hosts of a node are apart",
         least=0.0,
     )

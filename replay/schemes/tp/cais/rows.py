@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints
+    from replay.model.arrays import Counts, Ints
 
 
 class Cut(NamedTuple):
@@ -26,7 +26,7 @@ class Cut(NamedTuple):
     part: Ints
     home: Ints
     first: Ints
-    rows: Ints
+    rows: Counts
 
 
 def cut_rows(part: Ints, owned: int, most: int) -> Cut:

@@ -36,10 +36,11 @@ from replay.schemes.tp.traffic import TensorTraffic
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Ints, Tasks
+    from replay.model.machine.machine import Machine
     from replay.model.work.transformer_layer import Product, Step, TensorLayer
-    from replay.schemes.tp.cais.kernels import Loading, Pushing
-    from replay.schemes.tp.kernels import Kernels
+    from replay.schemes.tp.cais.kernels import LoadingBlocks, PushingBlocks
+    from replay.schemes.tp.kernels import TensorKernels
 
 
 class Cais(TensorScheme):
@@ -68,7 +69,7 @@ class Cais(TensorScheme):
 
     # ---- a layer ---------------------------------------------------------------------------------
 
-    def build(self, layer: TensorLayer, machine: Machine, start: Ints) -> Ints:
+    def build(self, layer: TensorLayer, machine: Machine, start: Tasks) -> Tasks:
         """Add the tasks of a layer, which GPUs begin up to `launch_skew_us` apart."""
         last = max(machine.num_ranks - 1, 1)
         late = machine.costs.ns(round(self.options.launch_skew_us * 1000)) * machine.ranks
@@ -76,7 +77,7 @@ class Cais(TensorScheme):
             start = machine.delay(Kind.LAUNCH, late.shared_by(last), start)
         return super().build(layer, machine, start)
 
-    def carry_out(self, kernels: Kernels, steps: tuple[Step, ...], after: Ints) -> Ints:
+    def carry_out(self, kernels: TensorKernels, steps: tuple[Step, ...], after: Tasks) -> Ints:
         """Carry out steps; with overlap, product, norm and product become one kernel."""
         place = 0
         while place < len(steps):
@@ -89,19 +90,17 @@ class Cais(TensorScheme):
                 place += 1
         return after
 
-    def gather_and_multiply(self, kernels: Kernels, product: Product, after: Ints) -> Ints:
+    def gather_and_multiply(self, kernels: TensorKernels, product: Product, after: Tasks) -> Ints:
         """Multiply rows that tiles load."""
-        return self._loaded(
-            kernels, "ag-gemm", lambda blocks: blocks.load_and_multiply(product), after
-        )
+        return self._loaded(kernels, "ag-gemm", lambda blocks: blocks.load_and_multiply(product), after)
 
-    def gather(self, kernels: Kernels, after: Ints) -> Ints:
+    def gather(self, kernels: TensorKernels, after: Tasks) -> Ints:
         """Load the rows of all tokens, in a kernel of its own."""
         return self._loaded(kernels, "all-gather", CaisBlocks.load_alone, after)
 
     def _loaded(
-        self, kernels: Kernels, name: str, load: Callable[[CaisBlocks], Loading], after: Ints
-    ) -> Ints:
+        self, kernels: TensorKernels, name: str, load: Callable[[CaisBlocks], LoadingBlocks], after: Tasks
+    ) -> Tasks:
         """Launch a kernel of blocks that load rows: (rank,) tasks of its end."""
         machine = kernels.machine
         begun = machine.kernel(machine.sync.barrier(GATHER, after), name)
@@ -111,7 +110,7 @@ class Cais(TensorScheme):
         grid.launch(begun)
         return _ended(machine, loading.end, begun)
 
-    def leave(self, kernels: Kernels, step: Any, after: Ints) -> Ints:
+    def leave(self, kernels: TensorKernels, step: Any, after: Tasks) -> Ints:
         """Multiply and add up; backward, rows for the weights' gradient are loaded behind."""
         assert isinstance(step, Leave)
         layer = kernels.layer
@@ -120,18 +119,18 @@ class Cais(TensorScheme):
         done = self.multiply_and_reduce(kernels, step.product, after)
         return kernels.gradient(step.product, self.gather(kernels, done))
 
-    def multiply_and_reduce(self, kernels: Kernels, product: Product, after: Ints) -> Ints:
+    def multiply_and_reduce(self, kernels: TensorKernels, product: Product, after: Tasks) -> Ints:
         """Push sums tile by tile."""
         begun = kernels.machine.kernel(after, "gemm-rs")
         pushing = self._blocks(kernels).multiply_and_push(product, begun)
         return self._summed(kernels.machine, pushing, begun)
 
-    def reduce(self, kernels: Kernels, after: Ints) -> Ints:
+    def reduce(self, kernels: TensorKernels, after: Tasks) -> Ints:
         """Push the sums of all tokens, in a kernel of its own."""
         begun = kernels.machine.kernel(after, "reduce-scatter")
         return self._summed(kernels.machine, self._blocks(kernels).push_alone(), begun)
 
-    def _summed(self, machine: Machine, pushing: Pushing, begun: Ints) -> Ints:
+    def _summed(self, machine: Machine, pushing: PushingBlocks, begun: Tasks) -> Tasks:
         """Launch a kernel of blocks that push: (rank,) tasks at which all GPUs have their sums."""
         grid = self._grid(machine, pushing.resident)
         grid.add(pushing.first, pushing.end, pushing.place)
@@ -142,9 +141,7 @@ class Cais(TensorScheme):
 
     # ---- product, norm and product ---------------------------------------------------------------
 
-    def _across(
-        self, kernels: Kernels, leave: Leave, norm: Norm, enter: Enter, after: Ints
-    ) -> Ints:
+    def _across(self, kernels: TensorKernels, leave: Leave, norm: Norm, enter: Enter, after: Tasks) -> Tasks:
         """Product, norm and product in one kernel: (rank,) tasks."""
         blocks, machine, layer = self._blocks(kernels), kernels.machine, kernels.layer
         begun = machine.kernel(after, "gemm-rs, norm, ag-gemm")
@@ -179,21 +176,24 @@ class Cais(TensorScheme):
     def _is_coordinated(self) -> bool:
         return self.options.merge and self.options.coordination
 
-    def _blocks(self, kernels: Kernels) -> CaisBlocks:
+    def _blocks(self, kernels: TensorKernels) -> CaisBlocks:
         order = self.options.order
         if order == "auto":
             order = "spread" if self.options.merge else "rotated"
         return CaisBlocks(
-            kernels, Moves(kernels.machine, self.options), self.options,
-            is_coordinated=self._is_coordinated, order=order,
-        )  # fmt: skip
+            kernels,
+            Moves(kernels.machine, self.options),
+            self.options,
+            is_coordinated=self._is_coordinated,
+            order=order,
+        )
 
     def _grid(self, machine: Machine, resident: int) -> CaisGrid:
         group = self.options.group_blocks if self._is_coordinated else 0
         return CaisGrid(machine, GATHER, group, resident)
 
 
-def _ended(machine: Machine, tasks: Ints, begun: Ints) -> Ints:
+def _ended(machine: Machine, tasks: Tasks, begun: Tasks) -> Tasks:
     """(rank,) marks; all tasks (rank, block) are over."""
     rank = np.repeat(machine.ranks, tasks.shape[1])
     return machine.gather(tasks.ravel(), rank, begun)

@@ -17,7 +17,8 @@ from replay.schemes.tp.traffic import one_way
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.arrays import Counts, Ints, Ranks, Tasks
+    from replay.model.machine.machine import Machine
     from replay.schemes.options import Options
 
 WITHOUT_GATHERS = (
@@ -27,7 +28,7 @@ WITHOUT_GATHERS = (
 )
 
 
-class Overlapping(TensorScheme):
+class OverlapScheme(TensorScheme):
     """Products and collectives at the same time.
 
     The option ``sequence_parallel`` decides whether there are gathers, and with them the classes of
@@ -61,7 +62,7 @@ class Overlapping(TensorScheme):
 # ---- rows of owners ------------------------------------------------------------------------------
 
 
-class RowBlocks(NamedTuple):
+class OverlapBlocks(NamedTuple):
     """Rows of all tokens, cut into blocks: each owner's share into equal parts.
 
     Attributes
@@ -77,14 +78,14 @@ class RowBlocks(NamedTuple):
     parts: int
 
     @classmethod
-    def of(cls, tokens: int, num_ranks: int, parts: int = 1) -> RowBlocks:
+    def of(cls, tokens: int, num_ranks: int, parts: int = 1) -> OverlapBlocks:
         """Cut; row r belongs to owner ``r num_ranks // tokens``."""
         share = -(-np.arange(num_ranks + 1) * tokens // num_ranks)
         size = np.diff(share)[:, None]
         inside = share[:-1, None] + size * np.arange(parts) // parts
         return cls(np.append(inside.ravel(), tokens), parts)
 
-    def touched(self, first_row: Ints, rows: Ints) -> tuple[Ints, Ints]:
+    def touched(self, first_row: Ints, rows: Counts) -> tuple[Ints, Ints]:
         """Blocks in which tiles have rows: two (tile,), the first and the last; some are empty."""
         found = np.searchsorted(self.first, (first_row, first_row + rows - 1), side="right") - 1
         return found[0], found[1]
@@ -98,9 +99,14 @@ def pairs_of(first: Ints, last: Ints) -> tuple[Ints, Ints]:
 
 
 def when_rows_are_known(
-    machine: Machine, blocks: RowBlocks, rank: Ints, first_row: Ints, rows: Ints, begun: Ints,
+    machine: Machine,
+    blocks: OverlapBlocks,
+    rank: Ranks,
+    first_row: Ints,
+    rows: Counts,
+    begun: Tasks,
     known: Ints,
-) -> Ints:  # fmt: skip
+) -> Ints:
     """Marks at which a GPU knows of all rows of each tile: (tile,).
 
     Parameters

@@ -15,10 +15,10 @@ from replay.model.work.ragged import places
 from replay.model.work.transformer_layer import BF16
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Bytes, Counts, Ints
     from replay.model.compute.row_tiles import RowTiles
-    from replay.model.machine.machine import Ints
     from replay.model.work.transformer_layer import TensorLayer
-    from replay.schemes.tp.matrices import Tiled
+    from replay.schemes.tp.matrices import TiledProduct
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ class RowPieces:
 
     chunk: Ints
     first_row: Ints
-    rows: Ints
-    row_bytes: Ints
+    rows: Counts
+    row_bytes: Bytes
 
     def __len__(self) -> int:
         return len(self.chunk)
 
     @property
-    def nbytes(self) -> Ints:
+    def nbytes(self) -> Bytes:
         """(piece,): payload."""
         return self.rows * self.row_bytes
 
@@ -60,7 +60,7 @@ def whole_rows(layer: TensorLayer, most_bytes: int) -> RowPieces:
     return RowPieces(chunk, chunk * layer.owned + start, rows, width)
 
 
-def pieces_between(pieces: RowPieces, first_row: Ints, rows: Ints) -> tuple[Ints, Ints]:
+def pieces_between(pieces: RowPieces, first_row: Ints, rows: Counts) -> tuple[Ints, Ints]:
     """Find the pieces of whole rows that runs of rows lie in: (entry,) runs and pieces.
 
     Parameters
@@ -90,7 +90,7 @@ class Sums(NamedTuple):
     made: Ints
 
 
-def sums_of(tiled: Tiled, layer: TensorLayer) -> Sums:
+def sums_of(tiled: TiledProduct, layer: TensorLayer) -> Sums:
     """Cut the result of a product into pieces, by its column tiles and the chunks."""
     tiles, tasks, n = tiled.tiles, tiled.tasks, layer.num_ranks
     num_tiles = len(tiles) // n  # every GPU multiplies as many rows
@@ -109,9 +109,7 @@ def sums_of(tiled: Tiled, layer: TensorLayer) -> Sums:
     stop = np.minimum((first + rows)[part], (chunk + 1) * layer.owned)
     part, column = np.repeat(part, num_columns), np.tile(np.arange(num_columns), len(part))
     each = np.repeat(np.arange(len(chunk)), num_columns)
-    pieces = RowPieces(
-        chunk[each], start[each], (stop - start)[each], width[part, column] * BF16
-    )  # fmt: skip
+    pieces = RowPieces(chunk[each], start[each], (stop - start)[each], width[part, column] * BF16)
     return Sums(pieces, task[:, part, column])
 
 

@@ -14,9 +14,10 @@ from replay.schemes.tp.overlap.pieces import chunks_of, pieces_between
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from replay.model.arrays import Ints, Pools, Tasks
     from replay.model.compute.row_tiles import RowTiles
     from replay.model.machine.kinds import Kind
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.work.transformer_layer import Product, TensorLayer
     from replay.schemes.tp.overlap.pieces import RowPieces
 
@@ -36,9 +37,7 @@ class InOrder(NamedTuple):
     run: Ints
 
 
-def in_order(
-    machine: Machine, layer: TensorLayer, product: Product, kind: Kind, place: Callable[..., Ints]
-) -> InOrder:
+def in_order(machine: Machine, layer: TensorLayer, product: Product, kind: Kind, place: Callable[..., Ints]) -> InOrder:
     """Sort row tiles, and cut them into runs that begin together.
 
     Weights are read once for all tiles that a kernel goes through together, which therefore begin
@@ -65,8 +64,8 @@ def product(
     machine: Machine,
     what: Product,
     kind: Kind,
-    pool: Ints,
-    begun: Ints,
+    pool: Pools,
+    begun: Tasks,
     *,
     ordered: InOrder,
     pieces: RowPieces,

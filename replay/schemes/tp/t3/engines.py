@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Bytes, Counts, Ints, Ranks, Tasks
     from replay.model.machine.kinds import PhaseKinds
-    from replay.model.machine.machine import Ints, Machine
+    from replay.model.machine.machine import Machine
     from replay.model.machine.times import Time
     from replay.schemes.tp.t3.options import T3Options
 
@@ -31,32 +32,35 @@ class Engines:
         if options.engine_start:
             self._start += machine.costs.copy_engine_start()
 
-    def started(self, kinds: PhaseKinds, rank: Ints, ready: Ints) -> Ints:
+    def started(self, kinds: PhaseKinds, rank: Ranks, ready: Tasks) -> Ints:
         """Let commands of GPUs `rank` (command,) go when their pieces are `ready`: (command,)."""
         return self.machine.delay(kinds.sync, self._start, ready, rank)
 
-    def read(self, kinds: PhaseKinds, rank: Ints, nbytes: Ints, ready: Ints) -> Ints:
+    def read(self, kinds: PhaseKinds, rank: Ranks, nbytes: Bytes, ready: Tasks) -> Tasks:
         """Start commands, and read their pieces from memory: (command,) tasks."""
         started = self.started(kinds, rank, ready)
         return self.machine.stream(kinds.memory, nbytes, rank, started)
 
-    def copy(
-        self, kinds: PhaseKinds, src: Ints, dst: Ints, rows: Ints, row_bytes: Ints, ready: Ints
-    ) -> Ints:
+    def copy(self, kinds: PhaseKinds, src: Ranks, dst: Ranks, rows: Counts, row_bytes: Bytes, ready: Tasks) -> Tasks:
         """Copy pieces (command,) to the memory of another GPU: (command,) tasks, written there."""
         machine, nbytes = self.machine, rows * row_bytes
         sent = machine.transfers.store(
-            kinds, src, dst, row_bytes, self.read(kinds, src, nbytes, ready),
-            rows=rows, engine="copy_engine",
-        )  # fmt: skip
+            kinds,
+            src,
+            dst,
+            row_bytes,
+            self.read(kinds, src, nbytes, ready),
+            rows=rows,
+            engine="copy_engine",
+        )
         return machine.stream(kinds.memory, nbytes, dst, sent.arrived)
 
-    def wait(self, rank: Ints, one: Ints, other: Ints) -> Ints:
+    def wait(self, rank: Ranks, one: Ints, other: Ints) -> Ints:
         """Wait for two things: (piece,) marks on GPUs `rank` (piece,)."""
         both = self.machine.mark(rank, one)
         self.machine.order(other, both)
         return both
 
-    def tell(self, kinds: PhaseKinds, rank: Ints, ready: Ints) -> Ints:
+    def tell(self, kinds: PhaseKinds, rank: Ranks, ready: Tasks) -> Tasks:
         """Let those who wait on GPUs `rank` (piece,) know of complete pieces: (piece,) tasks."""
         return self.machine.delay(kinds.sync, self.trigger, ready, rank)

@@ -22,8 +22,7 @@ class T3Options(Options):
     )
     engine_start: bool = option(
         True,
-        "Whether every command of an engine pays what starting a copy costs today "
-        "(overheads.copy_engine_start_us).",
+        "Whether every command of an engine pays what starting a copy costs today (overheads.copy_engine_start_us).",
         "T3's simulator does not model the engines; commands are fetched beforehand, so that the "
         "start of one does not hold up the next",
     )
@@ -36,8 +35,7 @@ class T3Options(Options):
     )
     piece_bytes: int = option(
         65536,
-        "Most bytes of whole rows that one command copies, at least one row. Sums are copied tile "
-        "by tile.",
+        "Most bytes of whole rows that one command copies, at least one row. Sums are copied tile by tile.",
         "assumed: as a tile of 128 x 256 sums",
     )
     resident_blocks: int = resident_blocks()

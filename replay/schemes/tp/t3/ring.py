@@ -13,7 +13,7 @@ import numpy as np
 from replay.schemes.tp.base import GATHER, REDUCE
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints
+    from replay.model.arrays import Ints, Pools, Ranks, Tasks
     from replay.schemes.tp.overlap.pieces import RowPieces
     from replay.schemes.tp.t3.engines import Engines
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 BEFORE_TILES = -1  # the block that has made a sum goes on with it, before another has its SM
 
 
-def turn(rank: Ints, chunk: Ints, num_ranks: int) -> Ints:
+def turn(rank: Ranks, chunk: Ints, num_ranks: int) -> Ints:
     """In which turn a GPU makes a chunk, 0 first: that of its own sums is the last."""
     return (rank - 1 - chunk) % num_ranks
 
 
 def reduce(
-    engines: Engines, pieces: RowPieces, made: Ints, *, pool: Ints | None, near_memory: bool
+    engines: Engines, pieces: RowPieces, made: Ints, *, pool: Pools | None, near_memory: bool
 ) -> tuple[Ints, Ints]:
     """Add sums up along the ring.
 
@@ -55,13 +55,22 @@ def reduce(
         dst = (src + 1) % n
         if hop == 0 and pool is not None:
             issued = machine.serve(
-                pool[src], machine.costs.sm_store(pieces.nbytes),
-                kind=REDUCE.send, rank=src, after=there, priority=BEFORE_TILES,
-            )  # fmt: skip
+                pool[src],
+                machine.costs.sm_store(pieces.nbytes),
+                kind=REDUCE.send,
+                rank=src,
+                after=there,
+                priority=BEFORE_TILES,
+            )
             sent = machine.transfers.store(
-                REDUCE, src, dst, row_bytes, issued,
-                rows=rows, on=pool[src],
-            )  # fmt: skip
+                REDUCE,
+                src,
+                dst,
+                row_bytes,
+                issued,
+                rows=rows,
+                on=pool[src],
+            )
             written = machine.stream(REDUCE.memory, pieces.nbytes, dst, sent.arrived)
         else:
             written = engines.copy(REDUCE, src, dst, rows, row_bytes, there)
@@ -74,7 +83,7 @@ def reduce(
     return np.array(added), np.array(ranks)
 
 
-def gather(engines: Engines, pieces: RowPieces, after: Ints) -> Ints:
+def gather(engines: Engines, pieces: RowPieces, after: Tasks) -> Tasks:
     """Hand rows round the ring: (rank, piece) tasks, the piece is in the GPU's memory.
 
     Parameters
@@ -88,8 +97,6 @@ def gather(engines: Engines, pieces: RowPieces, after: Ints) -> Ints:
     there[src, each] = after[src]
     for _ in range(n - 1):
         dst = (src + 1) % n
-        there[dst, each] = engines.copy(
-            GATHER, src, dst, pieces.rows, pieces.row_bytes, there[src, each]
-        )
+        there[dst, each] = engines.copy(GATHER, src, dst, pieces.rows, pieces.row_bytes, there[src, each])
         src = dst
     return there

@@ -35,14 +35,14 @@ from replay.schemes.tp.t3.options import RingOptions, T3Options
 from replay.schemes.tp.traffic import TensorTraffic
 
 if TYPE_CHECKING:
+    from replay.model.arrays import Ints, Tasks
     from replay.model.compute.row_tiles import RowTiles
     from replay.model.machine.host import Bools
-    from replay.model.machine.machine import Ints
     from replay.model.work.transformer_layer import Product
-    from replay.schemes.tp.kernels import Kernels
+    from replay.schemes.tp.kernels import TensorKernels
 
 
-class Turns(NamedTuple):
+class RowTileTurns(NamedTuple):
     """Order in which row tiles of a product are made.
 
     Attributes
@@ -60,7 +60,7 @@ class Turns(NamedTuple):
     kept: Bools | None = None
 
 
-class Tracked(TensorScheme):
+class TrackerScheme(TensorScheme):
     """Base of both ways of T3."""
 
     options: T3Options
@@ -68,14 +68,14 @@ class Tracked(TensorScheme):
     # ---- rows ------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _gathered(self, engines: Engines, pieces: RowPieces, after: Ints) -> Ints:
+    def _gathered(self, engines: Engines, pieces: RowPieces, after: Tasks) -> Tasks:
         """Bring pieces of rows to all GPUs: (rank, piece) tasks."""
 
     @abstractmethod
-    def _place(self, kernels: Kernels) -> Any:
+    def _place(self, kernels: TensorKernels) -> Any:
         """Order in which a GPU multiplies rows that come; see `waiting.in_order`."""
 
-    def gather(self, kernels: Kernels, after: Ints) -> Ints:
+    def gather(self, kernels: TensorKernels, after: Tasks) -> Ints:
         """All rows, by engines."""
         machine, layer = kernels.machine, kernels.layer
         pieces = whole_rows(layer, self.options.piece_bytes)
@@ -83,7 +83,7 @@ class Tracked(TensorScheme):
         ranks = np.repeat(machine.ranks, len(pieces))
         return machine.gather(there.ravel(), ranks, after)
 
-    def gather_and_multiply(self, kernels: Kernels, product: Product, after: Ints) -> Ints:
+    def gather_and_multiply(self, kernels: TensorKernels, product: Product, after: Tasks) -> Ints:
         """Multiply rows as engines bring them."""
         if not self.options.overlap_gather:
             return super().gather_and_multiply(kernels, product, after)
@@ -91,18 +91,22 @@ class Tracked(TensorScheme):
         engines = Engines(machine, self.options)
         pieces = whole_rows(layer, self.options.piece_bytes)
         return waiting.product(
-            machine, product, Kind.GEMM1, kernels.pool,
+            machine,
+            product,
+            Kind.GEMM1,
+            kernels.pool,
             machine.kernel(after, KIND_NAMES[Kind.GEMM1]),
             ordered=waiting.in_order(machine, layer, product, Kind.GEMM1, self._place(kernels)),
-            pieces=pieces, there=self._gathered(engines, pieces, after),
+            pieces=pieces,
+            there=self._gathered(engines, pieces, after),
             tell=lambda rank, ready: engines.tell(GATHER, rank, ready),
             resident_blocks=self.options.resident_blocks,
-        )  # fmt: skip
+        )
 
     # ---- sums ------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _summed(self, kernels: Kernels, sums: Sums, after: Ints, *, tracked: bool) -> Ints:
+    def _summed(self, kernels: TensorKernels, sums: Sums, after: Tasks, *, tracked: bool) -> Tasks:
         """Add pieces up: (rank,) tasks.
 
         Parameters
@@ -114,17 +118,17 @@ class Tracked(TensorScheme):
         """
 
     @abstractmethod
-    def _turns(self, kernels: Kernels, product: Product) -> Turns:
+    def _turns(self, kernels: TensorKernels, product: Product) -> RowTileTurns:
         """Order of the row tiles of a product whose sums are added up, and where they go."""
 
-    def reduce(self, kernels: Kernels, after: Ints) -> Ints:
+    def reduce(self, kernels: TensorKernels, after: Tasks) -> Ints:
         """All sums, by engines, when all are made."""
         layer = kernels.layer
         pieces = whole_rows(layer, self.options.piece_bytes)
         made = np.repeat(after[:, None], len(pieces), axis=1)
         return self._summed(kernels, Sums(pieces, made), after, tracked=False)
 
-    def leave(self, kernels: Kernels, step: Any, after: Ints) -> Ints:
+    def leave(self, kernels: TensorKernels, step: Any, after: Tasks) -> Ints:
         """Send sums on as tiles make them. Routed rows wait for all of them."""
         assert isinstance(step, Leave)
         machine, layer = kernels.machine, kernels.layer
@@ -134,9 +138,15 @@ class Tracked(TensorScheme):
         turns = self._turns(kernels, step.product)
         rank = turns.cuts[0].rank
         tiled = matrices.tiles_of(
-            machine, step.product, Kind.GEMM2, kernels.pool, begun[rank],
-            cuts=turns.cuts, priority=turns.priority, kept=turns.kept,
-        )  # fmt: skip
+            machine,
+            step.product,
+            Kind.GEMM2,
+            kernels.pool,
+            begun[rank],
+            cuts=turns.cuts,
+            priority=turns.priority,
+            kept=turns.kept,
+        )
         done = machine.gather(tiled.tasks.done, rank, begun)
         summed = self._summed(kernels, sums_of(tiled, layer), done, tracked=True)
         if not layer.is_backward:
@@ -146,7 +156,7 @@ class Tracked(TensorScheme):
         return machine.gather(kernels.gradient(step.product, both), machine.ranks, summed)
 
 
-class T3(Tracked):
+class T3(TrackerScheme):
     """T3 as published: rings, and sums made in memory."""
 
     name = "t3"
@@ -162,30 +172,33 @@ class T3(Tracked):
     proposes = frozenset({"store-tracking", "triggered-copies", "near-memory-reduction"})
     options: RingOptions = RingOptions()
 
-    def _gathered(self, engines: Engines, pieces: RowPieces, after: Ints) -> Ints:
+    def _gathered(self, engines: Engines, pieces: RowPieces, after: Tasks) -> Ints:
         return ring.gather(engines, pieces, after)
 
-    def _place(self, kernels: Kernels) -> Any:
+    def _place(self, kernels: TensorKernels) -> Any:
         n = kernels.layer.num_ranks
         return lambda rank, chunk, first_row: (rank - chunk) % n  # as they come
 
-    def _turns(self, kernels: Kernels, product: Product) -> Turns:
+    def _turns(self, kernels: TensorKernels, product: Product) -> RowTileTurns:
         machine = kernels.machine
         tiles, first_row = matrices.cut(machine, product, Kind.GEMM2, machine.sms.compute)
         chunks = chunks_of(tiles, first_row, kernels.layer)
         one, other = (ring.turn(tiles.rank, chunk, kernels.layer.num_ranks) for chunk in chunks)
-        return Turns((tiles, first_row), np.minimum(one, other), np.maximum(one, other) > 0)
+        return RowTileTurns((tiles, first_row), np.minimum(one, other), np.maximum(one, other) > 0)
 
-    def _summed(self, kernels: Kernels, sums: Sums, after: Ints, *, tracked: bool) -> Ints:
+    def _summed(self, kernels: TensorKernels, sums: Sums, after: Tasks, *, tracked: bool) -> Ints:
         machine, options = kernels.machine, self.options
         added, ranks = ring.reduce(
-            Engines(machine, options), sums.pieces, sums.made,
-            pool=kernels.pool if tracked else None, near_memory=options.near_memory,
-        )  # fmt: skip
+            Engines(machine, options),
+            sums.pieces,
+            sums.made,
+            pool=kernels.pool if tracked else None,
+            near_memory=options.near_memory,
+        )
         return machine.gather(added.ravel(), ranks.ravel(), after)
 
 
-class T3Switch(Tracked):
+class T3Switch(TrackerScheme):
     """T3 whose engines let the switch add and copy."""
 
     name = "t3-nvls"
@@ -201,21 +214,21 @@ class T3Switch(Tracked):
     proposes = frozenset({"store-tracking", "triggered-copies", "multimem-engines"})
     options: T3Options = T3Options()
 
-    def _gathered(self, engines: Engines, pieces: RowPieces, after: Ints) -> Ints:
+    def _gathered(self, engines: Engines, pieces: RowPieces, after: Tasks) -> Ints:
         return switch.gather(engines, pieces, after)
 
-    def _place(self, kernels: Kernels) -> Any:
+    def _place(self, kernels: TensorKernels) -> Any:
         owned = kernels.layer.owned
         # All chunks come at the same time.
         return lambda rank, chunk, first_row: first_row % owned
 
-    def _turns(self, kernels: Kernels, product: Product) -> Turns:
+    def _turns(self, kernels: TensorKernels, product: Product) -> RowTileTurns:
         # The ports and adders of all owners have something to do at any time.
         place = self._place(kernels)
         ordered = waiting.in_order(kernels.machine, kernels.layer, product, Kind.GEMM2, place)
-        return Turns(ordered.cuts)
+        return RowTileTurns(ordered.cuts)
 
-    def _summed(self, kernels: Kernels, sums: Sums, after: Ints, *, tracked: bool) -> Ints:
+    def _summed(self, kernels: TensorKernels, sums: Sums, after: Tasks, *, tracked: bool) -> Ints:
         machine = kernels.machine
         there, read, member = switch.reduce(Engines(machine, self.options), sums.pieces, sums.made)
         ranks = np.concatenate((sums.pieces.chunk, member))

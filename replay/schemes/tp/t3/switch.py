@@ -20,7 +20,7 @@ from replay.model.machine.transfers import REQUESTS_FIRST
 from replay.schemes.tp.base import GATHER, REDUCE
 
 if TYPE_CHECKING:
-    from replay.model.machine.machine import Ints
+    from replay.model.arrays import Ints, Tasks
     from replay.schemes.tp.overlap.pieces import RowPieces
     from replay.schemes.tp.t3.engines import Engines
 
@@ -43,22 +43,24 @@ def reduce(engines: Engines, pieces: RowPieces, made: Ints) -> tuple[Ints, Ints,
     ready = machine.mark(owner, made[owner, each])
     far = member != owner[part]
     told = machine.sync.notify(
-        member[far], owner[part[far]], FLAG_BYTES, made[member[far], part[far]],
-        kinds=flags_of(REDUCE.sync), waiting=engines.trigger,
+        member[far],
+        owner[part[far]],
+        FLAG_BYTES,
+        made[member[far], part[far]],
+        kinds=flags_of(REDUCE.sync),
+        waiting=engines.trigger,
         priority=REQUESTS_FIRST,
-    )  # fmt: skip
+    )
     machine.order(told, ready[part[far]])
     started = engines.started(REDUCE, owner, ready)
     sums = machine.caches.new_keys(len(pieces))
     machine.notes.access("sums", sums + part, made[member, part])
     read = machine.stream(REDUCE.memory, pieces.nbytes[part], member, started[part])
-    total = multimem.reduce(
-        machine, REDUCE, owner, pieces.row_bytes, started, rows=pieces.rows, requests_first=True
-    )
+    total = multimem.reduce(machine, REDUCE, owner, pieces.row_bytes, started, rows=pieces.rows, requests_first=True)
     return machine.stream(REDUCE.memory, pieces.nbytes, owner, total), read, member
 
 
-def gather(engines: Engines, pieces: RowPieces, after: Ints) -> Ints:
+def gather(engines: Engines, pieces: RowPieces, after: Tasks) -> Tasks:
     """Copy rows to all GPUs: (rank, piece) tasks, the piece is in the GPU's memory.
 
     Parameters

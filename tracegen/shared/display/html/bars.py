@@ -37,16 +37,12 @@ def draw(chart: Bars, colours: Colours, wide: float) -> Drawing:
     ]
     written = form(chart)
     sums = chart.totals()
-    ends = [
-        (math.fsum(min(v, 0) for v in row), math.fsum(max(v, 0) for v in row)) for row in values
-    ]
+    ends = [(math.fsum(min(v, 0) for v in row), math.fsum(max(v, 0) for v in row)) for row in values]
     marks = chart.marks or [None] * count
     frame = rows(chart.labels, wide, top=HEAD, bar=BAR, gap=SPACE)
     values_of = [end for pair in ends for end in pair] + [one for one in marks if one is not None]
     longest = math.inf if chart.longest is None else chart.longest
-    across = frame.across(
-        [min(one, longest) for one in values_of], [format(one, written) for one in sums], chart.unit
-    )
+    across = frame.across([min(one, longest) for one in values_of], [format(one, written) for one in sums], chart.unit)
     edge = math.inf if chart.longest is None else across.end
     is_broken = chart.broken()
     drawn = [upright_grid(across, chart.unit, HEAD, frame.height)]

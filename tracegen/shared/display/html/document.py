@@ -33,8 +33,7 @@ def document(page: Page) -> str:
     style = _file("style.css") + _file("page.css") + _colours(identity)
     script = _file("script.js")
     policy = (
-        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; "
-        "base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; form-action 'none'"
     )
     head = [
         '<meta charset="utf-8">',
@@ -196,9 +195,4 @@ def _item(item: Item, colours: Colours, identity: str) -> str:
 
 def _words(page: Page) -> dict[str, str]:
     """Meanings of the headings' words, each once."""
-    return {
-        column.name: column.says
-        for shown in page.tables()
-        for column in shown.columns
-        if column.says
-    }
+    return {column.name: column.says for shown in page.tables() for column in shown.columns if column.says}

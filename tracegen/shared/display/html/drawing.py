@@ -161,9 +161,7 @@ class Rows:
             transform=f"translate(0 {number(down)})",
         )
 
-    def across(
-        self, values: Sequence[float], texts: Sequence[str], unit: str, *, from_zero: bool = True
-    ) -> Scale:
+    def across(self, values: Sequence[float], texts: Sequence[str], unit: str, *, from_zero: bool = True) -> Scale:
         """Scale of what the rows show, with room for a text behind each and for the unit."""
         room = max(max(map(width, texts), default=0) + 10, width(unit) + 24)
         end = self.width - room
@@ -185,9 +183,7 @@ def upright_grid(scale: Scale, unit: str, top: float, bottom: float) -> str:
     labels = scale.labels()
     for place, (value, label) in enumerate(zip(scale.ticks, labels, strict=True)):
         x = scale(value)
-        drawn.append(
-            shape("path", d=f"M{number(x)},{number(top - 5)}V{number(bottom)}", class_=_grid(value))
-        )
+        drawn.append(shape("path", d=f"M{number(x)},{number(top - 5)}V{number(bottom)}", class_=_grid(value)))
         is_last = place == len(labels) - 1
         half = width(label) / 2
         drawn.append(words(label, max(x, half), top - 9, "tick m"))

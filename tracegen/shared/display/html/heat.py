@@ -95,9 +95,7 @@ def draw(chart: Heat, colours: Colours, wide: float) -> Drawing:
         drawn.append(
             frame.row(
                 place,
-                tag(
-                    "g", *cells, transform=f"translate(0 {half})", stroke_width=CELL, class_="heat"
-                ),
+                tag("g", *cells, transform=f"translate(0 {half})", stroke_width=CELL, class_="heat"),
                 tag("g", *inside, transform="translate(0 14.5)", class_="cells") if inside else "",
             )
         )
@@ -187,9 +185,7 @@ def key(chart: Heat) -> str:
     for place in range(steps):
         value = low + (high - low) * (place + 0.5) / steps
         kind, share = shade(chart, value, most)
-        drawn.append(
-            shape("rect", x=place * 6, y=0, width=6, height=12, fill_opacity=share, class_=kind)
-        )
+        drawn.append(shape("rect", x=place * 6, y=0, width=6, height=12, fill_opacity=share, class_=kind))
     band = tag("svg", *drawn, width=6 * steps, height=12, aria_hidden="true", class_="band")
     ends = [format(low, chart.form), f"{format(high, chart.form)} {chart.unit}"]
     return tag("li", tag("span", text(ends[0])), band, tag("span", text(ends[1])), class_="scale")
@@ -198,9 +194,7 @@ def key(chart: Heat) -> str:
 def numbers(chart: Heat) -> Table:
     """The chart as a table."""
     columns = [Column("name"), *(Column(one, "", chart.form) for one in chart.columns)]
-    lines: list[list[Cell]] = [
-        [label, *row] for label, row in zip(chart.rows, chart.values, strict=True)
-    ]
+    lines: list[list[Cell]] = [[label, *row] for label, row in zip(chart.rows, chart.values, strict=True)]
     return Table(chart.name, f"{chart.title}, {chart.unit}", columns, lines)
 
 

@@ -46,12 +46,7 @@ def free(boxes: Iterable[Box], within: Box, taken: Sequence[Box]) -> Box | None:
         What they may not meet.
     """
     for box in boxes:
-        inside = (
-            box[0] >= within[0]
-            and box[1] >= within[1]
-            and box[2] <= within[2]
-            and box[3] <= within[3]
-        )
+        inside = box[0] >= within[0] and box[1] >= within[1] and box[2] <= within[2] and box[3] <= within[3]
         if inside and not any(_meet(box, other) for other in taken):
             return box
     return None

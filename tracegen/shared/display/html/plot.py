@@ -221,9 +221,7 @@ def _coordinates(chart: Plot, forms: tuple[str, str], x: float, y: float) -> lis
 
 def _named(chart: Plot) -> list[Line]:
     """Lines that have their names at their ends."""
-    lines = [
-        line for line in chart.lines if line.form in ("line", "steps") and len(line.x) and line.y
-    ]
+    lines = [line for line in chart.lines if line.form in ("line", "steps") and len(line.x) and line.y]
     return lines if 2 <= len(lines) <= MOST_NAMED else []
 
 
@@ -334,9 +332,7 @@ def _spread(places: Sequence[float], ground: _Ground) -> list[float]:
     """Of many positions, those nearest to equal distances in the drawing."""
     at = [ground.across(x) for x in places]
     step = (at[-1] - at[0]) / (MOST_SLICES - 1)
-    chosen = {
-        min(bisect.bisect_left(at, at[0] + one * step), len(at) - 1) for one in range(MOST_SLICES)
-    }
+    chosen = {min(bisect.bisect_left(at, at[0] + one * step), len(at) - 1) for one in range(MOST_SLICES)}
     return [places[place] for place in sorted(chosen)]
 
 

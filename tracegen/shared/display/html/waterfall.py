@@ -39,10 +39,7 @@ def draw(chart: Waterfall, colours: Colours, wide: float) -> Drawing:
     drawn = [upright_grid(across, chart.unit, HEAD, frame.height)]
     for place, (span, length) in enumerate(zip(spans, texts, strict=True)):
         x, end = sorted((across(span.start), across(span.end)))
-        said = (
-            f"{span.kind}: {length} {chart.unit}\n"
-            f"from {format(span.start, written)} to {format(span.end, written)}"
-        )
+        said = f"{span.kind}: {length} {chart.unit}\nfrom {format(span.start, written)} to {format(span.end, written)}"
         inside = [
             shape(
                 "rect",
@@ -56,9 +53,7 @@ def draw(chart: Waterfall, colours: Colours, wide: float) -> Drawing:
         ]
         if place + 1 < len(spans) and _meets(span, spans[place + 1]):
             down = number(frame.pitch)
-            inside.append(
-                shape("path", d=f"M{number(across(span.end))},{number(BAR)}V{down}", class_="lead")
-            )
+            inside.append(shape("path", d=f"M{number(across(span.end))},{number(BAR)}V{down}", class_="lead"))
         drawn.append(frame.row(place, *inside))
     return Drawing(wide, frame.height, "".join(drawn))
 
@@ -78,9 +73,7 @@ def numbers(chart: Waterfall) -> Table:
         Column("to", chart.unit, written),
         Column("length", chart.unit, written),
     ]
-    lines: list[list[Cell]] = [
-        [s.label, s.kind, s.start, s.end, s.end - s.start] for s in chart.spans
-    ]
+    lines: list[list[Cell]] = [[s.label, s.kind, s.start, s.end, s.end - s.start] for s in chart.spans]
     return Table(chart.name, chart.title, columns, lines)
 
 

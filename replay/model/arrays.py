@@ -1,0 +1,25 @@
+"""Arrays by what they hold: whole numbers of 64 bits, with the axes that each docstring names."""
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+"""Whole numbers of any other kind: indices, keys, places."""
+
+Tasks = npt.NDArray[np.int64]
+"""Tasks of a graph, by their numbers."""
+
+Ranks = npt.NDArray[np.int64]
+"""Ranks, which are GPUs."""
+
+Pools = npt.NDArray[np.int64]
+"""Pools of servers, such as the SMs that a kernel has on each GPU."""
+
+Counts = npt.NDArray[np.int64]
+"""Numbers of rows, tokens or the like."""
+
+Bytes = npt.NDArray[np.int64]
+"""Numbers of bytes."""
+
+Picoseconds = npt.NDArray[np.int64]
+"""Times and spans."""

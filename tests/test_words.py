@@ -1,0 +1,81 @@
+"""Words of the project: names that occur once, and first lines of docstrings that name or order."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("tracegen", "hwmodel", "replay")
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+OPENINGS = {"What", "Which", "How", "Whether", "Who", "When", "Where", "Why", "That", "Those", "Until"}
+"""Words with which a summary would neither name nor order."""
+
+NOUNS = {"Drawing", "Finding", "Need", "Packing", "Placement", "Routing", "Serving", "Tuning"}
+"""Nouns of the field that end as participles do."""
+
+
+def modules() -> Iterator[tuple[Path, ast.Module]]:
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            yield path.relative_to(ROOT), ast.parse(path.read_text("utf-8"))
+
+
+def tracked(*patterns: str) -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *patterns],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )  # the work tree's, generated pages left out
+    return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def public_classes() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for path, tree in modules():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found[node.name].append(str(path))
+    return found
+
+
+def test_public_class_names_occur_once() -> None:
+    assert not {name: where for name, where in public_classes().items() if len(where) > 1}
+
+
+def test_no_class_is_a_bare_participle() -> None:
+    one_word = {name for name in public_classes() if re.fullmatch(r"[A-Z][a-z]+", name)}
+    assert not {name for name in one_word if re.search(r"(ed|ing)$", name)} - NOUNS
+
+
+def test_summaries_name_or_order() -> None:
+    wrong = []
+    for path, tree in modules():
+        for node in ast.walk(tree):
+            if isinstance(node, Documented) and (text := ast.get_docstring(node)):
+                first = text.split()[0].strip(".,:;")
+                if first in OPENINGS:
+                    wrong.append(f"{path}: {text.splitlines()[0]}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_owners_are_named() -> None:
+    """`its own` and `a GPU's own` say whose a thing is."""
+    wrong = [
+        str(path.relative_to(ROOT))
+        for path in tracked("*.py", "*.md", "*.toml")
+        if path != Path(__file__).resolve() and re.search(r"\bthe own\b", path.read_text("utf-8"), re.IGNORECASE)
+    ]
+    assert not wrong
+
+
+def test_nothing_is_formatted_by_hand() -> None:
+    marks = [str(path) for path, _ in modules() if re.search(r"# fmt: *(skip|off)", (ROOT / path).read_text("utf-8"))]
+    assert not marks
