@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ def detached(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     return tuple(one.detach().requires_grad_(one.requires_grad) for one in tensors)
 
 
-class Whole(torch.autograd.Function):
+class Whole(torch.autograd.Function):  # type: ignore[misc]  # torch is not read for types
     """A checkpoint that keeps what goes in, and runs again in its backward pass."""
 
     @staticmethod
@@ -70,7 +71,7 @@ class Whole(torch.autograd.Function):
         return (None, *(one.grad for one in given))
 
 
-class OfOne(torch.autograd.Function):
+class OfOne(torch.autograd.Function):  # type: ignore[misc]  # torch is not read for types
     """A checkpoint whose result is made again by a hook of a later gradient."""
 
     @staticmethod
@@ -90,7 +91,8 @@ class OfOne(torch.autograd.Function):
 
 class Again:
     def __init__(self, run: Callable[..., torch.Tensor], *given: torch.Tensor) -> None:
-        self.run, self.states, self.ctx = run, states(), None
+        self.run, self.states = run, states()
+        self.ctx: Any = None
         self.out = OfOne.apply(self, *given)
 
     def drop(self, later: torch.Tensor) -> None:
@@ -109,7 +111,7 @@ class Again:
         self.ctx.outs = (out,)
 
 
-class Products(torch.autograd.Function):
+class Products(torch.autograd.Function):  # type: ignore[misc]  # torch is not read for types
     """Products with weights whose gradients they have added up: what is left is no gradient."""
 
     @staticmethod
@@ -159,7 +161,7 @@ def weights_of(count: int, kind: str) -> list[torch.nn.Parameter]:
     return made
 
 
-class Nothing(torch.nn.Module):
+class Nothing(torch.nn.Module):  # type: ignore[misc]  # torch is not read for types
     def __init__(self, weights: int) -> None:
         super().__init__()
         for number, weight in enumerate(weights_of(weights, "trained")):
@@ -211,12 +213,12 @@ def main() -> None:
     torch.set_num_threads(1)
     silu, x = torch.nn.functional.silu, torch.zeros(8)
     trained = torch.zeros(8, requires_grad=True)
-    single = {"add_": lambda: x.add_(1.0), "silu": lambda: silu(trained)}
+    single: dict[str, Callable[[], Any]] = {"add_": lambda: x.add_(1.0), "silu": lambda: silu(trained)}
     for name, count, has_hook in (("bare", 0, 0), ("hook", 0, 1), ("one", 1, 1), ("17", 17, 1)):
         module = Nothing(count)
         if has_hook:
             module.register_forward_pre_hook(before)
-        single[name] = lambda module=module: module(x)
+        single[name] = partial(module.__call__, x)
     passes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "plain": lambda given: silu(given) * 1.0,
         "whole": lambda given: Whole.apply(silu, given) * 1.0,
@@ -236,8 +238,8 @@ def main() -> None:
     for _ in range(TURNS):
         turn = {name: (each_us(call), 0.0) for name, call in single.items()}
         turn |= {name: both_us(run) for name, run in passes.items()}
-        for name, found in turn.items():
-            least[name] = [min(pair) for pair in zip(found, least.get(name, found), strict=True)]
+        for name, pair in turn.items():
+            least[name] = [min(both) for both in zip(pair, least.get(name, pair), strict=True)]
 
     def weight_us(kind: str) -> float:
         return (least[f"{kind} {MANY}"][1] - least[f"{kind} {FEW}"][1]) / (MANY - FEW)

@@ -109,7 +109,6 @@ def prepare(layers: Layers, scheme: Scheme) -> Replay:
         If what is asked for does not fit together.
     """
     settings, trace, system = layers.settings, layers.trace, layers.system
-    settings.check_interleaved()
     first = layers.first
     kind, strategy = settings.interleave, ONE_BATCH
     if kind != "off":

@@ -139,7 +139,7 @@ FORM = RecordLayout("Form", table=8, room=8, price=8)
 ROOM_FLAGS, DROPS = 1, 1
 PRICE = RecordLayout("Price", cost=8, port_duration=8, lag=8)
 COST = RecordLayout("Cost", miss_latency=8, miss_duration=8, evict_duration=8)
-#: What a touch found, as in ``timeline.Touched``.
+#: What a touch found, as in ``timeline.TouchOutcome``.
 HIT, NEW, MISSED, AND_EVICTED = 0, 1, 2, 4
 
 # --- Laying out -----------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ class Layer(TraceExperiment[RunSpec, "TracedSetup", Result, Comparison]):
         return estimate_of(setup, is_observed=is_observed)
 
     def replay(self, setup: TracedSetup, watch: ReplayWatcher) -> Result:
-        """An observer is called with each `Replayed`."""
+        """An observer is called with each `ReplayedSchedule`."""
         from replay.experiments.layer.replay import carry_out
 
         return carry_out(setup, watch)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def carry_out(setup: TracedSetup, watch: ReplayWatcher) -> Result:
-    """Replay what was set up; an observer is called with each `Replayed`."""
+    """Replay what was set up; an observer is called with each `ReplayedSchedule`."""
     spec, settings = setup.setup.spec, setup.setup.chain_settings
     ready, trials = setup.prepared().tuned(spec.tune)  # on the first layer, whichever are replayed
     ready, sample = ready.sampled(spec.sample_layers)

@@ -399,6 +399,7 @@ def check_all(setup: LayerSetup, trace: RoutingTrace, first: Batch | None = None
         If system, scheme and trace do not fit together.
     """
     settings, system, scheme = setup.chain_settings, setup.system, setup.scheme
+    settings.check_interleaved()
     types, is_chain = settings.number_types(trace), settings.makes_chain(settings.num_layers(trace))
     if first is None:
         first = settings.batch(trace, system, settings.step)

@@ -331,7 +331,7 @@ class MergeUnits:
         self._acknowledge("out", kinds.ack_up, home, wire, acks, written)
         return MergedSums(pushed, written)
 
-    def _acknowledge(self, way: Way, kind: Kind, rank: Ranks, wire: Ints, acks: Tasks, after: Tasks) -> None:
+    def _acknowledge(self, way: Way, kind: Kind, rank: Ranks, wire: Ints, acks: Ints, after: Tasks) -> None:
         """Send acknowledgements of messages (message,) over the ports of `rank`, in batches."""
         batch = self._transfers.ack_batches(rank, wire, acks)
         rank, after = rank[batch.last], after[batch.last]

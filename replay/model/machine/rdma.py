@@ -89,7 +89,7 @@ class Rdma:
         priority: int = 0,
         writes: Writes = ONE_WRITE,
     ) -> tuple[Ints, Ints]:
-        """Send messages over the hops of a path: (message,) tasks, as `Stored` has them.
+        """Send messages over the hops of a path: (message,) tasks, as `StoreTasks` has them.
 
         Parameters
         ----------

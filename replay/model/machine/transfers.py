@@ -303,7 +303,7 @@ class Transfers:
             priority=priority,
         )
 
-    def ack_batches(self, flow: Ints, wire: Ints, acks: Tasks) -> AckBatches:
+    def ack_batches(self, flow: Ints, wire: Ints, acks: Ints) -> AckBatches:
         """Gather the acknowledgements of each flow until so many bytes have been acknowledged.
 
         Parameters

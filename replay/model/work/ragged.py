@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from replay.model.arrays import Counts, Ints, Tasks
+from replay.model.arrays import Counts, Ints
 from tracegen.trace.arrays import place_in_group as places
 
 __all__ = ["Ints", "RunPieces", "cut_runs", "firsts", "pieces_from", "places", "places_in_runs"]
@@ -15,7 +15,7 @@ __all__ = ["Ints", "RunPieces", "cut_runs", "firsts", "pieces_from", "places", "
 
 def firsts(counts: Counts) -> Ints:
     """First entry of each group, where groups of `counts` (group,) follow one another: (group,)."""
-    begin: Tasks = np.cumsum(counts) - counts
+    begin: Ints = np.cumsum(counts) - counts
     return begin
 
 

@@ -46,7 +46,7 @@ class Pull(Messages):
         complete
             (unit,): the rows to be added are there.
         passed_on
-            See `Pushed`: what the GPUs have to end, too.
+            See `PushTasks`: what the GPUs have to end, too.
         """
         work, machine, units = self._work, self._machine, self._units
         sizes, packets = self._segments(work.combine_row_bytes)
