@@ -163,7 +163,7 @@ AnyCall = TypeVar("AnyCall", bound=ExperimentCommand)
 
 
 def _parted(call: AnyCall, out: Path | None, jobs: int | None = None) -> tuple[bool, AnyCall]:
-    """Steps that are replayed one by one, and the call of the experiment that does it.
+    """Tell whether steps are replayed one by one, and give the call of the experiment that does it.
 
     Raises
     ------

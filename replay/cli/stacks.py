@@ -53,7 +53,7 @@ def stacks(
         show(Table("stacks", "Software stacks", columns, rows), "")
         print(
             "--stack bare is none of them: what the model and the scheme need, launched bare; "
-            "deepgemm is no more, with the kernels of DeepGEMM's own comparison around DeepEP's."
+            "deepgemm is not one either: the kernels of DeepGEMM's own comparison around DeepEP's."
         )
         print("moereplay stacks STACK counts what one launches, with options; --kernels lists it.")
         return

@@ -8,7 +8,9 @@ import typer
 
 
 def words(
-    word: Annotated[list[str] | None, typer.Argument(help="Headings to explain; all without any.")] = None,
+    word: Annotated[
+        list[str] | None, typer.Argument(help="Headings to explain, each of several words in quotes; all without any.")
+    ] = None,
 ) -> None:
     """Explain the words over the columns of tables, a line each."""
     from replay.errors import unknown

@@ -69,7 +69,7 @@ def makespan_ps(graph: TaskGraph) -> int:
     --------
     >>> from replay.engine import GraphBuilder
     >>> builder = GraphBuilder(["send"])
-    >>> ids = builder.add(2, resource=builder.resource("uplink"), duration_ps=10, latency_ps=3)
+    >>> ids = builder.add(2, resource=builder.resource("uplink", "links"), duration_ps=10, latency_ps=3)
     >>> makespan_ps(builder.build())
     23
     """

@@ -150,7 +150,8 @@ def schemes_text(count: int) -> str:
 
 def meanings(word: str) -> dict[str, str]:
     """Lines on a word, by the word and what it is of where it has several meanings."""
-    return {name: line for name, line in WORDS.items() if name == word or name.startswith(f"{word} ")}
+    wanted = word.lower()
+    return {name: line for name, line in WORDS.items() if f"{name} ".lower().startswith(f"{wanted} ")}
 
 
 def explained(tables: Iterable[Table]) -> list[str]:

@@ -88,7 +88,7 @@ class _Stream(io.TextIOBase):
 
     @property
     def failure(self) -> OSError | None:
-        """Message of the last attempt to write, here or on the way around; None if all is well."""
+        """Error of the last attempt to write, here or on the way around; None if all is well."""
         return self._own_failure or (self.behind.failure if self.behind else None)
 
     def isatty(self) -> bool:

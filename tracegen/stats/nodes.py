@@ -127,7 +127,7 @@ def _gpus_of_experts(trace: RoutingTrace, num_gpus: int, placement: str | Array)
 def _counts(ids: Array, gpu_of: Array, own: Array | None, num_gpus: int, gpus_per_node: int) -> Array:
     """Counts of each token of a layer in the order of `LABELS`, shape (token, label).
 
-    Where its own node is not known, nodes that are visited count as other nodes.
+    Where a token's own node is not known, nodes that are visited count as other nodes.
     """
     num_nodes = num_gpus // gpus_per_node
     # Empty slots and zero experts lie on a GPU of a node of their own, behind the others.

@@ -265,14 +265,27 @@ class SchemeExperiment(
             else:
                 left_out[one.scheme] = outcome.reason
         if not results:
-            first = next(iter(left_out))
-            message = f"no scheme can run this; {first}: {left_out[first]}"
-            raise UserError(message)
+            raise UserError(f"no scheme can run this; {_reasons(left_out)}")
         made: AnyCompared = self.comparison(
             baseline=baseline or self.baseline(results), results=results, left_out=left_out
         )
         return made
 
+
+def _reasons(left_out: Mapping[str, str]) -> str:
+    """Reasons of schemes that cannot run, those of fewest schemes first, each with one of its schemes."""
+    names: dict[str, list[str]] = {}
+    for name, reason in left_out.items():
+        names.setdefault(reason.removeprefix(f"scheme {name!r}").lstrip(": "), []).append(name)
+    told = []
+    for reason, of in sorted(names.items(), key=lambda each: len(each[1]))[:MOST_REASONS]:
+        others = f" and {len(of) - 1} more" if of[1:] else ""
+        told.append(f"{of[0]}{others}: {reason}")
+    return "; ".join(told)
+
+
+MOST_REASONS = 3
+"""Reasons that are told where no scheme can run."""
 
 HOW = ("jobs", "progress", "observe", "max_memory", "report")
 """Parameters of a comparison that do not decide what is asked."""

@@ -327,9 +327,9 @@ def check_needs(scheme: Scheme, system: System) -> None:
     """
     missing = scheme.lacks(system)
     if missing:
-        why = f" needs {', '.join(sorted(missing))}, which system {system.name!r} lacks"
-        message = f"scheme {scheme.name!r}{why}; it supports: {', '.join(supported(system))}"
-        raise RefusedError(message, why)
+        why = f"needs {', '.join(sorted(missing))}, which system {system.name!r} lacks"
+        message = f"scheme {scheme.name!r} {why}; it supports: {', '.join(supported(system))}"
+        raise RefusedError(message, f"scheme {scheme.name!r}: it {why}")
 
 
 def check_rows(scheme: Scheme, combine_rows: str) -> None:

@@ -112,7 +112,8 @@ class RunSpec(Spec):
     gemm_type: ValueType | None = Field(
         None,
         description="Number type of the experts' GEMMs, where precision has another: also mxfp4 "
-        "or nvfp4, FP4 values with a scale for 32 or 16.",
+        "or nvfp4, FP4 values with a scale for 32 or 16, of schemes whose dispatch_rows have that type "
+        "(trtllm-alltoall).",
     )
     weight_type: ValueType | None = Field(
         None,

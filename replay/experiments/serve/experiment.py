@@ -40,7 +40,7 @@ class Serving(SchemeExperiment[AnyServed, AnySetup, AnyTimed, AnyCompared]):
     code = CODE
 
     def options_in(self, spec: AnyServed) -> Mapping[str, Mapping[str, Any]]:
-        """Options of prompts' scheme, whether it is named or implied."""
+        """Options by scheme; those of prompts are their scheme's, whether it is named or implied."""
         return options_by_scheme(spec, *_names_of(spec))
 
     def usual_schemes(self, shared: AnyServed, given: Mapping[str, Any]) -> Sequence[str]:

@@ -211,7 +211,7 @@ class _Composition:
         ).reshape(which.size, ranks)
 
     def _add_waits(self, port: Ints) -> None:
-        """Add the waits of a stride beside the one before it: for a stride of its stage, or a message."""
+        """Add what strides wait for beside the one before: another stride of the same stage, or a message."""
         here = [(one.earlier, one.later) for one in self.laid.waits if not one.crosses]
         if here:
             earlier, later = np.array(here).T

@@ -109,7 +109,7 @@ class Notes:
     held_up: list[tuple[Ints, Ints, Ints]] = field(default_factory=list)
     kernels: list[KernelLaunches] = field(default_factory=list)
     accesses: dict[str, list[tuple[Ints, Ints]]] = field(default_factory=dict)
-    tokens: Counts | None = None
+    tokens: Ints | None = None
     layer: int = 0
     _followed: dict[Way, list[tuple[int, Ints, Ints]]] = field(default_factory=lambda: {"sent": [], "combined": []})
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from replay.model.arrays import Counts, Ints
+from replay.model.arrays import Ints
 from replay.model.work.placement import Placement
 from replay.model.work.precision import Precision
 from replay.model.work.step_plan import StepPlan
@@ -137,7 +137,7 @@ class LayerWork:
         """Experts of the layer, each once, however many ranks share it."""
         return self.num_experts // self.num_slices
 
-    def of_tokens(self, tokens: Counts) -> LayerWork:
+    def of_tokens(self, tokens: Ints) -> LayerWork:
         """The same layer for some of its tokens (token,), in order."""
         return self.with_tokens(self.expert_ids[tokens], self.source_rank[tokens])
 

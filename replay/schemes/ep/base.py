@@ -179,7 +179,7 @@ class Scheme(AnyScheme):
         return as_it_is(work)
 
     def carries_on(self, work: LayerWork, system: System) -> CarriedLayer:
-        """Result of `carries`, for a scheme to which the rates of a system matter."""
+        """Layer that is carried out, as `carries` gives it, for a scheme to which the rates of a system matter."""
         return self.carries(work)
 
     def communication_sms(self, system: System) -> int | None:

@@ -44,7 +44,7 @@ from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind
 from replay.model.machine.times import MemoryTraffic
 from replay.schemes.ep import memory
-from replay.schemes.ep.facts import Buffer
+from replay.schemes.ep.facts import LIBRARY_WEIGHTS, Buffer
 from replay.schemes.ep.hybrid_ep import kernels
 from replay.schemes.ep.hybrid_ep.kernels import PROB_BYTES, RowSizes
 from replay.schemes.ep.hybrid_ep.preprocessing import all_experts
@@ -120,6 +120,7 @@ class NcclEpHt(StagedScheme):
     traffic = "copy"
     network = "node"
     full_nodes = "rows go to the GPU of the same index in others"
+    weight_types = LIBRARY_WEIGHTS
     dispatch_types = combine_types = frozenset({"bf16"})
     most_ranks = 64
     even_experts = True

@@ -5,7 +5,7 @@ straight into the memory of the GPU that owns its rows, waits for the acknowledg
 there, and goes on with its next tile meanwhile. Tiles of other GPUs' rows come first, in order of
 the distance to their owner. Who multiplies a tile of own rows polls the flags of the others' parts
 of it, adds them to its own and writes the sum; for an all-reduce it stores the sum to all other
-GPUs besides, and flags it. No partial sum passes its own GPU's memory.
+GPUs besides, and flags it. No partial sum passes the memory of the GPU that makes it.
 
 In the switch (``fuselib-nvls``) tiles stay where they were made, in memory that the GPUs have
 mapped together. Today's switches add up for loads only (there is no reduction into the memory of

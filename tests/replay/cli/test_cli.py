@@ -412,7 +412,7 @@ def test_what_mechanisms_did_is_told_in_full(trace_file: Path, tmp_path: Path) -
 def test_a_named_scheme_that_cannot_run_leaves_the_others_and_a_code(trace_file) -> None:
     result = invoke("compare", trace_file, "--layer", 0, "--scheme", "ideal", "--scheme", "cann-ep")
     assert result.exit_code == 3
-    assert "ideal" in result.output and "Left out: scheme 'cann-ep' needs cann" in result.output
+    assert "ideal" in result.output and "Left out: scheme 'cann-ep': it needs cann" in result.output
 
 
 def test_words_are_explained_on_demand(capsys) -> None:

@@ -220,7 +220,7 @@ def test_only_times_are_read_off(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(results, "Measured", fail)
+    monkeypatch.setattr(results, "PiecewiseMeasures", fail)
     replay.run(trace(), scheme="deepep-ll", steps="0:2")
     with pytest.raises(AssertionError):
         replay.run(trace(), scheme="deepep-ll")

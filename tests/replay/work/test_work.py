@@ -64,11 +64,11 @@ def test_rows_of_deepseek_v3() -> None:
 
 
 def test_the_short_form_sets_three_types_and_each_can_differ() -> None:
-    assert vars(Precision("fp8")) == {"gemm": "fp8", "dispatch": "fp8", "combine": "bf16"}
-    assert vars(Precision("bf16")) == dict.fromkeys(("gemm", "dispatch", "combine"), "bf16")
-    assert vars(Precision("fp32")) == dict.fromkeys(("gemm", "dispatch", "combine"), "fp32")
+    assert vars(Precision("fp8")) == {"gemm": "fp8", "weights": "fp8", "dispatch": "fp8", "combine": "bf16"}
+    assert vars(Precision("bf16")) == dict.fromkeys(("gemm", "weights", "dispatch", "combine"), "bf16")
+    assert vars(Precision("fp32")) == dict.fromkeys(("gemm", "weights", "dispatch", "combine"), "fp32")
     mixed = Precision("fp8", gemm="bf16", combine="fp32")
-    assert vars(mixed) == {"gemm": "bf16", "dispatch": "fp8", "combine": "fp32"}
+    assert vars(mixed) == {"gemm": "bf16", "weights": "bf16", "dispatch": "fp8", "combine": "fp32"}
     assert mixed == Precision("bf16", dispatch="fp8", combine="fp32")
     assert mixed.name == "bf16 GEMMs, fp8 rows out, fp32 rows back"
     assert Precision("bf16", gemm="fp8", dispatch="fp8").name == "fp8"

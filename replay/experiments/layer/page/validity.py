@@ -138,5 +138,6 @@ def validity_line(results: Sequence[Result]) -> str:
     if measured:
         lines.append(f"Measured kernels stand behind {', '.join(measured)}.")
     if others:
-        lines.append(f"There are few measurements, or none, of how {', '.join(others)} communicate.")
+        verb = "communicate" if others[1:] else "communicates"
+        lines.append(f"There are few measurements, or none, of how {', '.join(others)} {verb}.")
     return " ".join(lines)

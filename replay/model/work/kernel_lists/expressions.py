@@ -60,13 +60,9 @@ class Expression:
     text: str
 
     @cached_property
-    def _tree(self) -> ast.expr:
-        return _parsed(self.text)
-
-    @cached_property
     def names(self) -> frozenset[str]:
         """Sizes and options that it speaks of."""
-        return frozenset(node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name))
+        return _names(self.text)
 
     def value(self, given: Mapping[str, Value]) -> Value:
         """Compute it from sizes and options by name.
@@ -78,30 +74,49 @@ class Expression:
         """
         if missing := self.names - given.keys():
             raise UserError(f"{self.text!r} needs {listed(sorted(missing))}, which nobody gives")
-        return self._value(self._tree, given)
+        return _computing(self.text)(given)
 
     def over(self, given: Mapping[str, Any], ranks: int) -> Ints:
         """Compute it for every GPU: (rank,), from values of which some are (rank,), too."""
         return np.broadcast_to(np.asarray(self.value(given), np.int64), ranks)
 
-    def _value(self, node: ast.expr, given: Mapping[str, Value]) -> Value:
-        match node:
-            case ast.Constant(value=int() | str() as value):
-                return value
-            case ast.Name(id=name):
-                return given[name]
-            case ast.BinOp(left=left, op=op, right=right) if type(op) in ARITHMETIC:
-                found: Value = ARITHMETIC[type(op)](self._value(left, given), self._value(right, given))
-                return found
-            case ast.UnaryOp(op=ast.Not(), operand=operand):
-                return not self._value(operand, given)
-            case ast.BoolOp(op=ast.And(), values=values):
-                return all(self._value(one, given) for one in values)
-            case ast.BoolOp(op=ast.Or(), values=values):
-                return any(self._value(one, given) for one in values)
-            case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in COMPARED:
-                return COMPARED[type(op)](self._value(left, given), self._value(right, given))
-        raise UserError(f"{self.text!r} is more than arithmetic and conditions")
+
+Computing = Callable[[Mapping[str, Value]], Value]
+
+
+@functools.cache
+def _computing(text: str) -> Computing:
+    """Make a function of an expression, which is looked through once."""
+    return _computing_node(_parsed(text), text)
+
+
+def _computing_node(node: ast.expr, text: str) -> Computing:
+    match node:
+        case ast.Constant(value=int() | str() as value):
+            return lambda _: value
+        case ast.Name(id=name):
+            return operator.itemgetter(name)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in ARITHMETIC:
+            return _of_two(ARITHMETIC[type(op)], _computing_node(left, text), _computing_node(right, text))
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            of = _computing_node(operand, text)
+            return lambda given: not of(given)
+        case ast.BoolOp(op=op, values=values):
+            parts = [_computing_node(one, text) for one in values]
+            together = all if isinstance(op, ast.And) else any
+            return lambda given: together(part(given) for part in parts)
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in COMPARED:
+            return _of_two(COMPARED[type(op)], _computing_node(left, text), _computing_node(right, text))
+    raise UserError(f"{text!r} is more than arithmetic and conditions")
+
+
+def _of_two(apply: Callable[[Any, Any], Any], left: Computing, right: Computing) -> Computing:
+    return lambda given: apply(left(given), right(given))
+
+
+@functools.cache
+def _names(text: str) -> frozenset[str]:
+    return frozenset(node.id for node in ast.walk(_parsed(text)) if isinstance(node, ast.Name))
 
 
 @functools.cache

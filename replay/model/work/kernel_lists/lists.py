@@ -491,7 +491,9 @@ class KernelList(StrictDocument):
         each = {**given, "tokens": tokens, "positions": positions}
 
         def over(text: int | str) -> Ints:
-            return Expression(str(text)).over(each, len(tokens))
+            if isinstance(text, int):
+                return np.full(len(tokens), text, np.int64)
+            return Expression(text).over(each, len(tokens))
 
         return tuple(
             RankedOperation(
@@ -535,7 +537,7 @@ def _computed(row: ListRow, part: ListPart, given: Mapping[str, Value]) -> Liste
     m, n, k = row.gemm or (0, 0, 0)
     heads, key, of_value = row.scores or (0, 0, 0)
     law = (row.law[0], number(row.law[1]), number(row.law[2])) if row.law else None
-    names = [Expression(str(one)).names for one in (m, n, k)]
+    names = [Expression(one).names if isinstance(one, str) else frozenset[str]() for one in (m, n, k)]
     stream = row.stream
     if not isinstance(stream, str):
         stream = stream.get(str(given["overlap"]), "compute")

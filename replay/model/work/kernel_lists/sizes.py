@@ -76,7 +76,7 @@ class KernelSizes:
 
     def by_name(self) -> dict[str, int]:
         """All sizes by their names."""
-        return dataclasses.asdict(self)
+        return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
 
 
 NAMES = tuple(field.name for field in dataclasses.fields(KernelSizes))

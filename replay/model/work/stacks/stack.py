@@ -120,6 +120,9 @@ class Stack:
             If there is no such stack or option, or nothing is known of the system's host.
         """
         name, _, settings = text.partition(":")
+        if name in HOSTLESS:
+            message = f"stack {name!r} has no hosts whose calls could be listed; lists have: {', '.join(STACKS)}"
+            raise UserError(message)
         if name not in STACKS:
             raise unknown("stack", name, [*STACKS, *HOSTLESS])
         of, preset = STACKS[name]

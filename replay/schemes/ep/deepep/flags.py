@@ -68,7 +68,7 @@ def store_rows(
     begun: Tasks,
     scattered: Scattered,
 ) -> KernelFlags:
-    """Store rows to whatever peer is next, or leave them in its own memory.
+    """Store rows to whatever peer is next, or leave them in the sender's own memory.
 
     Parameters
     ----------

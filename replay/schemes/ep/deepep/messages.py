@@ -9,7 +9,7 @@ import numpy as np
 from replay.model.work.ragged import places
 
 if TYPE_CHECKING:
-    from replay.model.arrays import Counts, Ints, Ranks
+    from replay.model.arrays import Ints, Ranks
     from replay.model.work.layer import LayerWork
 
 NODE_GPUS = 8  # GPUs of a node that DeepEP is compiled for (NUM_MAX_NVL_PEERS)
@@ -26,7 +26,7 @@ class TokenMessages:
         (rank x block,): tokens of each block.
     """
 
-    def __init__(self, work: LayerWork, tokens: Counts, ranks: Ranks, block_of_token: Ints) -> None:
+    def __init__(self, work: LayerWork, tokens: Ints, ranks: Ranks, block_of_token: Ints) -> None:
         n = work.num_ranks
         self.num_blocks = int(block_of_token.max(initial=0)) + 1
         key = (work.source_rank[tokens] * self.num_blocks + block_of_token[tokens]) * n + ranks

@@ -70,7 +70,7 @@ class Pushes(NamedTuple):
     ) -> tuple[Ints, Ints]:
         """Load rows into shared memory and store them: (group,) tasks of the SMs, and arrivals.
 
-        Rows for its own GPU are stored into its memory.
+        A GPU's rows for itself are stored into its memory.
 
         Parameters
         ----------

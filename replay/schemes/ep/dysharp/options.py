@@ -88,7 +88,7 @@ class SwitchOptions(RowOptions):
     )
     loopback: bool = option(
         False,
-        "Whether the copy and the rows of its own GPU pass through the switch too.",
+        "Whether a GPU's copy and rows for itself pass through the switch too.",
         "assumed; the paper does not state it",
     )
     port_rate: str = option(

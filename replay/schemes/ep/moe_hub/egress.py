@@ -120,7 +120,7 @@ class Egress:
         resident: Ints | None = None,
         making: Time = NO_TIME,
     ) -> RowsInFlight:
-        """Store rows to their destinations, or into its own memory.
+        """Store rows to their destinations, or into the sender's own memory.
 
         Parameters
         ----------
