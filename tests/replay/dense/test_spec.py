@@ -59,7 +59,7 @@ COMPARED: list[tuple[dict[str, Any], str]] = [
     ({"options": {"sp-ring": {"x": 1}}}, "scheme 'sp-ring' has no options; 'x' was given"),
     ({"schemes": ["sp-nvls"], "tp": 2}, "scheme 'sp-nvls' cannot run this: NCCL uses the switch"),
     ({"baseline": "sp-nvls", "tp": 2}, "scheme 'sp-nvls' cannot run this: NCCL uses the switch"),
-    ({"system": "atlas-800t-a2"}, "no scheme can run this; tp-nvls: it needs cuda and multicast"),
+    ({"system": "atlas-800t-a2"}, "no scheme can run this; tp-nvls and 5 more: it needs cuda and multicast"),
 ]
 
 
