@@ -9,6 +9,8 @@ packets (framing, credits, idle flits) and is not documented.
 The form reproduces eleven bandwidth measurements of an 8 x H800 machine within
 1.4 % (tests/hwmodel/test_link.py) and, with nothing changed but the number of
 links, those of 8 x H100.
+
+The module is long because a packet of every kind of access is counted both ways here and nowhere else.
 """
 
 from __future__ import annotations

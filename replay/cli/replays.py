@@ -252,8 +252,8 @@ def _assessed(compared: Any, trace: RoutingTrace, drawn: dict[str, Any]) -> Any:
 
 def num_layers(spec: RunSpec, trace: RoutingTrace) -> int:
     """Layers that one scheme replays, over all steps and passes."""
-    one_or_several = 1 if isinstance(spec.layer, int) else len(spec.layer)
-    layers = trace.num_layers if spec.layer == "all" else one_or_several
+    chosen = [spec.layer] if isinstance(spec.layer, int | str) else spec.layer
+    layers = trace.num_layers if spec.layer == "all" else len(chosen)
     number = layers * len(PASSES[spec.direction]) * spec.steps
     return number if spec.sample_layers is None else min(number, spec.sample_layers)
 

@@ -1,4 +1,8 @@
-"""A spec with what its references lead to: the trace, the system and the scheme."""
+"""A spec with what its references lead to: the trace, the system and the scheme.
+
+The module is long because every refusal before a replay stands here, one after the other, each with its
+sentence.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from loops import every
 import replay
 from replay.experiments.layer.bands import Band, Uncertainty
 from replay.experiments.layer.page.spent import MOST_LONGER, SMALL, gpu_bars, waterfall
+from replay.experiments.layer.page.validity import error_of, turning_line
 from replay.experiments.layer.result import Comparison, Result
 from replay.report.pages import page
 from tracegen.shared.display.content import Bars, Heat, Line, Page, Plot, Table, Waterfall
@@ -138,6 +140,17 @@ def test_no_bar_is_shorter_than_its_bound(compared: Comparison, shown: Page) -> 
         assert bound is not None and bound <= total * (1 + 1e-9)
         if label == "ideal":
             assert bound == pytest.approx(total)
+
+
+def test_the_nearest_rival_is_named_with_what_would_turn_the_order(compared: Comparison) -> None:
+    deepep, dysharp = compared["deepep"], compared["dysharp"]
+    line = turning_line(("dysharp*", dysharp), ("deepep", deepep))
+    away = deepep.totals.makespan_us / dysharp.totals.makespan_us - 1
+    reach = math.hypot(error_of(deepep), error_of(dysharp))
+    assert line.startswith(f"deepep is next, {away:.0%} slower")
+    assert ("may turn" in line) == (away < reach)
+    # Next to itself none leads by more than an error, and nothing hangs on assumptions.
+    assert turning_line(("deepep", deepep), ("again", deepep)).endswith("so the order may turn")
 
 
 def test_use_over_time_is_the_results(compared: Comparison, shown: Page) -> None:

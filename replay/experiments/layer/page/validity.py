@@ -119,6 +119,8 @@ def turning_line(first: tuple[str, Result], second: tuple[str, Result]) -> str:
     errors = [error_of(one) for _, one in (first, second)]
     reach = math.hypot(*errors)
     holds = "the order may turn" if away < reach else "the order holds against that"
+    if away >= reach and any(one.scheme.assumes for _, one in (first, second)):
+        holds += ", if what they assume is so (under Assumptions)"
     return (
         f"{second[0]} is next, {away:.0%} slower: the error of their communication moves the two "
         f"times by {errors[0]:.0%} and {errors[1]:.0%}, so {holds}"
