@@ -321,16 +321,7 @@ class PassesInTurn(Strategy):
         links, scheme = replay.links, replay.scheme
         assert isinstance(scheme, ListedExchanges)
         work = links[0].work()
-        machine = Machine(
-            replay.system,
-            builder,
-            work.num_ranks,
-            scheme.uplinks,
-            replay.launch,
-            replay.lead,
-            sample=work.sample,
-            calls=replay.calls,
-        )
+        machine = replay.machine(builder, work)
         start = machine.mark(machine.ranks)
         streams = StageStreams(machine, "hook")
         program = ListedProgram(machine, scheme, streams, start, replay.stack)

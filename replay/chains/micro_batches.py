@@ -116,17 +116,7 @@ class MicroBatchTurns(Strategy):
         links, system, able = replay.links, replay.system, staged(replay.scheme, self.kind)
         works = _LayerWorks(links)
         whole = works(0)
-        machine = Machine(
-            system,
-            builder,
-            whole.num_ranks,
-            able.uplinks,
-            replay.launch,
-            replay.lead,
-            set_aside(able, whole, system),
-            calls=replay.calls,
-            is_shared=True,
-        )
+        machine = replay.machine(builder, whole, set_aside=set_aside(able, whole, system), is_shared=True)
         begin = machine.mark(machine.ranks)
         streams = StageStreams(machine, able.releases)
         bounds, of_range = [builder.num_tasks], []

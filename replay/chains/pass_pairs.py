@@ -118,18 +118,7 @@ class PassPairs(Strategy):
         """Add layers to a graph, pair by pair; see `Strategy`."""
         links, system, able = replay.links, replay.system, staged(replay.scheme, self.kind)
         work = links[0].work()
-        machine = Machine(
-            system,
-            builder,
-            work.num_ranks,
-            able.uplinks,
-            replay.launch,
-            replay.lead,
-            set_aside(able, work, system),
-            work.sample,
-            replay.calls,
-            is_shared=True,
-        )
+        machine = replay.machine(builder, work, set_aside=set_aside(able, work, system), is_shared=True)
         start = machine.mark(machine.ranks)
         streams = StageStreams(machine, able.releases)
         passes = [self._program(machine, able, streams, start, replay.stack) for _ in range(2)]

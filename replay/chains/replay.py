@@ -129,16 +129,7 @@ class OneBatch(Strategy):
         """Add layers to a graph; see `Strategy`."""
         links, scheme = replay.links, replay.scheme
         work = links[0].work()
-        machine = Machine(
-            replay.system,
-            builder,
-            work.num_ranks,
-            scheme.uplinks,
-            replay.launch,
-            replay.lead,
-            sample=work.sample,
-            calls=replay.calls,
-        )
+        machine = replay.machine(builder, work)
         ends = machine.mark(machine.ranks)
         reached = {0: ends}
         for number, link in enumerate(links):
@@ -319,6 +310,23 @@ class Replay:
 
     def _builder(self) -> GraphBuilder:
         return GraphBuilder(KIND_NAMES, EXPERTS if self.communication_only else ())
+
+    def machine(
+        self, builder: GraphBuilder, work: LayerWork, *, set_aside: int = 0, is_shared: bool = False
+    ) -> Machine:
+        """Make the machine that layers are added to; parameters as of `Machine`."""
+        return Machine(
+            self.system,
+            builder,
+            work.num_ranks,
+            self.scheme.uplinks,
+            self.launch,
+            self.lead,
+            set_aside,
+            work.sample,
+            self.calls,
+            is_shared=is_shared,
+        )
 
     def build(self, progress: Callable[[], object] | None = None) -> ChainGraph:
         """Describe all layers as one graph; raises as `Strategy.layers` does.

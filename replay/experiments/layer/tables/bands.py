@@ -9,6 +9,7 @@ from rich.text import Text
 from replay.experiments.base.names import row_names
 from replay.experiments.layer.tables.times import count, fastest, unit_of
 from replay.report.tables import table, told
+from replay.report.words import explained
 from tracegen.shared.display.content import Axis, Column, Line, Plot
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def bands_table(compared: Comparison) -> list[RenderableType]:
     by_time = fastest(compared.results)
     names, unit = row_names(by_time), unit_of(by_time[0])
     made = drawn_table(found, names, unit, count(by_time[0]))
-    return [made, Text("\n".join(drawn_notes(found, names)))]
+    return [made, Text("\n".join([*explained([made]), *drawn_notes(found, names)]))]
 
 
 def bands_plot(compared: Comparison) -> Plot | None:
