@@ -34,6 +34,7 @@ MEASURED = MappingProxyType(
         "deepep": "DeepEP {phase}",
         "deepep-ll": "DeepEP low-latency {phase}",
         "hybrid-ep": "HybridEP {phase}",
+        "trtllm-alltoall": "TensorRT-LLM {phase}",
         "ccfuser": "CCFuser {phase}",
     }
 )

@@ -57,6 +57,7 @@ def _parts() -> dict[str, dict[str, Holds]]:
         found[f"DeepEP {phase} between nodes"] = {"deepep_internode": rows}
         found[f"DeepEP low-latency {phase} between nodes"] = {"deepep_low_latency_internode": rows}
         found[f"HybridEP {phase}"] = {"hybrid_ep": rows}
+        found[f"TensorRT-LLM {phase}"] = {"trtllm_alltoall": rows}
         found[f"CCFuser {phase}"] = {"ccfuser": has(kernel=kernel)}
     bf16 = _other("moe_dtype", "fp8_block")
     found["experts, FP8"] = {"moe_deepgemm": has()}
