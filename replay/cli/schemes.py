@@ -226,6 +226,9 @@ def _of_experts(scheme: Scheme) -> dict[str, Any]:
         "passes": sorted(scheme.passes),
         "most_ranks": scheme.most_ranks,
         "validity": scheme.validity,
+        "wins": scheme.wins,
+        "loses": scheme.loses,
+        "spares": dict(scheme.spares),
         "communication_sms": {SYSTEM: communicating_sms(scheme)},
         "kernels": None if forward is None else host_program.num_kernels(forward),
         "captured": host_program.can_be_captured(forward),
@@ -300,6 +303,7 @@ def _facts_of_experts(scheme: Scheme) -> dict[str, str]:
         "types": found.types,
         "gradients": found.gradients,
         "valid for": found.limits if found.limits != "-" else "any set-up",
+        **({"wins": scheme.wins, "loses": scheme.loses} if scheme.wins else {}),
     }
 
 

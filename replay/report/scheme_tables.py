@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from replay.chains import host_program
 from replay.model.work.precision import NUMBER_TYPES
+from replay.report.scheme_costs import COSTS, cost_rows, spared_list
 from replay.schemes.ep.staged import StagedScheme
 from replay.schemes.ep.traffic import NETWORK, TRAFFIC, way_back
 from replay.schemes.registry import COMPARED
@@ -103,18 +104,6 @@ def scheme_table() -> str:
     )
 
 
-def limits_table() -> str:
-    """Table of what each scheme's code has: number types, gradients, set-ups."""
-    return _markdown(
-        ("scheme", "number types", "gradients", "interleave", "written for, or measured on"),
-        [
-            (f"`{scheme.name}`", found.types, found.gradients, found.interleave, found.limits)
-            for scheme in COMPARED.values()
-            for found in [facts_of(scheme)]
-        ],
-    )
-
-
 def _schemes_of(kind: str, name: str) -> str:
     """Schemes of a class of traffic or network."""
     return ", ".join(f"`{key}`" for key, one in COMPARED.items() if getattr(one, kind) == name)
@@ -141,11 +130,17 @@ def network_table() -> str:
     return _markdown(head, rows)
 
 
+def cost_table() -> str:
+    """Matrix of schemes and costs: a mark where a layer of the scheme pays."""
+    return _markdown(("scheme", *(cost.name for cost in COSTS)), cost_rows())
+
+
 TABLES = {
     "schemes": scheme_table,
     "traffic": traffic_table,
     "network": network_table,
-    "limits": limits_table,
+    "costs": cost_table,
+    "spared": spared_list,
 }
 
 

@@ -42,9 +42,13 @@ def test_every_scheme_has_a_page_that_says_everything(name: str) -> None:
         assert f"[`{option.name}`]" in page
         assert option.help in shown
         assert option.source in shown
-    for heading in ("Graph", "Traffic", "Options", "How it is validated"):
+    for heading in ("Graph", "Traffic", "How it works", "Options", "Costs", "How it is validated"):
         assert f"\n## {heading}\n" in page
-    assert "\n## Costs\n" in page or scheme.platform == "cann"
+    for text in (scheme.wins, scheme.loses, *scheme.spares.values()):
+        assert text in shown
+    assert "\n## Kernels\n" in page or name == "ideal"
+    assert "\n## Golden numbers\n" in page or name in ("plain", "nccl-allgather")
+    assert ("| place of " in page) == (name in schemes._study()[1])
     assert f"]({name}.md)" in pages()["schemes/index.md"] or name == "plain"
 
 
@@ -59,7 +63,7 @@ def test_the_page_of_a_new_scheme_needs_nothing_but_the_scheme(
     page = schemes.page_of(New())
     assert page.startswith("# brand-new\n\nnothing that a document says.\n")
     assert "<svg" in page
-    assert "\n## Costs\n" not in page  # COSTS.md does not know it
+    assert "| host waits | no |" in page
 
 
 def test_measured_schemes_have_their_errors() -> None:

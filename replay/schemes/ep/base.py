@@ -81,6 +81,10 @@ class Scheme(AnyScheme):
         Whether the second GEMM writes to the memory of its own GPU.
     unpadded
         Options with which no tile is padded; the contract counts multiplied rows with them.
+    wins, loses
+        Layers where it is ahead of schemes near to it, and behind, each with the reason.
+    spares
+        Reasons why a layer of it has no work of a cost, by names of `replay.report.scheme_costs`.
     """
 
     kind = "ep"
@@ -103,6 +107,9 @@ class Scheme(AnyScheme):
     fuses_activation: bool = False
     keeps_results: bool = True
     unpadded: Mapping[str, Any] = MappingProxyType({})
+    wins: str = ""
+    loses: str = ""
+    spares: Mapping[str, str] = MappingProxyType({})
 
     @property
     def uplinks(self) -> Discipline:

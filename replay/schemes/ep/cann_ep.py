@@ -26,6 +26,7 @@ Source: sgl-project/sgl-kernel-npu at 3a9a611, ``csrc/deepep/ops/op_kernel`` wit
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -93,6 +94,17 @@ class CannEp(StagedScheme):
         "have one each (3 % fewer bytes); a core is given the next row when it is free, where "
         "each has its share from the start; a layer's casts and activations, which run on vector "
         "cores too, leave these to the kernels that move rows"
+    )
+    wins = "alone on its platform; BF16 rows are dispatched in less time than rows that are cast"
+    loses = "one-byte rows: a vector core loads, casts and stores one after the other"
+    spares = MappingProxyType(
+        {
+            "routing kernels": "each core counts its slot itself",
+            "host waits": "buffers have room for the worst case",
+            "tokens cast": "the dispatch casts a row on its way",
+            "permutes": "the dispatch copies rows out of slots in order of experts",
+            "kernels for sums": "vector cores of the owner add",
+        }
     )
     traffic = "pair"
     network = "direct"

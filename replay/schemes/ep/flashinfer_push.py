@@ -24,6 +24,7 @@ Source: flashinfer-ai/flashinfer at 50fe366, ``flashinfer/moe_ep``:
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -72,6 +73,17 @@ class FlashInferPush(Scheme):
     assumes = (
         "rows back are grouped in BF16 too, where that is an option; rows need not be of whole "
         "blocks of 128 values; acknowledgements of the last round have come; sums are BF16"
+    )
+    wins = "all-to-alls and `deepep`, by one row per GPU and no wait of the host"
+    loses = (
+        "one kernel that overlaps what its twenty do in turn, with copies for experts; many tokens against "
+        "`deepep-v2`, by an inbox that is cleared and added up whole"
+    )
+    spares = MappingProxyType(
+        {
+            "host waits": "buffers have room for the worst case",
+            "copies in memory": "rows are stored to where the expansion reads them",
+        }
     )
     traffic = "copy"
     phases_separated = False

@@ -12,6 +12,7 @@ What NCCL takes, rings or the switch, is its own choice.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,6 +58,14 @@ class NcclAllGather(DenseExchange):
     name = "nccl-allgather"
     summary = "NCCL's all-gather and reduce-scatter of all tokens, as vLLM has them"
     source = "Megatron-Core token_dispatcher_inference.py, NCCLAllGatherDispatcher; vLLM all2all.py"
+    wins = "few tokens, without counts or a wait of the host"
+    loses = "many tokens: everybody receives everything"
+    spares = MappingProxyType(
+        {
+            "counts": "each GPU has the ids of all tokens",
+            "host waits": "buffers have room for the worst case",
+        }
+    )
     traffic = "ring"
     weight_types = LIBRARY_WEIGHTS
     validity = "inference; gradients are assumed to take the same kernels"

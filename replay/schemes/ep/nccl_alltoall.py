@@ -79,6 +79,14 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
     summary = "NCCL all-to-all-v of (token, expert) rows, as Megatron-LM does it"
     source = "Megatron-LM token_dispatcher.py; NCCL enqueue.cc and sendrecv.h"
     assumes = "NCCL's own channels, chunks and protocols"
+    wins = (
+        "few tokens against `hybrid-ep`, which has the same GEMMs behind it; few experts a token, whose rows are "
+        "hardly more than one per GPU"
+    )
+    loses = (
+        "many tokens and skew, by a row for each expert and four kernels that copy them; few tokens against all that "
+        "need no wait of the host"
+    )
     traffic = "pair"
     weight_types = LIBRARY_WEIGHTS
     phases_separated = False

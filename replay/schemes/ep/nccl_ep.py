@@ -15,6 +15,7 @@ Later versions send a row once to each GPU and unpack it there.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from replay.schemes.ep import memory
@@ -38,6 +39,15 @@ class NcclEp(LowLatencyDeepEp):
     assumes = (
         "handles and buffers are made before; rows are padded to the next hidden size that kernels "
         "are compiled for, GEMMs are not; kernels around it are those around DeepEP's"
+    )
+    wins = "as `deepep-ll` in BF16, with nothing but NCCL"
+    loses = "as `deepep-ll` with many tokens; rows in FP8, which it lacks and which halve what `deepep-ll` sends"
+    spares = MappingProxyType(
+        {
+            "host waits": "buffers have room for the worst case",
+            "permutes": "rows have fixed slots",
+            "kernels for sums": "rows go back as they are, and SMs of the owner add",
+        }
     )
     dispatch_types = frozenset({"bf16"})
     most_ranks = 64

@@ -117,6 +117,8 @@ class NcclEpHt(StagedScheme):
         "an SM pushes rows as fast as those of other kernels; the caller permutes and adds up rows "
         "by kernels of its own; no published time of this mode is there to check it by"
     )
+    wins = "few tokens against `hybrid-ep`, by little, with nothing but NCCL"
+    loses = "many tokens and skew against `hybrid-ep`: what comes and what goes back is copied once more"
     traffic = "copy"
     network = "node"
     full_nodes = "rows go to the GPU of the same index in others"

@@ -84,6 +84,18 @@ class Nvls(DenseExchange):
     name = "nvls"
     summary = "multicast all-gather and in-switch reduce-scatter of all tokens"
     source = "Megatron-Core token_dispatcher_inference.py; arXiv 2605.05607 section II-C"
+    wins = (
+        "few tokens: three collectives in the switch, no counts, no wait of the host; traffic that does not depend on "
+        "the routing"
+    )
+    loses = "many tokens: everybody receives everything, and a buffer of all tokens is passed over twice"
+    spares = MappingProxyType(
+        {
+            "counts": "each GPU has the ids of all tokens",
+            "host waits": "buffers have room for the worst case",
+            "copies in memory": "rows are stored to where the permute reads them",
+        }
+    )
     needs = frozenset({"multicast", "reduction"})
     traffic = "dense"
     weight_types = LIBRARY_WEIGHTS

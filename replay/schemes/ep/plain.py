@@ -12,6 +12,7 @@ for no scheme by name, which are about published ones.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,6 +48,15 @@ class Plain(Scheme):
     name = "plain"
     summary = "direct stores of (token, expert) rows, no overlap; the one to copy"
     source = "definition"
+    spares = MappingProxyType(
+        {
+            "routing kernels": "rows go to their places by definition",
+            "counts": "rows go to their places by definition",
+            "host waits": "buffers have room for the worst case",
+            "permutes": "rows go to their places by definition",
+            "copies in memory": "rows are stored to where tiles read them",
+        }
+    )
     traffic = "pair"
     weight_types = LIBRARY_WEIGHTS
     platform = ""

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import posixpath
-import re
+import ast
+import inspect
+import json
+import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from made import ROOT, Made
 from made.drawing import svg
 from made.merged import Merged, merged
-from made.text import LINK, anchor_of, code, entry, escaped, fence, toctree
+from made.text import anchor_of, code, entry, escaped, fence, of_docstring, toctree
 
 if TYPE_CHECKING:
     from replay.schemes import Scheme
     from replay.schemes.tp.base import TensorScheme
 
-FOLDER = "replay/schemes"
 RANKS, TOKENS, EXPERTS, TOPK, HIDDEN = 4, 8, 8, 2, 512
+BUFFER_TOKENS = 128
 ABOUT_COSTS = "replay/schemes/COSTS.md"
 
 
@@ -35,8 +38,8 @@ def pages() -> Iterator[Made]:
     text = (
         "# Schemes\n\n`*` marks proposed hardware, here as in results. "
         "[`moereplay schemes`](../commands/schemes.md) prints what these pages say, also of a "
-        "scheme in a file of your own. [MECHANISMS.md](../replay/schemes/MECHANISMS.md) and "
-        "[COSTS.md](../replay/schemes/COSTS.md) compare them.\n\n"
+        "scheme in a file of your own. [MECHANISMS.md](../replay/schemes/MECHANISMS.md) has "
+        "what all share, [COSTS.md](../replay/schemes/COSTS.md) who pays for what.\n\n"
         f"{_list()}"
         "[Schemes of tensor parallelism](tensor.md)\n"
         ": of layers whose weights are sliced over GPUs\n\n"
@@ -62,11 +65,14 @@ def page_of(scheme: Scheme) -> str:
         f"````{{container}} facts\n{_facts(scheme)}````\n",
         "## Graph\n\n" + _graph(scheme),
         "## Traffic\n\n" + _traffic(scheme),
-        _prose(scheme),
+        "## How it works\n\n" + _head(scheme),
+        _wins(scheme),
         "## Options\n\n" + _options(scheme.options, scheme.name, scheme),
-        _costs(scheme),
+        "## Costs\n\n" + _costs(scheme),
         _software(scheme),
+        _buffers(scheme),
         "## How it is validated\n\n" + _validated(scheme),
+        _golden(scheme),
     ]
     return "\n".join(part for part in parts if part)
 
@@ -161,77 +167,88 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-# ---- what documents say --------------------------------------------------------------------------
+# ---- how it works, where it wins -----------------------------------------------------------------
+
+
+def _head(scheme: Scheme) -> str:
+    """Head of the scheme's module, and the files beside it by their first lines."""
+    module = sys.modules[type(scheme).__module__]
+    path = Path(inspect.getfile(module))
+    text = inspect.getdoc(module) or ""
+    parts = [f"````{{eval-rst}}\n{text}\n````\n"] if path.is_relative_to(ROOT) else []
+    beside = sorted(path.parent.glob("*.py")) if path.parent.name != "ep" else []
+    listed = [
+        f"[{code(one.name)}](../{one.relative_to(ROOT).as_posix()})\n: {of_docstring(first)}\n"
+        for one in beside
+        if one != path and (first := (ast.get_docstring(ast.parse(one.read_text("utf-8"))) or "").partition("\n")[0])
+        if one.name != "__init__.py"
+    ]
+    return "\n".join([*parts, *(["Its parts:\n", *listed] if listed else [])])
 
 
 @cache
-def _mechanisms() -> dict[str, str]:
-    """What MECHANISMS.md says, by the first file or folder that its text names."""
-    text = (ROOT / FOLDER / "MECHANISMS.md").read_text(encoding="utf-8")
-    own = text.partition("\n## Each scheme's own\n")[2].partition("\n## ")[0]
-    found = {}
-    for part in re.split(r"\n(?=\*\*[^*\n]+\*\* \(`)", own):
-        if match := re.match(r"\*\*[^*\n]+\*\* \(`([^`]+)`", part.strip()):
-            found[match[1]] = part.strip()
-    return found
+def _study() -> tuple[list[str], dict[str, list[str]]]:
+    """Settings of the study of all schemes, and the times of each scheme there."""
+    text = (ROOT / "replay/studies/schemes.md").read_text(encoding="utf-8")
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    return table[0][1:], {name: times for name, *times in table[2:]}
 
 
-def _prose(scheme: Scheme) -> str:
-    """The scheme's part of MECHANISMS.md: of its file, or else of its folder."""
-    module = type(scheme).__module__.removeprefix("replay.schemes.").replace(".", "/") + ".py"
-    mine = [name for name in _mechanisms() if module == name or module.startswith(name)]
-    if not mine:
-        return ""
-    return f"## How it works\n\n{_moved(_mechanisms()[max(mine, key=len)], FOLDER)}\n"
+def _wins(scheme: Scheme) -> str:
+    """Where it wins and loses, and the times of the study of all schemes."""
+    heads, times = _study()
+    said = [f"{name}: {escaped(text)}.\n" for name, text in (("Wins", scheme.wins), ("Loses", scheme.loses)) if text]
+    if scheme.name in times:
+        real = {name: [float(one.replace(",", "")) for one in row] for name, row in times.items() if name != "ideal"}
+        rows = [
+            (head, time, str(1 + sum(row[place] < float(time.replace(",", "")) for row in real.values())))
+            for place, (head, time) in enumerate(zip(heads, times[scheme.name], strict=True))
+        ]
+        columns = ("DeepSeek-V3's layer in BF16 on eight H100", "us", f"place of {len(real)}")
+        said.append(f"From [the study of all schemes](../replay/studies/schemes.md):\n\n{_table(columns, rows)}")
+    return "## Where it wins and loses\n\n" + "\n".join(said) if said else ""
 
 
-def _moved(text: str, folder: str) -> str:
-    """A document's text with links as they are from this folder of pages."""
-
-    def replaced(match: re.Match[str]) -> str:
-        target, anchor = match[1], match[2] or ""
-        if not target:
-            return anchor
-        return posixpath.relpath(posixpath.join(folder, target), "schemes") + anchor
-
-    return LINK.sub(replaced, text)
-
-
-@cache
-def _costs_by_scheme() -> dict[str, list[tuple[str, str, str, str]]]:
-    """(section, cost, way, what that is) of every cell of COSTS.md, by scheme."""
-    text = (ROOT / ABOUT_COSTS).read_text(encoding="utf-8")
-    parts = re.split(r"^## (.*)\n", text, flags=re.MULTILINE)
-    found: dict[str, list[tuple[str, str, str, str]]] = {}
-    for section, said in zip(parts[1::2], parts[2::2], strict=True):
-        table = [line for line in said.splitlines() if line.startswith("| ")]
-        if not table or not table[0].startswith("| scheme |"):
-            continue
-        head, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table)
-        for name, *cells in rows:
-            for cost, way in zip(head[1:], cells, strict=True):
-                listed = said.partition(f"\n**{cost}**\n")[2].partition("\n**")[0]
-                entries = dict(re.findall(r"^- \*(.+?)\*: (.+(?:\n  .+)*)", listed, re.MULTILINE))
-                why = " ".join(entries.get(way, "").split())
-                found.setdefault(name.strip("`"), []).append((section, cost, way, why))
-    return found
+# ---- costs, memory -------------------------------------------------------------------------------
 
 
 def _costs(scheme: Scheme) -> str:
-    costs = _costs_by_scheme().get(scheme.name, [])
-    if not costs:
-        return ""
-    lines = [
-        "## Costs\n",
-        f"From [COSTS.md](../{ABOUT_COSTS}), which has all schemes side by side.\n",
+    from replay.report.scheme_costs import costs_of
+
+    rows = [
+        (cost.name, "yes" if is_paid else "no", cost.about if is_paid or not why else why)
+        for cost, is_paid, why in costs_of(scheme)
     ]
-    last = ""
-    for section, cost, way, why in costs:
-        if section != last:
-            lines.append(f"### {section}\n")
-            last = section
-        lines.append(f"{cost}: *{way}*\n: {_moved(why, FOLDER)}\n")
-    return "\n".join(lines)
+    return (
+        f"Found in a small layer; [COSTS.md](../{ABOUT_COSTS}) has all schemes side by side.\n\n"
+        f"{_table(('cost', 'paid', 'what it is, or why not'), rows)}"
+    )
+
+
+def _buffers(scheme: Scheme) -> str:
+    """Device memory of a layer of DeepSeek-V3's size on eight GPUs."""
+    import numpy as np
+
+    from replay.chains.host_program import SYSTEMS, TYPES, preset
+    from replay.model.work.layer import ExpertShape
+    from replay.schemes.contract import layers
+
+    ids = layers.draw(8 * BUFFER_TOKENS, 256, 8, seed=1)
+    works = (layers.work(ids, 8, 256, shape=ExpertShape(7168, 2048), precision=types) for types in TYPES)
+    work = next((one for one in works if not scheme.refuses(one)), None)
+    if work is None:
+        return ""
+    rows = [
+        (one.name, f"{np.max(one.nbytes) / 2**20:,.1f}", "stays" if one.stays else "", one.source)
+        for one in scheme.buffers(work, preset(SYSTEMS[scheme.platform or "cuda"]))
+    ]
+    if not rows:
+        return ""
+    return (
+        "## Buffers\n\nOf a layer of DeepSeek-V3's size on 8 GPUs with "
+        f"{BUFFER_TOKENS} tokens each, on the GPU that has most, beside tokens, weights and what experts write; "
+        f"what stays is kept from layer to layer.\n\n{_table(('buffer', 'MiB', 'kept', 'size from'), rows)}"
+    )
 
 
 # ---- options, software ---------------------------------------------------------------------------
@@ -305,6 +322,29 @@ def _validated(scheme: Scheme) -> str:
     return (
         "Predictions by this scheme's own code, or of the library kernels that it calls, against "
         f"published measurements:\n\n{_table(head, rows)}\n{commands}\n{shared}"
+    )
+
+
+@cache
+def _frozen() -> dict[str, dict[str, str]]:
+    """Makespan of each frozen case under each scheme with its defaults, us."""
+    found: dict[str, dict[str, str]] = {}
+    for path in sorted((ROOT / "tests/golden").glob("*.json")):
+        runs = json.loads(path.read_text(encoding="utf-8"))
+        for name, values in runs.items() if isinstance(runs, dict) else ():
+            if isinstance(values, dict) and (time := values.get("totals/makespan_us")) is not None:
+                found.setdefault(name, {})[path.stem] = f"{time:,.3f}"
+    return found
+
+
+def _golden(scheme: Scheme) -> str:
+    rows = _frozen().get(scheme.name)
+    if not rows:
+        return ""
+    return (
+        "## Golden numbers\n\nMakespans of small cases that tests hold still to the picosecond "
+        "(`tests/golden`); they say that nothing moved, not that a value is right.\n\n"
+        f"{_table(('case', 'us'), rows.items())}"
     )
 
 

@@ -107,6 +107,14 @@ class CcFuser(Scheme):
     assumes = (
         "BF16 stands for FP16; the list of blocks costs the host nothing; experts with a gate take the same kernels"
     )
+    wins = (
+        "nowhere in the study; over slow links between pairs of GPUs, for which it was written, the distance is "
+        "smallest"
+    )
+    loses = (
+        "few rows, which leave most SMs idle: tiles of 64 rows, and a block multiplies all columns of its rows; many "
+        "rows, by operands that are loaded before they are multiplied"
+    )
     traffic = "pair"
     overlap = "inside each of two fused kernels"
     phases_separated = False

@@ -37,6 +37,16 @@ class Comet(FusedKernelPair):
         "rows are fetched by the GPU that reads them; counts are exchanged without a host; results "
         "come from memory when they are sent"
     )
+    wins = "few tokens and skew: rows come nearest first while tiles run, and no host waits"
+    loses = "many tokens against one persistent kernel: rows per expert, and SMs that only communicate"
+    spares = MappingProxyType(
+        {
+            "host waits": "counts are for the kernels alone",
+            "permutes": "the counts give each row its place",
+            "copies in memory": "rows are read from where they lie",
+            "kernels for sums": "rows go back as they are, and SMs of the owner add",
+        }
+    )
     traffic_of = MappingProxyType({"experts": "pair", "gpus": "copy"})
     fuses_activation = True
 

@@ -158,6 +158,19 @@ class ElasticDeepEp(StagedScheme):
         "an SM pushes rows as fast as those of other kernels; the release of the last barrier "
         "costs an acknowledgement; GEMMs run on all SMs, behind the epilogue"
     )
+    wins = (
+        "many tokens and skew among kernels that follow one another: no rings, no SMs that receive, no permute of the "
+        "caller"
+    )
+    loses = (
+        "few tokens, by barriers at both ends of either kernel and the wait for counts; with `do_expand` off most of "
+        "its gain is gone"
+    )
+    spares = MappingProxyType(
+        {
+            "copies in memory": "rows are stored to slots, which the epilogue reads",
+        }
+    )
     traffic = "copy"
     weight_types = LIBRARY_WEIGHTS
     dispatch_types = frozenset({"bf16", "fp8"})

@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -120,6 +121,22 @@ class LowLatencyDeepEp(StagedScheme):
     assumes = (
         "the buffers of earlier calls are there and clean; rows are padded to the next hidden size "
         "that kernels are compiled for, GEMMs are not"
+    )
+    wins = (
+        "few tokens: slots are fixed, nothing is counted, no host waits and a graph holds all; with `overlap_sms`, "
+        "most of the sending hides behind GEMM-2"
+    )
+    loses = (
+        "many tokens, by a row per expert and two kernels behind flags of everybody; with few `overlap_sms` and many "
+        "tokens, sends that end far behind GEMM-2"
+    )
+    spares = MappingProxyType(
+        {
+            "host waits": "buffers have room for the worst case",
+            "tokens cast": "the dispatch casts as it stages a token",
+            "permutes": "rows have fixed slots",
+            "kernels for sums": "rows go back as they are, and SMs of the owner add",
+        }
     )
     traffic = "pair"
     weight_types = LIBRARY_WEIGHTS

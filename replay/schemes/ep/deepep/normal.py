@@ -130,6 +130,10 @@ class DeepEp(ListedExchanges):
         "GEMMs run on all SMs, after the dispatch kernel; V1's kernels inside a domain know at "
         "most 8 GPUs, so that a larger domain is an extrapolation, which the result counts"
     )
+    wins = "many tokens and skew against all-to-alls, by one row per GPU and rings that bound what one GPU is sent"
+    loses = (
+        "few tokens: layout, two notify kernels with fences, a host that polls; on B200 its warps do not fill the links"
+    )
     traffic = "copy"
     weight_types = LIBRARY_WEIGHTS
     network = "node"

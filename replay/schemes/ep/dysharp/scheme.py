@@ -23,6 +23,7 @@ back (`units.py`).
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -78,7 +79,7 @@ class DySharp(Scheme):
 
     Parameters
     ----------
-    name, options, summary, assumes
+    name, options, summary, assumes, wins, loses
         See `Scheme`. With `SwitchOptions` the switch copies and adds; with other options rows are
         stored to, and loaded from, each GPU.
     fusion
@@ -90,9 +91,30 @@ class DySharp(Scheme):
     network = "node"
     full_nodes = "rows go to the GPU of the same index in others"
     validity = "simulated: 32 GPUs like those of a GH200 NVL32"
+    spares = MappingProxyType(
+        {
+            "routing kernels": "hardware gives slots on arrival",
+            "counts": "hardware gives slots on arrival",
+            "host waits": "no count is needed, and the kernels schedule themselves",
+            "permutes": "hardware gives slots on arrival",
+            "copies in memory": "rows are stored to where tiles read them",
+            "kernels for sums": "the hub gives the sum of its experts' rows, and SMs of the owner add",
+        }
+    )
 
-    def __init__(self, name: str, options: RowOptions, *, summary: str, assumes: str, fusion: str = "layer") -> None:
+    def __init__(
+        self,
+        name: str,
+        options: RowOptions,
+        *,
+        summary: str,
+        assumes: str,
+        wins: str,
+        loses: str,
+        fusion: str = "layer",
+    ) -> None:
         self.name, self.summary, self.assumes = name, summary, assumes
+        self.wins, self.loses = wins, loses
         self.overlap = OVERLAPS[fusion]
         self.fusion = fusion
         self.two_kernels = fusion == "kernels"
@@ -359,12 +381,24 @@ DYSHARP = DySharp(
         "and gives one answer; own copies stay local; a partial tile starts when all rows of its "
         "expert are there; in other domains the GPU of the owner's index pushes and pulls"
     ),
+    wins=(
+        "few tokens, hardly behind the experts alone; small experts with many tokens; skew, by less time than fusion "
+        "alone"
+    ),
+    loses=(
+        "large experts, where SMs that move rows are lacking to both GEMMs; tiles in order of arrival, which read "
+        "weights again"
+    ),
 )
 DYSHARP_FUSION_ONLY = DySharp(
     "dysharp-fusion-only",
     FusedOptions(),
     summary="DySHARP's fused layer without in-switch computing",
     assumes=("proposed GPU hardware (slots on arrival, readiness counters); 12 SMs dispatch and 8 combine"),
+    wins="many tokens, with tiles in units of 8",
+    loses=(
+        "few tokens, by SMs that only move rows; skew, which fills the hottest GPU's ports without sums in the switch"
+    ),
 )
 DYSHARP_COMET = DySharp(
     "dysharp-comet",
@@ -375,6 +409,8 @@ DYSHARP_COMET = DySharp(
         "proposed switch and GPU hardware; dispatch overlaps GEMM-1, GEMM-2 overlaps combine, with "
         "a kernel boundary between"
     ),
+    wins="many tokens and skew, with tiles in units of 8: its kernels compute on all SMs but those that move rows",
+    loses="few tokens, by a second kernel; layers whose wires bind both ways at once",
 )
 DYSHARP_BASIC = DySharp(
     "dysharp-basic",
@@ -382,4 +418,6 @@ DYSHARP_BASIC = DySharp(
     fusion="none",
     summary="DySHARP's in-switch computing without overlap",
     assumes=("proposed switch and GPU hardware; a barrier over all GPUs ends dispatch and starts combine"),
+    wins="kernels one by one of other schemes: copies and sums in the switch, GEMMs that read weights once",
+    loses="wires that phases could share: directions are used one after the other, as by `deepep`",
 )

@@ -95,6 +95,11 @@ class FasterMoe(SendsByNccl):
         "expert, as its documents say, where the code adds them up by source; its loop on the host "
         "takes no time"
     )
+    wins = "one large expert per GPU over slow links, which steps hide; shadowing, where few experts have most rows"
+    loses = (
+        "many experts: calls and copies for each, step by step; fast links, since NCCL's channels are kept from the "
+        "GEMMs"
+    )
     overlap = "experts of a step beside the next dispatches and earlier combines"
     traffic = "pair"
     phases_separated = False

@@ -74,6 +74,22 @@ class FlashDMoe(Scheme):
         "two blocks share an SM; partial tiles are multiplied in full, their padding is not sent; "
         "blocks do not share loads; there is a backward pass of the same form, which does not exist"
     )
+    wins = "hosts: one launch, no wait, no software to pay for"
+    loses = (
+        "partial tiles, one for each (expert, source), which are loaded and multiplied in full; blocks that share no "
+        "operands"
+    )
+    spares = MappingProxyType(
+        {
+            "routing kernels": "the gate writes the lists of packets",
+            "host waits": "the kernel schedules itself",
+            "permutes": "rows have fixed slots",
+            "copies in memory": "rows are stored to where tiles read them",
+            "activation kernel": "GEMM-1's epilogue activates",
+            "kernels for sums": "the owner adds each tile as it comes",
+            "SMs send back": "the tile's epilogue stores its rows",
+        }
+    )
     traffic = "pair"
     overlap = "whole layer, in one kernel"
     phases_separated = False

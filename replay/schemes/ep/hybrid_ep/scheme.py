@@ -77,6 +77,19 @@ class HybridEp(StagedScheme):
         "an SM pushes rows as fast as those of other kernels; permute and unpermute are kernels of "
         "their own (the fused ones are left out)"
     )
+    wins = (
+        "many tokens against all-to-alls, by one row per GPU; on B200 against `deepep`, since its SMs push what the "
+        "other's warps cannot"
+    )
+    loses = (
+        "few tokens, since a chunk of tokens is one SM's; FP8 rows to many GPUs by few SMs, which the thread that issues "
+        "stores paces; skew against `deepep`"
+    )
+    spares = MappingProxyType(
+        {
+            "copies in memory": "rows are stored to where the permute reads them",
+        }
+    )
     traffic = "copy"
     weight_types = LIBRARY_WEIGHTS
     network = "node"

@@ -104,6 +104,15 @@ class HopperOptions(Options):
 class MegaMoeBase(Scheme):
     """One kernel of dispatch, both GEMMs and combine."""
 
+    spares = MappingProxyType(
+        {
+            "host waits": "the kernel schedules itself",
+            "permutes": "rows are pulled by number to their places",
+            "copies in memory": "rows are pulled from where they lie",
+            "kernels for sums": "warps of the owner add",
+            "SMs send back": "the tile's epilogue stores its rows",
+        }
+    )
     traffic = "pair"
     overlap = "whole layer, in one kernel"
     phases_separated = False
@@ -207,6 +216,8 @@ class MegaMoe(MegaMoeBase):
     assumes = (
         "the gate writes ids and weights where peers read them; GEMM-2 begins a row tile when GEMM-1 has all of it"
     )
+    wins = "many tokens: row tile after row tile, so that weights are read once, no kernel for rows, one launch"
+    loses = "few tokens, where three meetings and counters cost what it saves; skew against `megamoe-hopper`"
     weight_types = frozenset({"mxfp4"})
     validity = "Blackwell, one NVLink domain, widths that are multiples of 256; on Hopper runs megamoe-hopper"
     options: MegaMoeOptions = MegaMoeOptions()
@@ -238,6 +249,13 @@ class MegaMoeHopper(MegaMoeBase):
         "the gate writes ids and weights where peers read them; GEMM-2 begins a row tile when "
         "GEMM-1 has all of it; the order's lag and its ring are for the layer's own tokens, and "
         "not for the most that buffers were made for; a row's owner is looked up in the L2 cache"
+    )
+    wins = (
+        "many tokens in BF16, under skew too, if a BF16 kernel did all but scale, which nobody has written: pairs of "
+        "tiles load weights once"
+    )
+    loses = (
+        "FP8, whose sums its warps scale while tensor cores wait, most with `schedule=waves`; few tokens, as `megamoe`"
     )
     validity = "FP8 (BF16 as if sums had no scales); Hopper, one NVLink domain, widths that are multiples of 256"
     unpadded = MappingProxyType({"pad_tiles": False})

@@ -62,6 +62,11 @@ class MegatronAllGather(Scheme):
         "ranks with fewer tokens add rows of nobody; probabilities have the type of the rows back; "
         "gradients travel in the types of the layer; rings hold no SMs that others would have"
     )
+    wins = (
+        "skew, and tokens with about as many experts as there are GPUs: every port carries all rows whatever the "
+        "routing"
+    )
+    loses = "few choices, and few tokens, by a second wait and small kernels; FP32 probabilities"
     traffic = "ring"
     network = "rings"
     full_nodes = "its rings go through all of each"

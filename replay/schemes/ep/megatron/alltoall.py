@@ -40,6 +40,10 @@ class Megatron(NcclAllToAll):
         "NCCL's own channels, chunks and protocols; FP8 with a scale for each 128 values of a row, "
         "without padding in the router; CPU time of a call beside its launch is none"
     )
+    wins = "level with `nccl-alltoall`, which has its dispatcher, where memory is slower than launches"
+    loses = (
+        "many experts with few tokens, by launches; many tokens, by the rate of cuBLAS's kernels against grouped ones"
+    )
     dispatch_types = frozenset({"bf16", "fp32"})
     combine_types = frozenset({"bf16", "fp32"})
     validity = ""

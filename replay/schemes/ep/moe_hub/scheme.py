@@ -80,6 +80,18 @@ class MoeHub(Scheme):
         "proposed GPU hardware; the table holds 4096 rows, each queue 32 KiB; a packet waits 100 "
         "ns, a look-up takes 10 ns and a launch 100 ns; return addresses have 8 bytes; 12 SMs store"
     )
+    wins = "few tokens: blocks start when rows are there, and nobody meets"
+    loses = "many tokens, by a row per expert on the wires; tiles in order of arrival, which read weights again"
+    spares = MappingProxyType(
+        {
+            "routing kernels": "hardware gives slots on arrival",
+            "counts": "hardware gives slots on arrival",
+            "host waits": "the kernel schedules itself",
+            "permutes": "hardware gives slots on arrival",
+            "copies in memory": "rows are stored to where tiles read them",
+            "kernels for sums": "SMs of the owner add",
+        }
+    )
     proposes = frozenset({"address-allocation", "store-merging", "launch-on-arrival"})
     traffic = "pair"
     overlap = "whole layer"

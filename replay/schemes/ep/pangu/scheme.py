@@ -61,6 +61,14 @@ class Pangu(StagedScheme):
         "of them at once, a reduce-scatter likewise, and a kernel adds; no rows for experts "
         "without tokens (use_pad_tokens)"
     )
+    wins = (
+        "two nodes with many tokens against schemes that send a row per expert between nodes: a token crosses once, "
+        "whatever its experts"
+    )
+    loses = (
+        "one node, where nothing is gathered and its operators are a dozen kernels more; few tokens, by two waits; "
+        "many nodes and few choices, by rows that nobody wants"
+    )
     traffic = "pair"
     network = "gather"
     full_nodes = "its all-gathers are between GPUs of one index"

@@ -25,6 +25,7 @@ communication``: ``nvlink_one_sided.py`` at 010d713, ``nvlink_two_sided.py`` at 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -79,6 +80,17 @@ class TrtLlmAllToAll(Scheme):
         "all GPUs leave room for as many tokens as the one with most; queues have room; experts "
         "are CUTLASS's, whose kernels expand rows and add results up; loads of experts are not "
         "gathered"
+    )
+    wins = "few tokens, by one row per GPU without a meeting or a wait for counts; many, level with `deepep-v2`"
+    loses = (
+        "skew: places are a token's, and nobody holds back what one GPU is sent; many tokens on many GPUs, by a fence "
+        "of each block of the combine"
+    )
+    spares = MappingProxyType(
+        {
+            "host waits": "buffers have room for the worst case",
+            "copies in memory": "rows are stored to where the experts' kernel expands them",
+        }
     )
     traffic = "copy"
     phases_separated = False

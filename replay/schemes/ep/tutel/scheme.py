@@ -105,6 +105,14 @@ class Tutel(SendsByNccl):
         "gate and up projection are one batched GEMM; messages to experts of one GPU are one; with "
         "several chunks GEMMs have the SMs that NCCL's kernels leave"
     )
+    wins = (
+        "skew with a capacity factor, which drops rows instead of waiting for the hottest expert; chunks, where "
+        "experts and links take equally long"
+    )
+    loses = (
+        "padding, which travels and is multiplied, most under skew with many experts; few tokens, by dozens of "
+        "launches before the first row leaves"
+    )
     overlap = "chunks of experts beside all-to-alls, if there are several"
     traffic = "pair"
     phases_separated = False
