@@ -27,7 +27,7 @@ RANKS, EXPERTS = 2, 4
 PAID, SPARED = "x", "-"
 
 
-class Cost(NamedTuple):
+class SchemeCost(NamedTuple):
     """One cost of a layer.
 
     Attributes
@@ -52,59 +52,61 @@ class Cost(NamedTuple):
 
 
 COSTS = (
-    Cost("routing kernels", "kernels, or warps of one, that look at the routing only", frozenset({Kind.LAYOUT})),
-    Cost(
+    SchemeCost("routing kernels", "kernels, or warps of one, that look at the routing only", frozenset({Kind.LAYOUT})),
+    SchemeCost(
         "counts",
         "messages that say how many rows will come, before them or as their flag",
         frozenset({Kind.COUNT_UP, Kind.SIGNAL_UP}),
     ),
-    Cost(
+    SchemeCost(
         "host waits",
         "a host that reads a number before it launches what follows",
         frozenset({Kind.DISPATCH_SYNC, Kind.COMBINE_SYNC}),
         "host",
     ),
-    Cost("tokens cast", "a pass over tokens that makes the rows that travel in FP8", frozenset({Kind.TOKEN_CAST})),
-    Cost(
+    SchemeCost(
+        "tokens cast", "a pass over tokens that makes the rows that travel in FP8", frozenset({Kind.TOKEN_CAST})
+    ),
+    SchemeCost(
         "permutes", "kernels that copy rows into another order, before they leave or behind", frozenset({Kind.PERMUTE})
     ),
-    Cost(
+    SchemeCost(
         "rows pulled",
         "requests for rows by the GPU that wants them; else their owner stores them",
         frozenset({Kind.DISPATCH_REQUEST_UP}),
         is_choice=True,
     ),
-    Cost(
+    SchemeCost(
         "copies in memory",
         "rows written to memory and read again on their way: staging, rings, packing",
         frozenset({Kind.DISPATCH_MEMORY}),
     ),
-    Cost("activation kernel", "a kernel between the GEMMs", frozenset({Kind.ACTIVATION})),
-    Cost(
+    SchemeCost("activation kernel", "a kernel between the GEMMs", frozenset({Kind.ACTIVATION})),
+    SchemeCost(
         "kernels for sums",
         "kernels that add up, or bring back into order, what experts made",
         frozenset({Kind.UNPERMUTE}),
     ),
-    Cost("SMs send back", "SMs that read results and store or serve them", frozenset({Kind.COMBINE_SEND})),
-    Cost(
+    SchemeCost("SMs send back", "SMs that read results and store or serve them", frozenset({Kind.COMBINE_SEND})),
+    SchemeCost(
         "results pulled",
         "requests for results by the owner of a token; else their GPU stores them",
         frozenset({Kind.COMBINE_REQUEST_UP}),
         is_choice=True,
     ),
-    Cost(
+    SchemeCost(
         "SMs add",
         "SMs of the owner that add up rows as they come; else a kernel does behind them",
         frozenset({Kind.COMBINE_RECEIVE}),
         is_choice=True,
     ),
-    Cost(
+    SchemeCost(
         "flags back",
         "flags or notices that results are there; else a barrier says so, or NCCL's own steps",
         frozenset({Kind.NOTIFY_UP}),
         is_choice=True,
     ),
-    Cost("switch adds", "adders in the switch", frozenset(Kind), "switch-merge", is_choice=True),
+    SchemeCost("switch adds", "adders in the switch", frozenset(Kind), "switch-merge", is_choice=True),
 )
 
 
@@ -136,7 +138,7 @@ def paid(scheme: Scheme) -> frozenset[str]:
     )
 
 
-def reason(scheme: Scheme, cost: Cost) -> str:
+def reason(scheme: Scheme, cost: SchemeCost) -> str:
     """Say why a scheme does not pay a cost; empty where nobody has said it."""
     if scheme.traffic == "none":
         return "rows are where they should be: a bound"
@@ -152,7 +154,7 @@ def _paid_by_name() -> dict[str, frozenset[str]]:
     return {name: paid(scheme) for name, scheme in schemes().items()}
 
 
-def costs_of(scheme: Scheme) -> list[tuple[Cost, bool, str]]:
+def costs_of(scheme: Scheme) -> list[tuple[SchemeCost, bool, str]]:
     """List every cost of a scheme: whether it is paid, and why not."""
     known = _paid_by_name().get(scheme.name) if schemes().get(scheme.name) is scheme else None
     found = paid(scheme) if known is None else known

@@ -19,6 +19,10 @@ of NPU g's links is
     dispatch: up B_d x sum of e(t) over g's tokens, down B_d x Ein(g)
     combine:  up B_c x Ein(g), down B_c x sum of e(t) over g's tokens
 
+Between nodes without a unified bus rows and flags go from card to card, as in DeepEP-Ascend's
+non-hierarchical kernels. Its normal kernels, which count first, and the fused ones are not modelled.
+A core of the combine begins at another place than its peers on other NPUs.
+
 Source: sgl-project/sgl-kernel-npu at 3a9a611, ``csrc/deepep/ops/op_kernel`` with
 ``moe_distribute_dispatch_v2.h`` and ``moe_distribute_combine_v2.h``, which are CANN's
 ``MoeDistributeDispatchV2`` and ``MoeDistributeCombineV2``.

@@ -16,6 +16,11 @@ of GPU g's port is
     dispatch: up B_d x sum of r(t) over g's tokens, down B_d x In(g)
     combine:  up B_c x In(g), down B_c x sum of r(t) over g's tokens
 
+``grouped_combine`` is an option behind BF16 GEMMs, off by default; here it is on. Left out: messages
+that acknowledge a round, for which nobody waits within a layer; schedules that BF16 GEMMs prepare;
+launches that a GPU without tokens leaves out. Blocks are taken to be one an SM, which stores and adds
+at its rate.
+
 Source: flashinfer-ai/flashinfer at 50fe366, ``flashinfer/moe_ep``:
 ``kernel_src/sm90/push_style_megamoe`` (``shim/protocol.py``, ``runner.py``, ``bf16_runner.py``,
 ``src/a2a/sm90_push_a2a_ops.cu``), with the options that

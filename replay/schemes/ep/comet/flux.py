@@ -12,6 +12,9 @@ follow one another as ``moe_ag_scatter`` and ``moe_gather_rs`` launch them:
 
 The library's first kernel gathers all tokens by copy engine, whether they are wanted or not. That
 is another scheme; here both forms fetch rows as the paper says.
+
+FlashMoE (arXiv 2506.04667, table 1) counts 33 GPU operations for COMET, where ours are 19: it begins
+behind the gate, and counts the gather of ids and the activation as one kernel each.
 """
 
 from __future__ import annotations

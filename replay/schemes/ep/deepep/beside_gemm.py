@@ -9,6 +9,12 @@ expert's last unit flags the expert to all ranks.
 Rows of an expert lie as they were packed, those of a source together. Sources come in the order in
 which their flags were seen; here each rank's begin with its own and go on with the next rank's.
 
+GEMM-2 waits for weights and hardly misses the SMs. Few of them send slowly: with many tokens their
+end is far behind GEMM-2's, and SGLang's three are made for an H20, whose GEMMs take longer. Refused:
+BF16 GEMMs, whose kernel raises no signal. Left out: that a tile's SM waits until its results are
+stored before it raises the signal, SGLang's limit of 160 columns a tile on H20, and Blackwell's
+variant (a signal per expert, shared experts beside the combine).
+
 Source: deepseek-ai/DeepEP pull request 483 (branch antgroup-opt), ``csrc/kernels/internode_ll.cu``;
 deepseek-ai/DeepGEMM pull request 183; sgl-project/sglang pull request 9660.
 """

@@ -8,6 +8,11 @@ adds up what came. With ``do_expand`` it copies rows to their experts, and the c
 of a row before it sends it, so that no kernel of the caller permutes. Between NVLink domains a row
 goes once to each, in hybrid mode (`elastic_hybrid`).
 
+An SM pushes rows at the rate of the first version's senders, so that with few SMs the replay is too
+fast (``moereplay validate deepep_v2``). A port loses no more than by alternating between peers
+(``link.fan_out_efficiency``): with what low-latency kernels lose, eight H200 could not have the rates
+over NVLink of awslabs/awsome-distributed-ai pull request 1234.
+
 Source: deepseek-ai/DeepEP, ``deep_ep/buffers/elastic.py``; kernels in `elastic_kernels`, the number
 of SMs in `elastic_sms`.
 """

@@ -15,6 +15,9 @@ Here are the scheme's options, what it needs, and its stages; the kernels are in
 `internode` and `internode_combine`, what they exchange before the rows in `notify` and
 `internode_notify`, the engine's kernels around them in `stack`.
 
+Kernels are compiled for domains of at most eight GPUs; on a larger one a result counts how many GPUs
+are extrapolated.
+
 Source: deepseek-ai/DeepEP at dd758ca, ``csrc/kernels/legacy`` and the legacy buffer: one copy per
 (token, GPU); in the combine each GPU first adds the rows of its own experts, and the owner adds
 what comes from the GPUs in FP32.

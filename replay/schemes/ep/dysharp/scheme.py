@@ -19,6 +19,12 @@ A switch reaches the GPUs of its own domain. The paper replays several nodes and
 rows get from one to another. Here they do as DeepEP's: once per (token, domain) to the GPU of the
 owner's index, whose SMs push the row on through their switch, pull the domain's sum and send it
 back (`units.py`).
+
+The fused kernel keeps the SMs of both directions for the whole layer, and can be slower than two
+kernels, which compute on all SMs but those that move their rows, where SMs are the bottleneck. What a
+GPU answers with is read from memory: a token is asked for when its last expert is done, by when the
+cache has lost the row of its first one (``results``). When the reduction buffer is full, the sum that
+has waited longest is sent as it is: one more row on its reader's downlink (``reduction``).
 """
 
 from __future__ import annotations

@@ -6,6 +6,9 @@ those to itself among them. One stream has all dispatches before all combines, S
 Rn-1; on another, the experts of a step, one call after the other, follow when it has come, and its
 combine follows them. GEMMs have the SMs that NCCL's kernels leave.
 
+Left out: the bias of its linear layers. Its backward pass forgets to let combines wait for experts;
+here they do. A GPU without rows for a part launches nothing for it.
+
 Sources: laekov/fastmoe ``cuda/fastermoe/smart_schedule.h`` and ``.cpp``,
 ``fmoe/fastermoe/schedule.py``, ``config.py``, ``fmoe/functions.py``; NCCL.
 """

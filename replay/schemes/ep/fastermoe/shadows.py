@@ -4,6 +4,12 @@ Sources: laekov/fastmoe ``fmoe/fastermoe/shadow_policy.py``, ``schedule.py``,
 ``cuda/fastermoe/smart_schedule.h``; PyTorch ``ProcessGroupNCCL.cpp`` (an all-gather into a list
 gathers into one tensor and copies its parts). `replay.model.compute.shadows` has what the kernels
 do.
+
+The released code adds the counts up by source rank, where all have equally many, and would shadow
+nothing; here they are added up by expert, as its documents say. The policy's rates are the
+machine's, the code's own are options. It counts neither the copies of weights on every GPU, nor
+launches, nor that broadcasts run one after the other, and so can shadow where that loses. Left out:
+the policy's loop on the host, and gradients that a GPU's first expert had before.
 """
 
 from __future__ import annotations

@@ -22,6 +22,9 @@ by ``cp.async``. Tiles and steps are those of v0.1. The kernel that the paper me
 tiles of 64 columns, and a step of its main loop asks for 32 bytes of every row (`tile_columns=64`,
 `step_bytes=32`), which leaves half of what the L2 cache serves in a clock unused if a request takes
 a clock of a slice (`hwmodel.memory.L2Cache.slots_bytes`).
+
+Where every expert has a group of blocks, all packets of a rank finish at about the same time, so
+that little of the dispatch is hidden. Kernels have no clusters: each tile draws all that it reads.
 """
 
 from __future__ import annotations

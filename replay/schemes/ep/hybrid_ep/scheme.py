@@ -5,6 +5,10 @@ and the kernels need to know is computed first from the routing of all GPUs (`pr
 dispatch pushes rows through shared memory to dense buffers, the combine pulls them (`kernels`);
 permute and unpermute are kernels on all SMs.
 
+Left out: permute and unpermute fused into the two kernels, by flags of chunks. FP8 rows to many GPUs
+by few SMs are paced by the one thread of an SM that issues stores, of every token for every GPU,
+wanted or not.
+
 Source: deepseek-ai/DeepEP, branch hybrid-ep; NVIDIA/Megatron-LM ``moe/fused_a2a.py``.
 """
 
@@ -82,8 +86,8 @@ class HybridEp(StagedScheme):
         "other's warps cannot"
     )
     loses = (
-        "few tokens, since a chunk of tokens is one SM's; FP8 rows to many GPUs by few SMs, which the thread that issues "
-        "stores paces; skew against `deepep`"
+        "few tokens, since a chunk of tokens is one SM's; FP8 rows to many GPUs by few SMs, paced by the thread that "
+        "issues stores; skew against `deepep`"
     )
     spares = MappingProxyType(
         {

@@ -12,6 +12,32 @@ behind GEMM-1, and whose warps do less. What both differ in from Blackwell's ker
   pull rows.
 - Tasks are one list. Block b of the grid takes every task whose place is b modulo the number of
   SMs, and waits for it.
+
+===============================  =================================  =================================
+step                             ``waves``, pull request 36         ``lag``, pull request 88
+===============================  =================================  =================================
+order                            GEMM-1 of all row tiles, then      units of up to 8 row tiles in
+                                 GEMM-2 of all                      groups of four, GEMM-2 0.45 of all
+                                                                    units later; waves below 1024
+                                                                    tokens per GPU
+multiplications per 128 values   2, in GEMM-2 4; from a hidden      1 from a hidden width of 4096 on,
+                                 width of 7168 on 1 and 2           2 below
+scales of GEMM-2's rows          2 for 128 values                   1 for 128 values
+reciprocals of scales            one for 16 sums                    one for 32 sums
+results into shared memory       eight rows in a bank               matrices, half of which nobody
+                                 (GEMM-1: four)                     reads
+owners of rows                   two at a time                      all at once
+loads of weights                 each block its own                 pairs of blocks once
+low tiles                        64 x 128                           64 x 256
+===============================  =================================  =================================
+
+Where a width is no multiple of 512, ``lag`` has two scales, no pairs and low tiles as the other.
+What waves take longer is for the greater part what their warps do, not the order: the kernel on one
+GPU with all experts, where no row travels, takes nearly as long (``fused_kernel`` of MEASURED.md).
+Where GEMM-2 follows closely, rows are pulled for longer, since its stores delay the pull's small
+loads in the ports and its ring has room for fewer tiles. Not modelled: operands swapped for up to 128
+tokens (waves); GEMM-2's last units drawn from a counter, and tokens added up while others are still
+on their way (lag).
 """
 
 from __future__ import annotations

@@ -15,6 +15,13 @@ kernel, one after the other:
   token) of its owner.
 - The grid meets, and a flag goes to every GPU. A token is added up when the GPUs of its experts
   have flagged, by warps that read k rows from memory and write one. All GPUs meet beside that.
+
+Warps of the pull wait for two round trips of a few bytes a row, in ports behind what others store.
+GEMM-2's blocks hold on to a tile until the part of its last owner has left. The library's FP8 kernel
+has FP4 weights (``--weight-type mxfp4``): half the bytes from memory, at FP8's rate. It sends a row
+for each expert of a token, also where several share a GPU. Not modelled: GEMM-2 beginning when a part
+of its inner dimension is there. ThunderKittens' ``moe_dispatch_gemm`` ends with GEMM-1 and is no
+variant of it.
 """
 
 from __future__ import annotations

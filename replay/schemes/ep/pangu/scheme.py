@@ -14,6 +14,15 @@ A node alone has the all-to-all and nothing else of it.
 Backward, gradients of the sums are gathered and weighed before they go to the experts, and
 gradients of the tokens are scattered, with those of the gate weights.
 
+Between nodes a card carries T (nodes - 1) rows whatever the routing; a scheme that sends one row per
+(token, node) carries the sum of n(t). With n nodes and uniform top-k over E experts n(t) is
+(n - 1) (1 - C(E - E/n, k) / C(E, k)) in the mean, so that the gather is redundant only with many
+nodes, few choices or choices that keep to groups. A row per (token, expert) is more from k = n on.
+
+``chunks`` cuts a GPU's tokens in parts; those of one travel between nodes while rows of the part
+before travel inside. The paper overlaps them across micro-batches (``--interleave``). Tokens that
+mindformers adds so that no expert is without a row are not modelled.
+
 Sources: arXiv 2505.04519 (Pangu Ultra MoE; hierarchical EP communication, adaptive pipe overlap);
 mindspore-lab/mindformers 02ad951, ``MoEAlltoAllDeredundencyTokenDispatcher`` of
 ``parallel_core/training_graph/transformer/moe/token_dispatcher.py``, operator by operator.

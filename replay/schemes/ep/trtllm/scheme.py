@@ -15,6 +15,10 @@ into peers' memory, and gets the results from there. *Two-sided*
 (`replay.schemes.ep.trtllm.two_sided`): half of the SMs send through queues in the receiver's
 memory, and receive from these.
 
+Not modelled: queues that are full (1 MB for each peer and channel), results in FP8 or FP4
+(``use_low_precision_combine``), loads of experts that are gathered (``eplb``), masks of GPUs that
+failed.
+
 Source: NVIDIA/TensorRT-LLM. One-sided: ``cpp/tensorrt_llm/kernels/communicationKernels/
 moeAlltoAllKernels.cu`` at 01f0021. Two-sided: ``cpp/tensorrt_llm/kernels/fusedMoeCommKernels.cu``
 and ``moePrepareKernels.cu`` at 004d78b. Who calls them: ``tensorrt_llm/_torch/modules/fused_moe/

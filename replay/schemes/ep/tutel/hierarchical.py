@@ -7,6 +7,10 @@ receives between ranks of one local rank, with as many parts in a message as a n
 row goes over NVLink to the GPU of its target's index, and over that GPU's network card to it. Both
 exchanges are in the communicator of all ranks.
 
+NCCL's own relays (PXN) take the same way in pipelines and without copies. In the NCCL of today the
+exchanges inside a node of several have two channels, so that 2DH, with fewer and longer messages,
+takes longer.
+
 Source: microsoft/tutel ``tutel/custom/custom_kernel.cpp`` (``nccl_all_to_all_2d_async``), which
 falls back to one exchange where there is one node.
 """

@@ -8,6 +8,9 @@ stand before all combines, S0 .. Sn-1, R0 .. Rn-1, each a kernel; the experts of
 has come, on the SMs that NCCL leaves. Backward, chunks go in reverse, which changes nothing, since
 they are alike.
 
+Experts that several ranks share are not modelled. Blocks of a GEMM that would take NCCL's SMs while
+NCCL pauses are left out.
+
 Sources: microsoft/tutel ``tutel/impls/moe_layer.py``, ``overlap.py``, ``fast_dispatch.py``
 (`replay.schemes.ep.tutel.sparse`), ``communicate.py``, ``tutel/custom/custom_kernel.cpp``,
 ``tutel/experts/ffn.py``.
