@@ -11,6 +11,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("tracegen", "hwmodel", "replay")
+DOCUMENTS = (
+    "CHANGELOG",
+    "CONTRIBUTING",
+    "SECURITY",
+    "hwmodel/",
+    "replay/",
+    "scripts/site/pages/",
+    "tracegen/",
+    "traces/",
+)
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 OPENINGS = {"What", "Which", "How", "Whether", "Who", "When", "Where", "Why", "That", "Those", "Until"}
@@ -79,3 +89,21 @@ def test_owners_are_named() -> None:
 def test_nothing_is_formatted_by_hand() -> None:
     marks = [str(path) for path, _ in modules() if re.search(r"# fmt: *(skip|off)", (ROOT / path).read_text("utf-8"))]
     assert not marks
+
+
+BEGIN_OTHERWISE = {"README.md", "CODE_OF_CONDUCT.md", "tests/bench/README.md"}
+"""A front page, a foreign text, and a table of times."""
+
+
+def test_documents_say_first_whom_they_serve() -> None:
+    pages = [*tracked("*.md")]
+    wrong = []
+    for page in pages:
+        name = page.relative_to(ROOT).as_posix()
+        is_study = page.parent.name == "studies" and name != "replay/studies/STUDIES.md"
+        if name in BEGIN_OTHERWISE or is_study or not name.startswith(DOCUMENTS) or name.endswith("card.md"):
+            continue
+        first = next(line for line in page.read_text("utf-8").splitlines()[1:] if line.strip())
+        if not first.startswith(("For ", "---", "file_format")):
+            wrong.append(f"{name}: {first[:60]}")
+    assert not wrong, "\n".join(wrong)
