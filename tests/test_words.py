@@ -107,3 +107,41 @@ def test_documents_say_first_whom_they_serve() -> None:
         if not first.startswith(("For ", "---", "file_format")):
             wrong.append(f"{name}: {first[:60]}")
     assert not wrong, "\n".join(wrong)
+
+
+def typed_figures(text: str) -> int:
+    """Count results that a page states outside of commands, code, links and generated tables."""
+    for left_out in (r"(?ms)^(`{3,}).*?^\1", r"(?s)<!-- ([\w-]+) -->.*?<!-- /\1 -->", r"`[^`\n]*`", r"\]\([^)]*\)"):
+        text = re.sub(left_out, "", text)
+    units = r"(?<![\w.])\d[\d,]*(\.\d+)?\s?(%|us|ms|ns|GB/s|TB/s|GB|MB|times)(?!\w)"
+    cells = r"\|\s*[-+]?\d[\d,.]*\s*(?=\|)"
+    return sum(len(re.findall(units, line)) + len(re.findall(cells, line)) for line in text.splitlines())
+
+
+FIGURES = {
+    "README.md": 4,
+    "replay/DESIGN.md": 0,
+    "replay/chains/MODELS.md": 92,
+    "replay/engine/ENGINE.md": 48,
+    "replay/experiments/choose/CHOOSING.md": 91,
+    "replay/experiments/dense/TENSOR.md": 158,
+    "replay/experiments/serve/INFERENCE.md": 110,
+    "replay/experiments/train/TRAINING.md": 186,
+    "replay/measure/MEASURES.md": 21,
+    "replay/model/work/PLACEMENT.md": 36,
+    "replay/schemes/ADDING.md": 0,
+    "replay/schemes/COSTS.md": 24,
+    "replay/schemes/MECHANISMS.md": 0,
+    "replay/schemes/ep/deepep/LAYER.md": 40,
+    "replay/steps/STEPS.md": 85,
+    "replay/studies/sweeps/SWEEPS.md": 11,
+    "replay/studies/uncertainty/UNCERTAINTY.md": 3,
+    "tracegen/importers/IMPORTERS.md": 1,
+}
+"""Figures that a page may state at most; these numbers may only fall. A new figure belongs into a
+table that a command makes, or a page's own command stands beside it."""
+
+
+def test_figures_in_prose_only_become_fewer() -> None:
+    found = {page: typed_figures((ROOT / page).read_text("utf-8")) for page in FIGURES}
+    assert not {page: (number, FIGURES[page]) for page, number in found.items() if number > FIGURES[page]}
