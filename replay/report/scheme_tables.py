@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from replay.chains import host_program
 from replay.model.work.precision import NUMBER_TYPES
-from replay.report.scheme_costs import COSTS, cost_rows, spared_list
 from replay.schemes.ep.staged import StagedScheme
 from replay.schemes.ep.traffic import NETWORK, TRAFFIC, way_back
 from replay.schemes.registry import COMPARED
@@ -132,7 +131,16 @@ def network_table() -> str:
 
 def cost_table() -> str:
     """Matrix of schemes and costs: a mark where a layer of the scheme pays."""
+    from replay.report.scheme_costs import COSTS, cost_rows  # builds layers, which other tables do not
+
     return _markdown(("scheme", *(cost.name for cost in COSTS)), cost_rows())
+
+
+def spared_list() -> str:
+    """List of the costs, and of who goes without each for which reason."""
+    from replay.report import scheme_costs
+
+    return scheme_costs.spared_list()
 
 
 TABLES = {
