@@ -112,7 +112,8 @@ class FlashDMoe(Scheme):
         """The symmetric heap, what stands between the GEMMs, signals and indices; all stay.
 
         Each (expert, source) has room for as many rows as the library is told once (`EC`), in whole
-        tiles: with a capacity factor those, else all tokens of a GPU, as they may all be for it.
+        tiles: with a capacity factor those, else all tokens of a GPU, as they may all be for it. The
+        paper's "four times the tokens" is that of a capacity factor of 1.
         """
         most = int(memory.tokens(work).max(initial=0))
         if self.options.capacity_factor:
