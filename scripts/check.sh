@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that must hold before a change lands: format, lint, types, the documentation site, tests with
 # and without the JIT.
-# Usage: bash scripts/check.sh [quick|full|capture|lowest]
+# Usage: bash scripts/check.sh [quick|full|capture|lowest|newest]
 #   quick    format, lint, types, and the tests that are neither golden results nor a contract of schemes,
 #            start no processes and are not lengthy (tests/lengthy.txt), for while one works
 #   full     both tiers of tests: in the place of one case of each kind all cases, long runs, statistics,
@@ -10,6 +10,7 @@
 #            and runs these tests with the lowest transformers too
 #   lowest   nothing but tests (not of schemes) with the lowest versions that pyproject.toml allows, and that
 #            results are the same bytes with them
+#   newest   nothing but tests of the engine with the newest numba, under both compilers (replay/engine/backend)
 set -euo pipefail
 # pip would compile all of torch and transformers, half a minute, of which the tests import little.
 export PIP_COMPILE=0
@@ -62,6 +63,24 @@ prepare_lowest() {
     NUMBA_CACHE_DIR="$root/.venv-lowest/numba" .venv-lowest/bin/python -c "$compile"
 }
 
+# The newest numba, release candidates too, in a folder beside the present one.
+newest() {
+    echo "== tests of the engine, newest numba"
+    local folder=$root/.venv-newest-numba
+    rm -rf "$folder"
+    uv pip install --quiet --python .venv/bin/python --prerelease allow --upgrade --target "$folder" numba
+    with_newest() {
+        PYTHONPATH=$folder NUMBA_CACHE_DIR=$folder/kernels MOEREPLAY_COMPILER=$1 \
+            pytest -q -n 2 --dist worksteal tests/replay/engine
+    }
+    with_newest standard
+    if with_newest quick; then
+        echo "Both compilers are right with it: TRIED in replay/engine/backend/compiling.py may name it."
+    else
+        echo "The quick compiler is not right with it: see replay/engine/backend/BACKEND.md."
+    fi
+}
+
 # Installs the lowest transformers, with what it needs, into a folder beside the present one.
 prepare_lowest_capture() {
     local wanted stamp=.venv-lowest-capture/.moereplay-installed
@@ -103,13 +122,15 @@ lowest() {
         --ignore tests/replay/steps --ignore tests/replay/choose --ignore tests/test_walk.py --ignore tests/test_layering.py \
         --ignore tests/test_mutants.py --ignore tests/site --ignore tests/test_pages.py \
         --ignore tests/tracegen/display/test_html_browser.py
-    echo "== results, lowest and present versions"
+    echo "== results, lowest and present versions, and numba's own compiler"
     local place
     place=$(mktemp -d)
     results "$root/.venv/bin" "$place/present" &
     NUMBA_CACHE_DIR=$root/.venv-lowest/numba results "$root/.venv-lowest/bin" "$place/lowest"
     wait $!
     diff -r "$place/present" "$place/lowest"
+    MOEREPLAY_COMPILER=standard results "$root/.venv/bin" "$place/standard"
+    diff -r "$place/present" "$place/standard"
     rm -r "$place"
 }
 
@@ -137,6 +158,12 @@ compile="from replay.engine.engine import compile_ahead; compile_ahead()"
 if [ "${1:-}" = lowest ]; then
     prepare_lowest
     lowest
+    echo "All checks passed."
+    exit
+fi
+
+if [ "${1:-}" = newest ]; then
+    newest
     echo "All checks passed."
     exit
 fi
@@ -206,6 +233,9 @@ fi
 echo "== tests, JIT off"
 NUMBA_DISABLE_JIT=1 pytest -q -n 2 --dist worksteal tests/replay/engine \
     --ignore-glob "tests/replay/engine/test_export_*" --ignore tests/replay/engine/test_kernel_cache.py
+if [ -n "${CI:-}" ] && ! python -c "from replay.engine.backend.compiling import is_tried; raise SystemExit(not is_tried())"; then
+    newest
+fi
 if [ -n "$with_capture" ]; then
     lowest_capture
 fi

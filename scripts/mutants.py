@@ -43,7 +43,8 @@ from typing import cast
 
 ROOT = Path(__file__).resolve().parent.parent
 PLACE = "tests/mutants"
-KERNELS = "replay/engine/kernels"  # compiled code, cached by the content of this folder
+KERNELS = "replay/engine/kernels"  # compiled code, cached by the content of these folders
+COMPILED = (KERNELS, "replay/engine/backend")
 NOT_COPIED = shutil.ignore_patterns(
     ".git", ".venv*", ".*_cache", ".hypothesis", "*.egg-info", "*.pyc", "build", "dist", "out"
 )
@@ -293,7 +294,7 @@ def tried(mutant: Mutant, tree: Path, timeout: float, *, quick: bool = False) ->
     compiled = Path(importlib.util.cache_from_source(str(path)))
     kernels = tree / KERNELS / "__pycache__"
     kept = tree / "kernels-kept"
-    is_kernel = mutant.file.startswith(KERNELS) and kernels.is_dir()
+    is_kernel = mutant.file.startswith(COMPILED) and kernels.is_dir()
     if is_kernel:  # compiled code of other versions is deleted where new is written
         shutil.copytree(kernels, kept)
     try:

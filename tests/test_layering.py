@@ -256,7 +256,7 @@ def test_schemes_describe_work_and_know_no_time() -> None:
     ("library", "homes"),
     [
         ("h5py", {"tracegen/file/reader.py", "tracegen/file/writer.py"}),
-        ("numba", ("replay/engine/kernels/",)),
+        ("numba", ("replay/engine/backend/",)),
         # Foreign dumps are written by torch; they are read weights-only, and only when asked for.
         # A machine is measured with it.
         # Serving is what runs inside engines, whose rows are tensors, and what they read.
@@ -282,15 +282,14 @@ def test_heavy_libraries_stay_in_their_rooms(library: str, homes: set[str] | tup
         assert all(file.startswith(homes) for file in found)
 
 
-def test_compiled_code_lies_in_one_folder() -> None:
-    """The cache notices an edit in any file of a kernel's own folder, and in no other."""
-    compiled = {file for file in importers("numba") if file.endswith(".py")}
-    assert {Path(file).parent.as_posix() for file in compiled} == {"replay/engine/kernels"}
-    for file in (ROOT / "replay/engine/kernels").glob("*.py"):
-        for name in imports(file, with_types=False):
-            if name.startswith("replay.engine.") and not name.startswith("replay.engine.kernels"):
-                # Plain Python beside the kernels may use these; no kernel does.
-                assert name.split(".")[2] in ("columns", "errors", "compilation"), f"{file}: {name}"
+def test_kernels_see_of_the_project_what_their_digest_covers() -> None:
+    """The cache notices an edit of kernels and of their back end, and of nothing else."""
+    for folder, also in (("kernels", ("kernels", "backend")), ("backend", ("backend",))):
+        for file in (ROOT / "replay/engine" / folder).glob("*.py"):
+            for name in imports(file, with_types=False):
+                if name.startswith("replay.engine."):
+                    # Plain Python beside the kernels may use the last three; no kernel does.
+                    assert name.split(".")[2] in (*also, "columns", "errors", "compilation"), f"{file}: {name}"
 
 
 def test_nothing_points_outside_the_project() -> None:

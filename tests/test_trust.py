@@ -304,8 +304,8 @@ DANGEROUS = {
     "os.popen",
 }
 KNOWN = {
-    ("replay/engine/kernels/cache.py", "pickle.loads"): "of a folder that is the user's alone",
-    ("replay/engine/kernels/compiling.py", "subprocess.Popen"): "this Python, with code of its own",
+    ("replay/engine/backend/cache.py", "pickle.loads"): "of a folder that is the user's alone",
+    ("replay/engine/kernels/ahead.py", "subprocess.Popen"): "this Python, with code of its own",
     ("replay/schemes/outside.py", "exec"): "a scheme's file, if that is allowed",
     ("replay/schemes/outside.py", "importlib.util.spec_from_file_location"): "the same",
     ("replay/model/work/map_files.py", "yaml.load"): "Loader=SafeLoader",

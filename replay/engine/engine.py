@@ -150,6 +150,6 @@ def compile_ahead(progress: Callable[[int, int], None] | None = None) -> None:
     progress
         Told how many kernels are compiled, out of how many.
     """
-    from replay.engine.kernels.compiling import compile_all
+    from replay.engine.kernels.ahead import compile_all
 
     compile_all(progress)

@@ -28,8 +28,8 @@ import tracegen
 from replay.chains.replay import Replay
 from replay.chains.results import layer_result
 from replay.engine import plan, schedule
+from replay.engine.backend.memory import KernelMemory
 from replay.engine.kernels import loop
-from replay.engine.kernels.memory import KernelMemory
 from replay.errors import UserError
 from replay.experiments.base.experiment import SpecInputs
 from replay.experiments.layer.setup import TracedSetup
@@ -164,7 +164,7 @@ def cost_of(trace: RoutingTrace, name: str) -> Cost:
     memories = sum(
         of[1]
         for (file, _, function), of in calls.items()
-        if file.endswith("kernels/memory.py") and function == "__init__"
+        if file.endswith("backend/memory.py") and function == "__init__"
     )
     return Cost(num_tasks, ms, sum(of[1] for of in calls.values()), memories)
 

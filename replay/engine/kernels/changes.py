@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from replay.engine.kernels.compiling import entry, inlined
-from replay.engine.kernels.memory import FixedNumber, KernelMemory, StridedColumn, Vector
+from replay.engine.backend.compiling import entry, inlined
+from replay.engine.backend.memory import FixedNumber, KernelMemory, StridedColumn, Vector
 
 #: How many changes a window has, their sum, and the sum of those that add something.
 COUNT, NET, GAINED = range(3)

@@ -6,8 +6,8 @@ In the twin: ``events``, which is one heap there.
 
 from __future__ import annotations
 
-from replay.engine.kernels.compiled_memory import prefetch
-from replay.engine.kernels.compiling import inlined
+from replay.engine.backend.compiling import inlined
+from replay.engine.backend.memory_types import prefetch
 from replay.engine.kernels.layout import IN_ORDER, NEVER, TOO_LATE
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from replay.engine.backend.compiling import entry, inlined
+from replay.engine.backend.memory import FixedNumber, KernelMemory, Number, StridedColumn, Vector
 from replay.engine.columns import EdgeBlocks, IntArray
 from replay.engine.errors import GraphError
-from replay.engine.kernels.compiling import entry, inlined
 from replay.engine.kernels.layout import SIGNAL
-from replay.engine.kernels.memory import FixedNumber, KernelMemory, Number, StridedColumn, Vector
 
 
 class EdgeBlock(KernelMemory):

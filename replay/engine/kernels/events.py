@@ -7,9 +7,9 @@ In the twin: ``make_ready``, ``leave``, ``meet``, ``arrive``, and the closing of
 
 from __future__ import annotations
 
+from replay.engine.backend.compiling import inlined, inner
+from replay.engine.backend.memory_types import prefetch
 from replay.engine.kernels.channels import prefetch_targets, send
-from replay.engine.kernels.compiled_memory import prefetch
-from replay.engine.kernels.compiling import inlined, inner
 from replay.engine.kernels.lanes import sort_ids, touch_station
 from replay.engine.kernels.layout import (
     EARLY_RELEASE,

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from replay.engine.kernels.compiling import entry, inlined, inner
+from replay.engine.backend.compiling import entry, inlined, inner
+from replay.engine.backend.memory import FixedNumber, KernelMemory, Records, StridedColumn, Vector
 from replay.engine.kernels.layout import TRIPLE
-from replay.engine.kernels.memory import FixedNumber, KernelMemory, Records, StridedColumn, Vector
 
 
 @inlined

@@ -6,7 +6,7 @@ In the twin: ``order``, and the sorting in ``candidates``.
 
 from __future__ import annotations
 
-from replay.engine.kernels.compiling import inlined, inner
+from replay.engine.backend.compiling import inlined, inner
 from replay.engine.kernels.layout import TURNS
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from replay.engine.kernels.memory import (
+from replay.engine.backend.memory import (
     FixedNumber,
     KernelMemory,
     Number,

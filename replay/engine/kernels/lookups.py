@@ -6,8 +6,8 @@ In the twin: ``touch`` and ``charge``.
 
 from __future__ import annotations
 
-from replay.engine.kernels.compiled_memory import prefetch
-from replay.engine.kernels.compiling import inlined, inner
+from replay.engine.backend.compiling import inlined, inner
+from replay.engine.backend.memory_types import prefetch
 from replay.engine.kernels.layout import (
     AND_EVICTED,
     DROPS,

@@ -6,8 +6,8 @@ In the twin: ``run``, ``apply_everything_that_happens_now`` and ``become_visible
 
 from __future__ import annotations
 
+from replay.engine.backend.compiling import entry, inlined, inner
 from replay.engine.kernels.channels import receive
-from replay.engine.kernels.compiling import entry, inlined, inner
 from replay.engine.kernels.events import (
     admit_arrivals,
     close_tile,

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from replay.engine.kernels.compiling import entry, inlined, inner
+from replay.engine.backend.compiling import entry, inlined, inner
+from replay.engine.backend.memory import FixedNumber, KernelMemory, Records, StridedColumn, Vector
 from replay.engine.kernels.interning import intern
 from replay.engine.kernels.layout import (
     BY_HEAP,
@@ -42,7 +43,6 @@ from replay.engine.kernels.layout import (
     PackedTouches,
     Packing,
 )
-from replay.engine.kernels.memory import FixedNumber, KernelMemory, Records, StridedColumn, Vector
 
 #: Edges of a task that :func:`_follows` looks at.
 MOST_ASKED = 4

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from replay.engine.kernels.compiling import entry, inlined
+from replay.engine.backend.compiling import entry, inlined
+from replay.engine.backend.memory import FixedNumber, KernelMemory, Number, Records, StridedColumn, Vector
 from replay.engine.kernels.lanes import sort_ids
 from replay.engine.kernels.layout import LATE_LANE, NEVER, TASK
-from replay.engine.kernels.memory import FixedNumber, KernelMemory, Number, Records, StridedColumn, Vector
 
 
 class Chain(KernelMemory):

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from replay.engine.kernels.compiling import entry
-from replay.engine.kernels.memory import FixedNumber, KernelMemory, StridedColumn, Vector
+from replay.engine.backend.compiling import entry
+from replay.engine.backend.memory import FixedNumber, KernelMemory, StridedColumn, Vector
 
 #: Sums of a kind at a place, in this order.
 PAYLOAD, WIRE, DURATION, SERVICE, SHARE = range(5)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tracegen.shared.errors import UserError
+
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
 
@@ -21,19 +23,19 @@ SORT_ROWS = """
 import numpy as np
 from replay.engine import compilation
 compilation.when_compiling(lambda: print("compiled"))
-from replay.engine.kernels import cache
+from replay.engine.backend import folder as place
 from replay.engine.kernels.edges import group_rows
 indptr, order = group_rows(np.array([1, 0, 1], np.int32), 2)
 assert indptr.tolist() == [0, 1, 3] and order.tolist() == [1, 0, 2]
-print(cache.cache_folder())
+print(place.cache_folder())
 """
 
 #: The same; a file of the kernels is edited when what the statement names has been imported.
 EDIT_WHILE_COMPILING = (
     """
 from pathlib import Path
-from replay.engine.kernels import {first}
-with Path("replay/engine/kernels/{name}.py").open("a") as file:
+import {first}
+with Path("replay/engine/{name}.py").open("a") as file:
     file.write("# an edit\\n")
 """
     + SORT_ROWS
@@ -186,12 +188,12 @@ def test_what_another_process_compiled_is_used(outcome: Outcome, compiled: Path)
     assert outcome(compiled) == (False, str(compiled / BESIDE))
 
 
-@pytest.mark.parametrize("name", ["edges.py", "memory.py", "layout.py"])
+@pytest.mark.parametrize("name", ["kernels/edges.py", "backend/memory.py", "kernels/layout.py"])
 def test_an_edit_in_any_file_of_the_folder_compiles_again(outcome: Outcome, compiled: Path, name: str) -> None:
     """`group_rows` lives in ``edges.py``."""
     folder = str(compiled / BESIDE)
     before = kept_files(folder)
-    with (compiled / "replay" / "engine" / "kernels" / name).open("a", encoding="utf-8") as file:
+    with (compiled / "replay" / "engine" / name).open("a", encoding="utf-8") as file:
         file.write("# an edit\n")
     assert outcome(compiled) == (True, folder)
     after = kept_files(folder)
@@ -201,7 +203,12 @@ def test_an_edit_in_any_file_of_the_folder_compiles_again(outcome: Outcome, comp
 
 @pytest.mark.parametrize(
     ("first", "name"),
-    [("sources", "edges"), ("edges", "edges"), ("edges", "layout"), ("memory", "edges")],
+    [
+        ("replay.engine.backend.sources", "kernels/edges"),
+        ("replay.engine.kernels.edges", "kernels/edges"),
+        ("replay.engine.kernels.edges", "kernels/layout"),
+        ("replay.engine.backend.memory", "kernels/edges"),
+    ],
 )
 def test_what_is_edited_while_it_is_compiled_is_not_kept(
     outcome: Outcome, package: Path, first: str, name: str
@@ -220,9 +227,24 @@ def test_an_edit_leaves_alone_what_others_compile_of_the_new_text(outcome: Outco
     """Who began before it takes what was compiled of what it has read."""
     home = compiled / BESIDE
     before = kept_files(home)
-    edit = EDIT_WHILE_COMPILING.format(first="sources", name="layout")
+    edit = EDIT_WHILE_COMPILING.format(first="replay.engine.backend.sources", name="kernels/layout")
     assert outcome(compiled, code=edit) == (False, str(home))
     assert kept_files(home) == before
+
+
+def test_numbas_own_compiler_keeps_by_the_same_text(outcome: Outcome, package: Path) -> None:
+    home, own = package / BESIDE, {"MOEREPLAY_COMPILER": "standard"}
+    assert outcome(package, **own) == (True, str(home))
+    (kept,) = home.rglob("*._group_rows-*.nbc")
+    assert outcome(package, **own) == (False, str(home))
+    with (package / "replay/engine/kernels/layout.py").open("a", encoding="utf-8") as file:
+        file.write("# an edit\n")
+    assert outcome(package, **own) == (True, str(home))
+    assert not kept.exists()  # what nobody reads any more is gone
+    shutil.rmtree(home)
+    edit = EDIT_WHILE_COMPILING.format(first="replay.engine.kernels.edges", name="kernels/edges")
+    assert outcome(package, code=edit, **own)[0]
+    assert not list(home.rglob("*._group_rows-*.nbc"))  # compiled of a text that is no more
 
 
 @pytest.mark.extended
@@ -244,6 +266,20 @@ def test_an_index_of_numbas_is_not_looked_at(outcome: Outcome, package: Path) ->
     (home / "edges._group_rows-1.py311.nbi").write_bytes(b"garbage")
     (home / "edges._group_rows-1.py311.1.nbc").write_bytes(b"")
     assert outcome(package) == (True, str(home))
+
+
+def test_a_numba_that_nobody_has_tried_compiles_by_its_own_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    from replay.engine.backend import compiling
+
+    monkeypatch.delenv("MOEREPLAY_COMPILER", raising=False)
+    for release, name in (("0.61.0", "quick"), ("0.68.1", "quick"), ("0.60.2", "standard"), ("1.0.0rc1", "standard")):
+        monkeypatch.setattr(compiling, "numba_version", release)
+        assert compiling.chosen() == name
+    monkeypatch.setenv("MOEREPLAY_COMPILER", "quick")
+    assert compiling.chosen() == "quick"
+    monkeypatch.setenv("MOEREPLAY_COMPILER", "fast")
+    with pytest.raises(UserError, match="MOEREPLAY_COMPILER is 'fast'; it is quick or standard, or not set"):
+        compiling.chosen()
 
 
 # --- Installations that cannot be written to: permissions bind nobody who is root ---------------

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from replay.engine import compilation
-from replay.engine.kernels import cache, private
+from replay.engine.backend import folder as place
+from replay.engine.backend import private
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="there are no user ids")
@@ -106,12 +107,12 @@ def test_a_folder_that_is_left_aside_is_told_in_a_line_once(tmp_path: Path, monk
     shared.chmod(0o777)
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(shared))
     for _ in range(2):
-        folder = cache.cache_folder.__wrapped__()
+        folder = place.cache_folder.__wrapped__()
         assert folder is None or shared not in folder.parents
     assert len(said) == 1 and said[0].count("\n") == 0
     assert f"others can write to {shared}" in said[0]
     shared.chmod(0o700)
-    folder = cache.cache_folder.__wrapped__()
+    folder = place.cache_folder.__wrapped__()
     assert folder is not None and folder.parent == shared
 
 
@@ -124,14 +125,14 @@ def test_beside_the_source_it_is_told_where_it_costs_a_compilation(
     compilation.when_left_aside(said.append)
     (tmp_path / "__pycache__").mkdir()
     (tmp_path / "__pycache__").chmod(0o775)
-    monkeypatch.setattr(cache, "_SOURCES", tmp_path)
+    monkeypatch.setattr(place, "_SOURCES", tmp_path)
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
-    folder = cache.cache_folder.__wrapped__()
+    folder = place.cache_folder.__wrapped__()
     assert folder is not None and folder.is_relative_to(tmp_path / "own")
     assert not said, "nothing was compiled yet"
     for _ in range(2):
-        cache._tell_of_others()
+        place.tell_of_others()
     assert len(said) == 1 and f"others can write to {tmp_path}" in said[0]
     assert str(folder) in said[0]
 

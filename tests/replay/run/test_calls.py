@@ -18,7 +18,7 @@ import replay
 import tracegen
 from replay.chains import preparation
 from replay.chains.replay import Replay
-from replay.engine.kernels.memory import IS_PLAIN
+from replay.engine.backend.memory import IS_PLAIN
 from replay.model.compute import calls
 from tracegen import RoutingTrace
 
@@ -39,7 +39,7 @@ def counted(action: Callable[[], object]) -> tuple[int, int]:
     memories = sum(
         of[1]
         for (file, _, function), of in found.items()
-        if file.endswith("kernels/memory.py") and function == "__init__"
+        if file.endswith("backend/memory.py") and function == "__init__"
     )
     return sum(of[1] for of in found.values()), memories
 

@@ -14,7 +14,7 @@ not checked and do not count from the end.
 
 Passed as tuples of arrays, the same state is some three hundred values at each call, and numba
 and LLVM took most of their time to pass them; see ENGINE.md. What numba is taught for a memory is
-in ``compiled_memory``. With ``NUMBA_DISABLE_JIT=1`` the same source runs as plain Python on views
+in ``memory_types``. With ``NUMBA_DISABLE_JIT=1`` the same source runs as plain Python on views
 of the same arrays.
 """
 
@@ -23,12 +23,13 @@ from __future__ import annotations
 from ctypes import addressof, c_char
 from typing import Any, ClassVar
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from replay.engine.backend.settings import config
+
 #: Whether kernels run as plain Python.
-IS_PLAIN = bool(getattr(numba.config, "DISABLE_JIT", 0))
+IS_PLAIN = bool(getattr(config, "DISABLE_JIT", 0))
 WORD_BYTES = 8
 
 

@@ -1,21 +1,16 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""Compilation of kernels: functions that Python calls, and those that only kernels call.
+"""The quick compiler: numba's steps without those that kernels do not need, and one optimisation of all.
 
-Only the former are kept in the cache, each with all it calls. Kernels allocate nothing, so they do
-without numba's reference counts (``_nrt``): these are atomic operations on every array that is
-passed on. Functions that Python does not call need no wrappers, which are a third of the time it
-takes to compile a small one.
+Kernels allocate nothing, so they do without numba's reference counts (``_nrt``): these are atomic
+operations on every array that is passed on. Functions that Python does not call need no wrappers,
+which are a third of the time it takes to compile a small one.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import sys
 from collections.abc import Callable
-from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
 from numba import njit, types
@@ -32,17 +27,9 @@ from numba.core.typed_passes import (
 )
 from numba.core.untyped_passes import FixupArgs, IRProcessing, ReconstructSSA, TranslateByteCode
 
-from replay.engine.compilation import announce
-from replay.engine.kernels.cache import KernelCache, cache_folder
-from replay.engine.kernels.compiled_memory import MemoryType
-from replay.engine.kernels.memory import IS_PLAIN, KernelMemory
-from tracegen.shared.processors import num_processors
-
-if TYPE_CHECKING:
-    import subprocess
+from replay.engine.backend.cache import KernelCache
 
 _INNER: dict[str, Any] = {"_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-_ENTRIES: list[_Entry] = []
 
 
 class _EntryLibrary(JITCodeLibrary):
@@ -196,121 +183,29 @@ def inlined(function: Callable[..., Any]) -> Any:
 
 def _without_literals(kernel: Any) -> Any:
     """Compile once for all whole numbers; numba compiles again for each literal argument."""
-    if not IS_PLAIN:
-        look_for = kernel.get_call_template
+    look_for = kernel.get_call_template
 
-        def get_call_template(args: Any, keywords: Any) -> Any:
-            return look_for(tuple(types.unliteral(kind) for kind in args), keywords)
+    def get_call_template(args: Any, keywords: Any) -> Any:
+        return look_for(tuple(types.unliteral(kind) for kind in args), keywords)
 
-        kernel.get_call_template = get_call_template
+    kernel.get_call_template = get_call_template
     return kernel
 
 
-def entry(memory: type[KernelMemory]) -> Callable[[Callable[..., Any]], Any]:
-    """Compile a function of one memory that Python calls, or take it from the cache."""
-
-    def decorate(function: Callable[..., Any]) -> Any:
-        if IS_PLAIN:
-            return function
-        options: dict[str, Any] = {"_nrt": False, "no_cfunc_wrapper": True}
-        kernel: Any = njit(pipeline_class=_EntryCompiler, **options)(function)
-        kernel._cache = KernelCache(function)
-        found = _Entry(kernel, memory)
-        _ENTRIES.append(found)
-        return found
-
-    return decorate
+def compiled(function: Callable[..., Any]) -> Any:
+    """Compile a function that Python calls, when it is first needed, or take it from our cache."""
+    options: dict[str, Any] = {"_nrt": False, "no_cfunc_wrapper": True}
+    kernel: Any = njit(pipeline_class=_EntryCompiler, **options)(function)
+    kernel._cache = KernelCache(function)
+    return kernel
 
 
-class _Entry:
-    """A kernel that Python calls; its code is there from its first call on.
-
-    Numba would ask for the type of the argument at every call, in Python.
-    """
-
-    def __init__(self, kernel: Any, memory: type[KernelMemory]) -> None:
-        self._kernel, self._memory, self._kinds = kernel, memory, (MemoryType(memory),)
-        self._code: Callable[[KernelMemory], Any] | None = None
-
-    def compile(self) -> Callable[[KernelMemory], Any]:
-        """Compile the kernel, or take it from the cache: what runs on a memory."""
-        self._code = self._kernel.compile(self._kinds)
-        return self._code
-
-    @property
-    def name(self) -> str:
-        """Name of the function."""
-        return str(self._kernel.__name__)
-
-    def is_missing(self) -> bool:
-        """Tell whether it is neither loaded nor in the cache."""
-        kernel, kinds = self._kernel, self._kinds
-        return kinds not in kernel.overloads and not kernel._cache.has(kinds, kernel.targetctx.codegen())
-
-    def __call__(self, memory: KernelMemory) -> Any:
-        if type(memory) is not self._memory:
-            message = f"{self._kernel.__name__} runs on {self._memory.__name__}, not {memory!r}"
-            raise TypeError(message)
-        return (self._code or self.compile())(memory)
+def is_kept(kernel: Any, kinds: tuple[Any, ...]) -> bool:
+    """Tell whether there is a file with a kernel."""
+    return bool(kernel._cache.has(kinds, kernel.targetctx.codegen()))
 
 
-def compile_all(progress: Callable[[int, int], None] | None = None) -> None:
-    """Compile every kernel of this folder that is not in the cache, in two processes if it pays.
-
-    The second begins at the other end, and each takes from the cache what the other has compiled.
-
-    Parameters
-    ----------
-    progress
-        Told how many are compiled, out of how many.
-    """
-    _import_all()
-    if _missing():
-        announce()  # who listens may ask for the same, and have it
-    wanted = _missing()
-    if not wanted:
-        return
-    helper = _start_helper() if len(wanted) > _FEW else None
-    try:
-        for number, kernel in enumerate(wanted, 1):
-            kernel.compile()
-            if progress is not None:
-                progress(max(number, len(wanted) - len(_missing())), len(wanted))
-    finally:
-        if helper is not None:
-            helper.kill()
-            helper.wait()
-
-
-_FEW = 4  # kernels take as long as the start of another process
-
-
-def _import_all() -> None:
-    for path in sorted(Path(__file__).parent.glob("[a-z]*.py")):
-        import_module(f"{__package__}.{path.stem}")
-
-
-def _missing() -> list[_Entry]:
-    """Kernels that are neither loaded nor in the cache; the loop first, which takes longest."""
-    found = [one for one in _ENTRIES if one.is_missing()]
-    return sorted(found, key=lambda one: (one.name != "run", one.name))
-
-
-def compile_backwards() -> None:
-    """Help another process: compile what is not in the cache, the last first."""
-    _import_all()
-    for kernel in reversed(_missing()):
-        kernel.compile()
-
-
-def _start_helper() -> subprocess.Popen[bytes] | None:
-    """Have another process compile, where a second processor and a folder for both are there."""
-    import subprocess  # which hardly any process needs
-
-    if num_processors() < 2 or cache_folder() is None or not sys.executable:
-        return None
-    code = f"import sys; sys.path[:] = {sys.path!r}\nfrom {__name__} import compile_backwards; compile_backwards()"
-    nowhere = subprocess.DEVNULL
-    with contextlib.suppress(OSError):  # it is compiled here, then
-        return subprocess.Popen([sys.executable, "-P", "-c", code], stdin=nowhere, stdout=nowhere, stderr=nowhere)
-    return None
+def code(kernel: Any, kinds: tuple[Any, ...]) -> Callable[..., Any]:
+    """Machine code of a kernel for arguments of some kinds: compiled, or from the cache."""
+    made: Callable[..., Any] = kernel.compile(kinds)
+    return made

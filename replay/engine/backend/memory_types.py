@@ -34,7 +34,7 @@ from numba.extending import (
     unbox,
 )
 
-from replay.engine.kernels.memory import (
+from replay.engine.backend.memory import (
     IS_PLAIN,
     WORD_BYTES,
     FixedNumber,
