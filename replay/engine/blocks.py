@@ -11,11 +11,13 @@ import numpy.typing as npt
 from replay.engine.columns import GrowingColumn, IntArray, Span
 from replay.engine.errors import GraphError
 from replay.engine.given import (
+    FEW_ROWS,
     Ints,
     as_array,
     as_ints,
     broadcast_length,
     check_range,
+    span_of,
     stretch,
 )
 from replay.engine.taskgraph import CreditTakes, Touches
@@ -74,19 +76,31 @@ class RowBlocks:
             If a value is not possible, naming the row.
         """
         size, new = self._count, []
-        named = size if first is None else first
         for name, column in self._columns.items():
-            value, span = given[name], None
-            if type(value) is int and value == column.last:
+            value: Any = given[name]
+            if type(value) is int:  # `isinstance` takes as long as the rest of it
+                if value == column.last:
+                    continue
+                least = most = value
+            elif not count:
                 continue
+            elif count <= FEW_ROWS:  # as `span_of`, without the call
+                rows = value.tolist()
+                least, most = min(rows), max(rows)
+            else:
+                least, most = span_of(value, low=0)
             if name in limits:
                 low, high = limits[name]
-                span = check_range(_WORDS.get(name, name), value, low, high, named, self._what)
-            new.append((column, value, span))
+                if least < low or most > high:
+                    named = size if first is None else first
+                    check_range(_WORDS.get(name, name), value, low, high, named, self._what)
+            new.append((column, value, least, most))
         self._count = size + count
-        for column, value, span in new:
-            column.repeat_to(size)
-            column.append(value, count, span)
+        for column, value, least, most in new if count else ():
+            if type(value) is int:
+                column.put_number(size, value, count)
+            else:
+                column.put_rows(size, value, count, least, most)
 
     def join(self, room: int = 0, first: int = 0, tasks: Collection[str] = ()) -> dict[str, npt.NDArray[Any]]:
         """All rows, in the order given, by field; they are given up here.

@@ -166,7 +166,8 @@ class GraphBuilder(Supplies):
         GraphError
             If lengths differ or a value is not possible, naming the task.
         """
-        self._check_open()
+        if self._is_built:
+            self._check_open()
         given: dict[str, Any] = {
             "resource": resource,
             "kind": kind,
@@ -182,15 +183,18 @@ class GraphBuilder(Supplies):
         for name, value in given.items():
             if type(value) is not int:
                 given[name] = value = as_ints(name, value)
-                is_one_length &= isinstance(value, int) or value.size == count
+                if not isinstance(value, int) and value.size != count:
+                    is_one_length = False
         before = None if after is None else as_ints("after", after)
-        if count is None or not (is_one_length and (before is None or np.size(before) == count)):
+        if isinstance(before, np.ndarray) and before.size != count:
+            is_one_length = False
+        if count is None or not is_one_length:
             count = block_length(count, given, before)
-        first = self._num_tasks
+        first, past = self._num_tasks, self._num_tasks + count
         if self.left_out:
             given |= self._without(given, count)
-        if first + count > INT32_MAX:
-            message = f"{first + count} tasks; a graph holds at most {INT32_MAX}"
+        if past > INT32_MAX:
+            message = f"{past} tasks; a graph holds at most {INT32_MAX}"
             raise GraphError(message)
         self._limits["resource"] = (NULL_RESOURCE, len(self._resources) - 1)
         if before is not None and count:
@@ -199,9 +203,9 @@ class GraphBuilder(Supplies):
             check_range("after", before, 0, INT32_MAX, 0, "row")
         self._rows.append(count, given, self._limits, first)
         if before is not None:
-            self._edges.append(before, range(first, first + count), count)
-        self._num_tasks += count
-        return np.arange(first, first + count, dtype=np.int64)
+            self._edges.append(before, range(first, past), count)
+        self._num_tasks = past
+        return np.arange(first, past, dtype=np.int64)
 
     def _without(self, given: dict[str, int | IntArray], count: int) -> dict[str, int | IntArray]:
         """Fields of tasks of which those of kinds that are left out become marks."""
@@ -222,7 +226,8 @@ class GraphBuilder(Supplies):
         count = broadcast_length(ends)
         for name, tasks in ends.items():
             check_range(name, tasks, 0, INT32_MAX, 0, "edge")
-        self._edges.append(stretch(ends["src"], count), stretch(ends["dst"], count), count)
+            ends[name] = stretch(tasks, count)
+        self._edges.append(ends["src"], ends["dst"], count)
 
     def join(self, ids: Ints, *, resource: Ints = NULL_RESOURCE, **fields: Any) -> int:
         """Add one task that waits for all of ``ids`` and return its id."""

@@ -11,8 +11,10 @@ from replay.engine.errors import GraphError
 
 Ints: TypeAlias = "int | np.integer[Any] | IntArray | list[int] | range"
 
-_FEW_ROWS = 64
-_INT64 = np.dtype(np.int64)
+#: Rows of most blocks at most; Python is faster than NumPy with these.
+FEW_ROWS = 64
+_INT64, _UNSIGNED = np.dtype(np.int64), np.dtype(np.uint64)
+_MOST = 2**63 - 1
 
 
 def as_ints(name: str, value: Ints) -> int | IntArray:
@@ -53,6 +55,24 @@ def as_ints(name: str, value: Ints) -> int | IntArray:
     return array
 
 
+def span_of(value: int | IntArray, low: int) -> Span:
+    """Smallest and largest number of a value that is not empty.
+
+    Where ``low`` is 0 and none is negative, 0 may stand for the smallest.
+    """
+    if isinstance(value, int):
+        return value, value
+    if value.size <= FEW_ROWS:
+        rows: list[int] = value.tolist()
+        return min(rows), max(rows)
+    if low == 0 and value.dtype is _INT64:
+        # Without their signs, negative numbers are the largest: one look finds both ends.
+        most = int(np.maximum.reduce(value.view(_UNSIGNED)))
+        if most <= _MOST:
+            return 0, most
+    return int(np.minimum.reduce(value)), int(np.maximum.reduce(value))
+
+
 def check_range(name: str, value: int | IntArray, low: int, high: int, first_id: int, what: str = "task") -> Span:
     """Refuse values outside ``low..high``, naming the first one.
 
@@ -78,20 +98,14 @@ def check_range(name: str, value: int | IntArray, low: int, high: int, first_id:
     GraphError
         If a value lies outside.
     """
-    if isinstance(value, int):
-        if low <= value <= high:
-            return value, value
-        row, bad = first_id, value
-    elif value.size == 0:
+    if not isinstance(value, int) and value.size == 0:
         return low, low
+    least, most = span = span_of(value, low)
+    if least >= low and most <= high:
+        return span
+    if isinstance(value, int):
+        row, bad = first_id, value
     else:
-        if value.size <= _FEW_ROWS:  # which most blocks have; Python is faster with these
-            rows: list[int] = value.tolist()
-            least, most = min(rows), max(rows)
-        else:
-            least, most = int(np.minimum.reduce(value)), int(np.maximum.reduce(value))
-        if least >= low and most <= high:
-            return least, most
         # NumPy compares unsigned 64-bit numbers with Python ints exactly.
         index = int(np.flatnonzero((value < low) | (value > high))[0])
         row, bad = first_id + index, int(value[index])
@@ -123,12 +137,15 @@ def block_length(count: int | None, given: dict[str, int | IntArray], before: in
 
 def broadcast_length(given: dict[str, int | IntArray]) -> int:
     """Length that numbers, one-element arrays and arrays of one length stretch to."""
-    sizes = {name: 1 if isinstance(value, int) else value.size for name, value in given.items()}
-    wide = {size for size in sizes.values() if size != 1}
-    if len(wide) > 1:
-        message = f"arrays of different lengths: {sizes}"
-        raise GraphError(message)
-    return wide.pop() if wide else 1
+    length = 1
+    for value in given.values():
+        if not isinstance(value, int) and value.size not in (1, length):
+            if length != 1:
+                sizes = {name: 1 if isinstance(one, int) else one.size for name, one in given.items()}
+                message = f"arrays of different lengths: {sizes}"
+                raise GraphError(message)
+            length = value.size
+    return length
 
 
 def stretch(value: int | IntArray, count: int) -> int | IntArray:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from replay.engine.columns import IntArray
+from replay.engine.columns import IntArray, constant
 from replay.engine.taskgraph import NEVER, Bools, Int32s, Int64s
 
 if TYPE_CHECKING:
@@ -168,34 +168,32 @@ class Levels:
         return window[some], time[some], change[some]
 
 
-_NONE = np.zeros(0, np.int64)
-
-
 def _memory(block: Block, rows: Int64s, first: Int64s, last: Int64s) -> Changes:
     """A block of changes, and what is known of their owners; the rest is put in later."""
     from replay.engine.kernels.changes import Changes
 
+    change = block.change
     return Changes(
         num_rows=block.owner.size,
         owner=np.ascontiguousarray(block.owner),
         by_task=block.task is not None,
-        task=_NONE.astype(np.int32) if block.task is None else np.ascontiguousarray(block.task),
+        task=None if block.task is None else np.ascontiguousarray(block.task),
         time=np.ascontiguousarray(block.time),
-        change=np.broadcast_to(block.change, block.owner.shape),
+        change=constant(np.int64(change), block.owner.size) if isinstance(change, int) else change,
         sign=block.sign,
         rows=rows,
         first=first,
         last=last,
-        base=_NONE,
-        shift=_NONE,
-        windows=_NONE,
+        base=None,
+        shift=None,
+        windows=None,
         num_windows=0,
-        is_wanted=_NONE.astype(np.int8),
-        place=_NONE,
-        before=_NONE,
-        found_time=_NONE,
-        found_change=_NONE,
-        found_window=_NONE,
+        is_wanted=None,
+        place=None,
+        before=None,
+        found_time=None,
+        found_change=None,
+        found_window=None,
     )
 
 

@@ -20,7 +20,8 @@ of the same arrays.
 
 from __future__ import annotations
 
-from ctypes import addressof, c_char
+import sys
+from ctypes import c_size_t
 from typing import Any, ClassVar
 
 import numpy as np
@@ -72,6 +73,17 @@ class RecordLayout:
         return array.reshape(-1).view(self.dtype)
 
 
+#: Where an array object holds the address of its data: behind the head that all objects have, which
+#: is a part of NumPy's binary interface (``PyArrayObject``).
+_DATA = object.__basicsize__
+
+
+def _holds_address() -> bool:
+    """Tell whether array objects are laid out so, as those of CPython are."""
+    some = np.zeros(1, np.int64)
+    return c_size_t.from_address(id(some) + _DATA).value == some.ctypes.data
+
+
 def _address(array: npt.NDArray[Any]) -> int:
     """Address of an array; zero if it is empty, which nobody reads.
 
@@ -79,12 +91,10 @@ def _address(array: npt.NDArray[Any]) -> int:
     """
     if not array.size:
         return 0
-    flags = array.flags
-    if not flags.writeable or not flags.c_contiguous:
-        return int(array.ctypes.data)
-    # Fields of records may overlap, which a buffer cannot tell.
-    plain = array if array.dtype.names is None else array.view(np.int8)
-    return addressof(c_char.from_buffer(plain.data))
+    return c_size_t.from_address(id(array) + _DATA).value if _IS_LAID_OUT_SO else int(array.ctypes.data)
+
+
+_IS_LAID_OUT_SO = sys.implementation.name == "cpython" and _holds_address()
 
 
 class MemoryPart:
@@ -95,7 +105,9 @@ class MemoryPart:
     dtype: np.dtype[Any] = np.dtype(np.int64)
 
     def words(self, value: Any) -> list[int]:
-        """Content of the part's words."""
+        """Content of the part's words; 0 for None, which is bound before kernels read it."""
+        if value is None:
+            return [0]
         dtype = value.dtype
         if (dtype is not self.dtype and dtype != self.dtype) or not value.flags.c_contiguous:
             message = f"{self.name} must be a contiguous array of {self.dtype}, not {dtype}"
@@ -104,7 +116,7 @@ class MemoryPart:
 
     def plain(self, value: Any) -> Any:
         """View that kernels use as plain Python."""
-        return value.data
+        return None if value is None else value.data
 
 
 class Vector(MemoryPart):
@@ -193,9 +205,6 @@ class KernelMemory:
             num_words += part.num_words
 
     def __init__(self, *sources: object, **values: Any) -> None:
-        if values.keys() - self.parts.keys():
-            message = f"{type(self).__name__} has no {sorted(values.keys() - self.parts.keys())}"
-            raise TypeError(message)
         words: list[int] = []
         for name, part in self.parts.items():
             if name not in values:
@@ -203,6 +212,9 @@ class KernelMemory:
             words += part.words(values[name])
             if IS_PLAIN:
                 setattr(self, name, part.plain(values[name]))
+        if len(values) > len(self.parts):
+            message = f"{type(self).__name__} has no {sorted(values.keys() - self.parts.keys())}"
+            raise TypeError(message)
         self.arrays = values
         self._words = np.array(words, np.int64)
         self.address = _address(self._words)

@@ -103,6 +103,13 @@ class FanOut:
         return several
 
 
+def _of_each(value: IntsLike, rank: Ranks) -> Ints:
+    """(message,): a value of each message, or one for all."""
+    if isinstance(value, np.ndarray) and value.shape == rank.shape:  # NumPy takes long to see it
+        return value
+    return np.broadcast_to(value, rank.shape)
+
+
 class Transfers:
     """Stores and loads over the ports of a system.
 
@@ -290,8 +297,8 @@ class Transfers:
         """Charge the acknowledgements of a path's stores to its opposite, batched per GPU pair."""
         batches = self.ack_batches(
             src * self._num_ranks + dst,
-            np.broadcast_to(wire, src.shape),
-            np.broadcast_to(acks, src.shape),
+            _of_each(wire, src),
+            _of_each(acks, src),
         )
         self.send(
             self._paths.alike(dst[batches.last], src[batches.last]),
