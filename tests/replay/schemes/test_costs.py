@@ -72,7 +72,7 @@ def test_every_file_is_there() -> None:
 BEFORE, DISPATCH, LINKS, COMBINE = list(sections())[1:5]
 PAID = frozenset(name for row in cells().values() for name in row.values() if not name.startswith("no "))
 
-EXCHANGES = frozenset(("all-gather", "all-reduce", "all-to-all", "all flags", "notify", "reservation", "stores"))
+EXCHANGES = frozenset(("all-gather", "all-reduce", "all-to-all", "all flags", "multicast", "notify", "reservation", "stores"))
 SHOWN: dict[Kind, list[tuple[str, str, frozenset[str]]]] = {
     Kind.LAYOUT: [(BEFORE, "layout", PAID)],
     Kind.COUNT_UP: [
