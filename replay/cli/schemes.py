@@ -183,7 +183,7 @@ def _broken() -> Iterable[str]:
 def hardware(scheme: AnyScheme) -> str:
     """Hardware that a scheme needs of a system, and hardware that it adds to it."""
     parts = []
-    if needs := sorted(scheme.needs | {scheme.platform} - {"", "cuda"}):
+    if needs := sorted(scheme.needs | {scheme.platform} - {""}):
         parts.append(f"needs {', '.join(needs)}")
     if scheme.proposes:
         parts.append(f"proposes {', '.join(sorted(scheme.proposes))}")
@@ -298,6 +298,7 @@ def _facts_of_experts(scheme: Scheme) -> dict[str, str]:
         if found.sms == "-"
         else f"{found.sms} that only communicate, on {SYSTEM}",
         "types": found.types,
+        "weights": ", ".join(["as the GEMMs' rows", *sorted(scheme.weight_types)]),
         "gradients": found.gradients,
         "valid for": found.limits if found.limits != "-" else "any set-up",
     }
