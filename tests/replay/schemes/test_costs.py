@@ -72,7 +72,9 @@ def test_every_file_is_there() -> None:
 BEFORE, DISPATCH, LINKS, COMBINE = list(sections())[1:5]
 PAID = frozenset(name for row in cells().values() for name in row.values() if not name.startswith("no "))
 
-EXCHANGES = frozenset(("all-gather", "all-reduce", "all-to-all", "all flags", "multicast", "notify", "reservation", "stores"))
+EXCHANGES = frozenset(
+    ("all-gather", "all-reduce", "all-to-all", "all flags", "multicast", "notify", "reservation", "stores")
+)
 SHOWN: dict[Kind, list[tuple[str, str, frozenset[str]]]] = {
     Kind.LAYOUT: [(BEFORE, "layout", PAID)],
     Kind.COUNT_UP: [
@@ -89,7 +91,7 @@ SHOWN: dict[Kind, list[tuple[str, str, frozenset[str]]]] = {
     Kind.DISPATCH_UP: [(LINKS, "headers, packets, requests", PAID)],
     Kind.DISPATCH_ACK_UP: [
         (DISPATCH, "reads at the source, SMs", PAID - {"reader"}),
-        (BEFORE, "exchange of counts", frozenset({"all-gather", "all flags"})),
+        (BEFORE, "exchange of counts", frozenset({"all-gather", "all flags", "multicast"})),
     ],
     Kind.ACTIVATION: [("Experts", "activation", PAID)],
     Kind.UNPERMUTE: [

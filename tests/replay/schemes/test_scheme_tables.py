@@ -68,7 +68,7 @@ def test_facts_in_words() -> None:
     few = copy(SCHEMES["ideal"])
     few.most_ranks, few.dispatch_types = 64, frozenset({"bf16"})
     assert facts_of(few).limits == "at most 64 GPUs"
-    assert facts_of(few).types == "GEMMs any; rows bf16; back any"
+    assert facts_of(few).types == "GEMMs any but FP4; rows bf16; back any but FP4"
 
 
 def test_only_what_is_marked_is_written() -> None:
