@@ -81,7 +81,7 @@ def list_experts(as_json: bool) -> None:
             print(line)
         print("moereplay schemes SCHEME explains one: options, assumptions, source.")
         named = ", ".join((*EXAMPLES, *TENSOR_EXAMPLES))
-        print(f"Found by name, not compared unless asked for: {named}.")
+        print(indented(f"Found by name, not compared unless asked for: {named}.", "", ""))
     for line in broken:
         print(line, file=sys.stderr)
 

@@ -43,8 +43,7 @@ def entered(result: ResultBase) -> dict[str, Any]:
     found |= {f"scheme.{name}": ", ".join(scheme[name]) for name in ("proposes", "lacking")}
     found |= _dotted("option", scheme["options"])
     found |= _dotted("batch", result.batch.model_dump(mode="json"))
-    types = result.types.model_dump(mode="json")
-    found |= _dotted("type", types | {"weights": types.get("weights") or types["gemm"]})
+    found |= _dotted("type", result.types.model_dump(mode="json"))
     found |= {"placement": result.placement, "launch": result.launch}
     settings = result.spec.model_dump(mode="json", by_alias=True, exclude=set(BY_RESULT))
     # Ranks, tokens and phase may be left to the trace: the batch says what they came to.
