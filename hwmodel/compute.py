@@ -14,7 +14,7 @@ read the same constants of :class:`Compute`.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import cast
@@ -171,7 +171,7 @@ class Compute:
         }
         fp4_peak = exact(spec.fp4_peak_TFLOP_per_s.value)
         for of_kind in (matrix, grouped):
-            of_kind |= _with_fp4(of_kind, fp4_peak / exact(spec.fp8_peak_TFLOP_per_s.value))
+            of_kind |= _with_fp4(of_kind, spec.fp4_kinds.value, fp4_peak / exact(spec.fp8_peak_TFLOP_per_s.value))
         return cls(
             num_sms=sms,
             tile_overhead_ps=ps_from_ns(spec.tile_overhead_ns.value),
@@ -548,7 +548,7 @@ class Compute:
             return ""
         rows, _, weights = dtype.rpartition("_")
         asked = f"{weights} weights beside {rows} rows" if rows else f"{weights} values"
-        possible = ", ".join(one for one in self._matrix if one in _VALUE_BYTES and "_" not in one)
+        possible = ", ".join(one for one in self._matrix if one in (*_VALUE_BYTES, *SCALED_VALUES) and "_" not in one)
         return f"tensor cores multiply no {asked}, but {possible}, and bf16 rows by mxfp4 or nvfp4 weights"
 
     def _kernels(self, dtype: str, grouped: bool = False) -> _Kernels:
@@ -575,25 +575,27 @@ def _fp4_weights(dtype: str) -> str:
     return last if last in SCALED_VALUES else ""
 
 
-def _with_fp4(kernels: Mapping[str, _Kernels], rate: Fraction) -> dict[str, _Kernels]:
+def _with_fp4(kernels: Mapping[str, _Kernels], kinds: Sequence[str], rate: Fraction) -> dict[str, _Kernels]:
     """Kernels with FP4 operands beside others.
 
     Parameters
     ----------
     kernels
         By the type of their operands.
+    kinds
+        Kinds of FP4 values that the tensor cores multiply.
     rate
-        Of FP4 products by the rate of FP8; 0 where the tensor cores have none.
+        Of FP4 products by the rate of FP8.
     """
-    found = {
-        name: replace(kernels[rows], weight_bits=BITS, slices=(1,))
-        for name in _BESIDE
-        if (rows := name.partition("_")[0]) != "fp8" or rate
-    }
-    if rate:
+    found = {}
+    for name in _BESIDE:
+        rows, weights = name.split("_")
+        if rows != "fp8" or weights in kinds:
+            found[name] = replace(kernels[rows], weight_bits=BITS, slices=(1,))
+    if kinds:
         fp8 = kernels["fp8"]
         both = replace(fp8, sm_rate=fp8.sm_rate.times(rate), value_bits=BITS, weight_bits=BITS)
-        found |= dict.fromkeys(SCALED_VALUES, both)
+        found |= dict.fromkeys(kinds, both)
     return found
 
 

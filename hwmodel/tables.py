@@ -248,6 +248,8 @@ class ComputeSpec(StrictDocument):
     """Likewise, of FP8 values."""
     fp4_peak_TFLOP_per_s: Quantity[NonNegative]
     """Likewise, of FP4 values with scales, at FP8's efficiency; 0 where there are none."""
+    fp4_kinds: Quantity[list[Literal["mxfp4", "nvfp4"]]]
+    """Kinds of FP4 values, by their scales, that tensor cores multiply."""
     fp32_peak_TFLOP_per_s: Quantity[Positive]
     """FP32 values multiplied as TF32 on tensor cores."""
     bf16_efficiency: Quantity[Ratio]

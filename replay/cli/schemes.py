@@ -81,7 +81,7 @@ def list_experts(as_json: bool) -> None:
             print(line)
         print("moereplay schemes SCHEME explains one: options, assumptions, source.")
         named = ", ".join((*EXAMPLES, *TENSOR_EXAMPLES))
-        print(f"Found by name, not compared unless asked for: {named}.")
+        print(indented(f"Found by name, not compared unless asked for: {named}.", "", ""))
     for line in broken:
         print(line, file=sys.stderr)
 
@@ -183,7 +183,7 @@ def _broken() -> Iterable[str]:
 def hardware(scheme: AnyScheme) -> str:
     """Hardware that a scheme needs of a system, and hardware that it adds to it."""
     parts = []
-    if needs := sorted(scheme.needs | {scheme.platform} - {"", "cuda"}):
+    if needs := sorted(scheme.needs | {scheme.platform} - {""}):
         parts.append(f"needs {', '.join(needs)}")
     if scheme.proposes:
         parts.append(f"proposes {', '.join(sorted(scheme.proposes))}")
@@ -301,6 +301,7 @@ def _facts_of_experts(scheme: Scheme) -> dict[str, str]:
         if found.sms == "-"
         else f"{found.sms} that only communicate, on {SYSTEM}",
         "types": found.types,
+        "weights": ", ".join(["as the GEMMs' rows", *sorted(scheme.weight_types)]),
         "gradients": found.gradients,
         "valid for": found.limits if found.limits != "-" else "any set-up",
         **({"wins": scheme.wins, "loses": scheme.loses} if scheme.wins else {}),

@@ -61,7 +61,8 @@ def lines_of(reports: Sequence[Mechanisms]) -> Iterator[tuple[str, str]]:
         yield name, _table_text(uses)
     for name, uses in _by_name(reports, "buffers"):
         most = max(use.high_water for use in uses)
-        yield name, f"at most {most:,} of {uses[0].capacity:,} in use"
+        if most:
+            yield name, f"at most {most:,} of {uses[0].capacity:,} in use"
     for name, reads in _by_name(reports, "cache"):
         first, again = sum(one.first_bytes for one in reads), sum(one.again_bytes for one in reads)
         if first and name != "results":

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from replay.chains import host_program
-from replay.model.work.precision import NUMBER_TYPES
+from replay.model.work.precision import NUMBER_TYPES, VALUE_TYPES
 from replay.schemes.ep.staged import StagedScheme
 from replay.schemes.ep.traffic import NETWORK, TRAFFIC, way_back
 from replay.schemes.registry import COMPARED
@@ -73,7 +73,11 @@ def communicating_sms(scheme: Scheme) -> int | None:
 
 def _types(scheme: Scheme) -> str:
     gemm, out, back = (
-        "any" if types >= set(NUMBER_TYPES) else ", ".join(sorted(types))
+        "any"
+        if types >= set(VALUE_TYPES)
+        else "any but FP4"
+        if types == set(NUMBER_TYPES)
+        else ", ".join(sorted(types))
         for types in (scheme.gemm_types, scheme.dispatch_types, scheme.combine_types)
     )
     there = gemm if gemm == out else f"GEMMs {gemm}; rows {out}"

@@ -31,6 +31,7 @@ from replay.schemes.ep.megamoe.scheme import MEGAMOE, MEGAMOE_HOPPER
 from replay.schemes.ep.megatron.allgather import MegatronAllGather
 from replay.schemes.ep.megatron.alltoall import Megatron
 from replay.schemes.ep.moe_hub.scheme import MoeHub
+from replay.schemes.ep.mok import MixtureOfKittens
 from replay.schemes.ep.nccl_allgather import NcclAllGather
 from replay.schemes.ep.nccl_alltoall import NcclAllToAll
 from replay.schemes.ep.nccl_ep import NcclEp
@@ -97,7 +98,7 @@ ELSEWHERE: dict[str, Scheme] = {scheme.name: scheme for scheme in (CannEp(),)}
 COMPARED: dict[str, Scheme] = SCHEMES | ELSEWHERE
 """Schemes that are compared by default on a system that they run on."""
 
-EXAMPLES: dict[str, Scheme] = {scheme.name: scheme for scheme in (Plain(), NcclAllGather())}
+EXAMPLES: dict[str, Scheme] = {scheme.name: scheme for scheme in (Plain(), NcclAllGather(), MixtureOfKittens())}
 """Schemes that are found by name and left out of comparisons that name none."""
 
 

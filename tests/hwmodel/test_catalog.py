@@ -73,6 +73,7 @@ def test_dimensional_keys_name_their_unit():
             "tile_keys",
             "cluster_tiles",
             "accumulators",
+            "fp4_kinds",
             "scale_block",
             "blocks",
             "whole_tiles",

@@ -414,3 +414,7 @@ def test_machines_without_fp4_say_what_is_possible() -> None:
             with pytest.raises(UserError, match=f"multiply no {what}"):
                 compute.weight_bytes(1, 1, dtype)
     assert B200.lacks("fp8_mxfp4") == B200.lacks("nvfp4") == ""
+    # Matrix cores of AMD have a scale for 32 values, which is an exponent.
+    amd = hwmodel.load("mi355x").compute
+    assert amd.lacks("fp8_mxfp4") == amd.lacks("mxfp4") == ""
+    assert amd.lacks("nvfp4").startswith("tensor cores multiply no nvfp4 values, but bf16, fp8, fp32, mxfp4, and")

@@ -58,6 +58,14 @@ class CollectiveSetup:
         setup = cls(spec, system, algorithms, num_ranks)
         machine = setup.machine()
         for algorithm in algorithms:
+            if missing := algorithm.lacks(system):
+                runs = [
+                    name
+                    for name, one in library.ALGORITHMS.items()
+                    if not one.lacks(system) and spec.op in one.collectives
+                ]
+                message = f"algorithm {algorithm.name} needs {' and '.join(missing)}, which {system.name} does not have"
+                raise UserError(f"{message}; there run: {', '.join(runs)}")
             algorithm.check(machine, spec.op, blocks=spec.blocks)
         return setup
 

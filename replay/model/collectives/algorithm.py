@@ -15,6 +15,7 @@ from replay.errors import UserError, unknown
 from replay.model.machine.kinds import DISPATCH
 
 if TYPE_CHECKING:
+    from hwmodel import System
     from replay.model.arrays import Ints, Tasks
     from replay.model.machine.kinds import PhaseKinds
     from replay.model.machine.machine import Machine
@@ -147,6 +148,11 @@ class Algorithm:
         call = CollectiveCall(machine, kinds, collective, nbytes, blocks, payload, beside)
         return _quickest(self.ways(call)).build(begun)
 
+    def lacks(self, system: System) -> list[str]:
+        """Capabilities that it needs and a system does not have."""
+        offered = {capability.value for capability in system.capabilities}
+        return [need for need in self.needs if need not in offered]
+
     def check(
         self,
         machine: Machine,
@@ -165,9 +171,7 @@ class Algorithm:
         system, who = machine.system, f"algorithm {self.name}"
         if collective not in self.collectives:
             raise unknown(f"collective of {who}", collective, self.collectives)
-        offered = {capability.value for capability in system.capabilities}
-        missing = [need for need in self.needs if need not in offered]
-        if missing:
+        if missing := self.lacks(system):
             message = f"{who} needs {' and '.join(missing)}, which {system.name} does not have"
             raise UserError(message)
         if machine.num_ranks < self.least_ranks:

@@ -59,11 +59,11 @@ def test_facts_in_words() -> None:
     assert found.limits == SCHEMES["deepep-ll"].validity
     flux = facts_of(SCHEMES["flux"])
     assert (flux.sms, flux.kernels, flux.graph, flux.gradients) == ("26", "20", "no", "yes")
-    assert facts_of(SCHEMES["ideal"])[:4] == ("0", "0", "yes", "any")
+    assert facts_of(SCHEMES["ideal"])[:4] == ("0", "0", "yes", "any but FP4")
     few = copy(SCHEMES["ideal"])
     few.most_ranks, few.dispatch_types = 64, frozenset({"bf16"})
     assert facts_of(few).limits == "at most 64 GPUs"
-    assert facts_of(few).types == "GEMMs any; rows bf16; back any"
+    assert facts_of(few).types == "GEMMs any but FP4; rows bf16; back any but FP4"
 
 
 def test_only_what_is_marked_is_written() -> None:
