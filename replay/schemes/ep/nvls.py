@@ -59,7 +59,11 @@ if TYPE_CHECKING:
 class NvlsOptions(Options):
     """Options of the dense exchange."""
 
-    num_sms: int = option(16, "SMs that issue the multimem instructions.", "NCCL's NVLS kernels use 16 on Hopper")
+    num_sms: int = option(
+        16,
+        "SMs that issue the multimem instructions.",
+        "NCCL's NVLS kernels use 16 on Hopper; Megatron-Core launches up to 128 blocks, which take as long",
+    )
     block_rows: int = option(
         8,
         "Rows that one task moves. The whole tensor is one stream; this is the model's grain.",

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class DirectOptions(Options):
     """Options of the two kernels that store rows."""
 
-    num_sms: int = option(16, "SMs that store rows, in either direction.", "chosen")
+    num_sms: int = option(16, "SMs that store rows, in either direction.", "chosen; compared by name alone")
 
 
 class Direct(TensorScheme):

@@ -194,3 +194,12 @@ def test_the_jump_near_128_rows_an_expert_is_a_second_wave_of_tiles() -> None:
             took[tokens, is_left_out] = result.totals.makespan_us
     whole, exchange = (took[116, left_out] - took[112, left_out] for left_out in (False, True))
     assert whole > 9 and exchange < 1.5
+
+
+def test_ports_and_not_sms_bind_from_eight_to_those_of_megatron() -> None:
+    trace = generate("uniform", load("gpt-oss-20b"), ranks=8, tokens_per_rank=256, layers=1, seed=1)
+    times = [
+        replay.run(trace, system=hwmodel.load("dgx-h100"), scheme="nvls", options={"num_sms": sms}, tune=False)
+        for sms in (8, 16, 128)
+    ]
+    assert max(one.totals.makespan_us for one in times) < 1.005 * min(one.totals.makespan_us for one in times)

@@ -383,9 +383,9 @@ DYSHARP = DySharp(
     DySharpOptions(),
     summary="DySHARP: dynamic in-switch multicast and reduction, fused layer",
     assumes=(
-        "proposed switch and GPU hardware; 8 SMs dispatch and 8 combine; each GPU gets one notice "
-        "and gives one answer; own copies stay local; a partial tile starts when all rows of its "
-        "expert are there; in other domains the GPU of the owner's index pushes and pulls"
+        "proposed switch and GPU hardware; as many SMs dispatch and combine as keep up with the "
+        "port; each GPU gets one notice and gives one answer; own copies stay local; a partial tile "
+        "starts when all rows of its expert are there; in other domains the GPU of the owner's index pushes and pulls"
     ),
     wins=(
         "few tokens, hardly behind the experts alone; small experts with many tokens; skew, by less time than fusion "
@@ -400,7 +400,10 @@ DYSHARP_FUSION_ONLY = DySharp(
     "dysharp-fusion-only",
     FusedOptions(),
     summary="DySHARP's fused layer without in-switch computing",
-    assumes=("proposed GPU hardware (slots on arrival, readiness counters); 12 SMs dispatch and 8 combine"),
+    assumes=(
+        "proposed GPU hardware (slots on arrival, readiness counters); as many SMs dispatch and combine as keep up "
+        "with the port"
+    ),
     wins="many tokens, with tiles in units of 8",
     loses=(
         "few tokens, by SMs that only move rows; skew, which fills the hottest GPU's ports without sums in the switch"

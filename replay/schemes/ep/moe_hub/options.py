@@ -46,9 +46,10 @@ class MoeHubOptions(Options):
         least=0,
     )
     store_sms: int = option(
-        12,
-        "Most SMs of a GPU that the blocks of the routing kernel hold while they store.",
-        "assumed: twelve, as many as DeepEP's kernels have senders, keep an H100's port busy",
+        0,
+        "Most SMs of a GPU that the blocks of the routing kernel hold while they store. 0: as many "
+        "as keep up with the busiest port.",
+        "assumed; the paper gives no number",
     )
     tile_order: str = option(
         "unit:8",

@@ -78,7 +78,8 @@ class MoeHub(Scheme):
     source = "arXiv 2605.05888 section III"
     assumes = (
         "proposed GPU hardware; the table holds 4096 rows, each queue 32 KiB; a packet waits 100 "
-        "ns, a look-up takes 10 ns and a launch 100 ns; return addresses have 8 bytes; 12 SMs store"
+        "ns, a look-up takes 10 ns and a launch 100 ns; return addresses have 8 bytes; as many SMs "
+        "store as keep up with the port"
     )
     wins = "few tokens: blocks start when rows are there, and nobody meets"
     loses = "many tokens, by a row per expert on the wires; tiles in order of arrival, which read weights again"
@@ -99,7 +100,7 @@ class MoeHub(Scheme):
     fuses_activation = True
     keeps_results = False
     validity = "simulated: 8 GPUs like the H800"
-    candidates = MappingProxyType({"store_sms": (4, 8, 12, 16, 24), "tile_order": TRIED})
+    candidates = MappingProxyType({"store_sms": (0, 4, 8, 12, 16, 24), "tile_order": TRIED})
     options: MoeHubOptions = MoeHubOptions()
 
     @property
@@ -125,8 +126,18 @@ class MoeHub(Scheme):
     def build(self, work: LayerWork, machine: Machine, start: Tasks) -> Tasks:
         """Add the routing kernel's stores, the experts' tiles and the sums."""
         # Blocks that store hold SMs of the same pool as all others; only their number is limited.
-        self.split(machine, "store_sms")
-        return _Layer(self.options, work, machine, machine.kernel(start, "routing")).build()
+        fitted = self.with_options({"store_sms": self.options.store_sms or self._keeping_up(work, machine)})
+        fitted.split(machine, "store_sms")
+        return _Layer(fitted.options, work, machine, machine.kernel(start, "routing")).build()
+
+    def _keeping_up(self, work: LayerWork, machine: Machine) -> int:
+        """SMs that store rows as fast as the busiest port carries them; a port's rate where none leaves."""
+        pairs = work.matrix("pairs")
+        tokens, row_bytes = np.diff(work.tokens_of_rank), work.dispatch_row_bytes + self.options.address_bytes
+        remote = np.maximum(pairs.sum(axis=1), pairs.sum(axis=0)) - np.diag(pairs)
+        moved = remote if remote.any() else pairs.sum(axis=1)
+        stored = machine.costs.sm_store(pairs.sum(axis=1) * row_bytes)
+        return machine.keeping_up(stored + casting(machine, work, tokens * work.dispatch_row_bytes), moved * row_bytes)
 
 
 class _Layer:
