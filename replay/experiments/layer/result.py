@@ -182,6 +182,24 @@ class StackDescription(Strict):
     knows: bool
 
 
+class PracticeDescription(Strict):
+    """Hosts of the stack that runs a scheme in practice, where launches were bare; not replayed.
+
+    Attributes
+    ----------
+    stack
+        As of a result under it.
+    host_us
+        What calls of a layer take a thread, mean over the passes, but for those that a graph holds.
+    waits
+        Times that the thread waits for its GPU there, in the pass with most.
+    """
+
+    stack: StackDescription
+    host_us: float
+    waits: int
+
+
 class TracedResult(TimedResult):
     """Inputs of a replay of a trace on one system under one scheme, by value.
 
@@ -197,6 +215,9 @@ class TracedResult(TimedResult):
         versions whose hosts were always ahead of their GPUs.
     stack
         What launched them; the JSON has no such key where launches were bare.
+    practice
+        Hosts of what would launch them in practice; the JSON has no such key where a stack was
+        given, ``bare`` among them, or nothing is known of it.
     """
 
     spec: RunSpec
@@ -209,6 +230,7 @@ class TracedResult(TimedResult):
     types: NumberTypes
     launch: Literal["eager", "graph", "ahead"] = "ahead"
     stack: StackDescription | None = Field(None, exclude_if=lambda stack: stack is None)
+    practice: PracticeDescription | None = Field(None, exclude_if=lambda practice: practice is None)
 
 
 class Result(TracedResult):
