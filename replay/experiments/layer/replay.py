@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from replay.experiments.base.experiment import ReplayWatcher
     from replay.experiments.layer.setup import TracedSetup
     from replay.measure.result import ChainResult, LayerResult
-    from replay.model.work.stacks import Stack
 
 
 def carry_out(setup: TracedSetup, watch: ReplayWatcher) -> Result:
@@ -123,21 +122,16 @@ def entered(setup: TracedSetup, ready: Replay, trials: Sequence[Trial]) -> dict[
         "precision": precision.name,
         "types": number_types(precision),
         "launch": ready.launch,
-        "stack": None if ready.stack is None else _stack(ready.stack, ready.scheme.name),
+        "stack": None if ready.stack is None else StackDescription.of(ready.stack, ready.scheme.name),
         "practice": _practice(setup, ready),
     }
-
-
-def _stack(stack: Stack, scheme: str) -> StackDescription:
-    knows = stack.with_dispatcher(scheme) is not None
-    return StackDescription(name=stack.name, options=dict(stack.options), knows=knows)
 
 
 def _practice(setup: TracedSetup, ready: Replay) -> PracticeDescription | None:
     hosts = in_practice(setup.setup.chain_settings, setup.trace, setup.first, ready)
     if hosts is None:
         return None
-    stack = _stack(hosts.stack, ready.scheme.name)
+    stack = StackDescription.of(hosts.stack, ready.scheme.name)
     return PracticeDescription(stack=stack, host_us=us(hosts.host_ps), waits=hosts.waits)
 
 

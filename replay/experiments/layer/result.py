@@ -8,7 +8,7 @@ gives the same bytes. `replay.load_result` reads files of this and of older sche
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from pydantic import (
     Field,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import pandas
 
     from replay.measure.result import Measures
+    from replay.model.work.stacks import Stack
 
 RESULT_FORMAT: Literal["moereplay-result/2"] = "moereplay-result/2"
 
@@ -180,6 +181,11 @@ class StackDescription(Strict):
     name: str
     options: dict[str, bool | int | str]
     knows: bool
+
+    @classmethod
+    def of(cls, stack: Stack, scheme: str) -> Self:
+        """Describe a stack around a scheme's kernels."""
+        return cls(name=stack.name, options=dict(stack.options), knows=stack.with_dispatcher(scheme) is not None)
 
 
 class PracticeDescription(Strict):

@@ -383,7 +383,8 @@ def test_without_a_stack_nothing_says_so(synthetic: Synthetic) -> None:
 
 def test_bare_results_say_what_hosts_take_in_practice(synthetic: Synthetic) -> None:
     """A replay under practice whose GPUs are done long before takes as long as its calls."""
-    trace, asked = synthetic(ranks=2), {"scheme": "hybrid-ep", "layer": 0, "barrier": True, "direction": "training"}
+    trace = synthetic(ranks=2)
+    asked: dict[str, Any] = {"scheme": "hybrid-ep", "layer": 0, "barrier": True, "direction": "training"}
     bare, under = replay.run(trace, **asked), replay.run(trace, **asked, stack="practice")
     practice = bare.practice
     assert practice is not None
