@@ -46,7 +46,8 @@ def walk() -> Walk:
     from tracegen.generate import generate
 
     trace = generate("zipf", "olmoe-1b-7b", ranks=4, tokens_per_rank=8, layers=1, seed=1, skew=0.8)
-    settings: dict[str, Any] = {"scheme": "deepep", "system": "dgx-h100", "layer": 0}
+    # Given, so that nothing is added up beside the replay of what a stack would do.
+    settings: dict[str, Any] = {"scheme": "deepep", "system": "dgx-h100", "layer": 0, "stack": "bare"}
     replay.run(trace, **settings)  # modules that are imported late have been, and caches are full
     called: dict[CodeType, None] = {}
 
