@@ -16,7 +16,7 @@ import hwmodel
 from replay.chains.chain import check_code_for, faults_of
 from replay.engine import GraphBuilder
 from replay.errors import UserError
-from replay.model.machine.host import Operation
+from replay.model.machine.host import UNSTAGED, Operation
 from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine
 from replay.model.work.layer import ExpertShape, LayerWork
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from hwmodel import System
     from replay.model.arrays import Ints
+    from replay.model.machine.host import Calls, Launch
     from replay.schemes import Scheme
 
 Program = tuple[Operation, ...]
@@ -147,19 +148,47 @@ def program(scheme: Scheme, work: LayerWork, system: System, *, until_wait: bool
     UserError
         If the scheme refuses the layer, or its code fails.
     """
-    check_code_for(scheme, work, system)
-    machine = Machine(system, _Outline(KIND_NAMES), work.num_ranks, scheme.uplinks)
-    if until_wait:
-        machine.host.program = _UntilWait()
-    with suppress(_WaitError), faults_of(scheme, _WaitError):
-        scheme.build(work, machine, machine.mark(machine.ranks))
     found: list[Operation] = []
-    for one in machine.host.program:
+    for one in outlined(scheme, work, system, until_wait=until_wait).host.program:
         if found and found[-1].name == one.name and one.launches and found[-1].launches:
             found[-1] = found[-1]._replace(launches=found[-1].launches + one.launches)
         else:
             found.append(one)
     return tuple(found)
+
+
+def outlined(
+    scheme: Scheme,
+    work: LayerWork,
+    system: System,
+    launch: Launch | None = None,
+    calls: Calls | None = None,
+    *,
+    until_wait: bool = False,
+) -> Machine:
+    """Build a layer for its hosts alone, which note what they do; no schedule can be made of it.
+
+    Parameters
+    ----------
+    launch, calls
+        As of `replay.model.machine.host.Host`.
+    until_wait
+        See `program`.
+
+    Raises
+    ------
+    UserError
+        If the scheme refuses the layer, or its code fails.
+    """
+    check_code_for(scheme, work, system)
+    outline = _Outline(KIND_NAMES)
+    machine = Machine(system, outline, work.num_ranks, scheme.uplinks, launch, sample=work.sample, calls=calls)
+    if until_wait:
+        machine.host.program = _UntilWait()
+    with suppress(_WaitError), faults_of(scheme, _WaitError):
+        begun = machine.enter(UNSTAGED, machine.mark(machine.ranks), is_backward=work.is_backward)
+        scheme.build(work, machine, begun)
+    return machine
 
 
 def num_kernels(operations: Iterable[Operation]) -> int:

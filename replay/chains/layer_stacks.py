@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from replay.chains.host_program import outlined
 from replay.chains.stack_calls import brings_experts, stage_calls
 from replay.errors import UserError, listed
 from replay.model.work.stacks import (
@@ -25,6 +26,7 @@ from replay.schemes.options import about
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.chains.chain import ChainLink
+    from replay.chains.replay import Replay
     from replay.chains.settings import ChainSettings
     from replay.model.machine.host import Calls
     from replay.model.work.batch import Batch
@@ -121,6 +123,55 @@ def stack_of(settings: ChainSettings, trace: RoutingTrace, system: System, schem
     has_rows = known is not None or brings_experts(stack, scheme, system)
     stack.check(is_training=is_training, precision=gemm if has_rows else None)
     return known or stack
+
+
+class PracticeHosts(NamedTuple):
+    """Hosts of the stack that runs a scheme in practice, for a layer.
+
+    Attributes
+    ----------
+    stack
+        With the scheme as the dispatcher, if its list knows it.
+    host_ps
+        What calls take a thread, mean over the passes, but for those that a graph holds.
+    waits
+        Times that it waits for its GPU, in the pass with most.
+    """
+
+    stack: Stack
+    host_ps: int
+    waits: int
+
+
+def in_practice(settings: ChainSettings, trace: RoutingTrace, batch: Batch, bare: Replay) -> PracticeHosts | None:
+    """Find what hosts do in practice for layers that are launched bare; nothing is replayed.
+
+    Returns
+    -------
+    None where a stack is given, `BARE` among them, experts are left out, or nothing is known of
+    the machine's hosts or of such products.
+    """
+    system, scheme = bare.system, bare.scheme
+    if settings.stack is not None or settings.communication_only or system.spec.host is None:
+        return None
+    settings = dataclasses.replace(settings, stack=PRACTICE)
+    try:
+        stack = stack_of(settings, trace, system, scheme)
+    except UserError:  # its list has no such products
+        return None
+    assert stack is not None
+    links = [
+        bare.last.alone(next(link for link in bare.links if link.is_backward == is_backward))
+        for is_backward in settings.passes
+    ]
+    calls = calls_of(stack, settings, links, trace.model_shape, batch, scheme, system)
+    host_ps = waits = 0
+    for link in links:
+        host = outlined(scheme, link.work(), system, bare.launch, calls).host
+        turns = max(1, len(link.micro_batches))
+        host_ps += turns * host.launched_ps
+        waits = max(waits, turns * sum(host.waited.values()))
+    return PracticeHosts(stack, host_ps // len(settings.passes), waits)
 
 
 def calls_of(

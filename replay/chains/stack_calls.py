@@ -17,17 +17,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.chains.chain import check_code_for, faults_of
-from replay.chains.host_program import can_be_captured, typical_program
-from replay.engine import GraphBuilder
+from replay.chains.host_program import can_be_captured, outlined, typical_program
 from replay.model.compute.laws import LAWS
 from replay.model.machine.host import OUTSIDE, UNSTAGED, Calls, StageCalls
-from replay.model.machine.kinds import KIND_NAMES
-from replay.model.machine.machine import Machine
 from replay.schemes.ep.staged import STAGES, StagedScheme
 
 if TYPE_CHECKING:
     from hwmodel import System
+    from replay.model.machine.machine import Machine
     from replay.model.work.kernel_lists import KernelSizes, ListedOperation
     from replay.model.work.kernel_lists.lists import Pass
     from replay.model.work.layer import LayerWork
@@ -71,7 +68,7 @@ def stage_calls(
             groups = {EXPERTS: stack.experts(sizes, direction, shared=False)}
         else:
             continue
-        machine = _machine_of(scheme, work, system)
+        machine = outlined(scheme, work, system)
         for stages, rows in groups.items():
             if not rows:  # kernels there are the scheme's own
                 continue
@@ -85,25 +82,10 @@ def brings_experts(stack: Stack, scheme: Scheme, system: System) -> bool:
     Experts of stacks that train are told by their hosts how many rows each has, which the host of a
     scheme that never waits does not know.
     """
-    if not isinstance(scheme, StagedScheme) or stack.with_dispatcher(scheme.name) is not None:
+    known = stack.with_dispatcher(scheme.name) is not None
+    if known or not stack.kernels.trains or not isinstance(scheme, StagedScheme):
         return False
-    forward = typical_program(scheme, is_backward=False, system=system)
-    return stack.kernels.trains and not can_be_captured(forward)
-
-
-def _machine_of(scheme: Scheme, work: LayerWork, system: System) -> Machine:
-    """Build a layer for bare hosts, which count what they launch in each stage.
-
-    Raises
-    ------
-    UserError
-        If the scheme refuses the layer, or its code fails.
-    """
-    check_code_for(scheme, work, system)
-    machine = Machine(system, GraphBuilder(KIND_NAMES), work.num_ranks, scheme.uplinks, sample=work.sample)
-    with faults_of(scheme):
-        scheme.build(work, machine, machine.mark(machine.ranks))
-    return machine
+    return not can_be_captured(typical_program(scheme, is_backward=False, system=system))
 
 
 def _groups(stack: Stack, sizes: KernelSizes, direction: Pass) -> dict[Stages, Listed]:

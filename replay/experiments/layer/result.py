@@ -8,7 +8,7 @@ gives the same bytes. `replay.load_result` reads files of this and of older sche
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from pydantic import (
     Field,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import pandas
 
     from replay.measure.result import Measures
+    from replay.model.work.stacks import Stack
 
 RESULT_FORMAT: Literal["moereplay-result/2"] = "moereplay-result/2"
 
@@ -181,6 +182,29 @@ class StackDescription(Strict):
     options: dict[str, bool | int | str]
     knows: bool
 
+    @classmethod
+    def of(cls, stack: Stack, scheme: str) -> Self:
+        """Describe a stack around a scheme's kernels."""
+        return cls(name=stack.name, options=dict(stack.options), knows=stack.with_dispatcher(scheme) is not None)
+
+
+class PracticeDescription(Strict):
+    """Hosts of the stack that runs a scheme in practice, where launches were bare; not replayed.
+
+    Attributes
+    ----------
+    stack
+        As of a result under it.
+    host_us
+        What calls of a layer take a thread, mean over the passes, but for those that a graph holds.
+    waits
+        Times that the thread waits for its GPU there, in the pass with most.
+    """
+
+    stack: StackDescription
+    host_us: float
+    waits: int
+
 
 class TracedResult(TimedResult):
     """Inputs of a replay of a trace on one system under one scheme, by value.
@@ -197,6 +221,9 @@ class TracedResult(TimedResult):
         versions whose hosts were always ahead of their GPUs.
     stack
         What launched them; the JSON has no such key where launches were bare.
+    practice
+        Hosts of what would launch them in practice; the JSON has no such key where a stack was
+        given, ``bare`` among them, or nothing is known of it.
     """
 
     spec: RunSpec
@@ -209,6 +236,7 @@ class TracedResult(TimedResult):
     types: NumberTypes
     launch: Literal["eager", "graph", "ahead"] = "ahead"
     stack: StackDescription | None = Field(None, exclude_if=lambda stack: stack is None)
+    practice: PracticeDescription | None = Field(None, exclude_if=lambda practice: practice is None)
 
 
 class Result(TracedResult):

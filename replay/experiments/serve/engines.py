@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hwmodel.units import PS_PER_US
-from replay.errors import UserError, shown
+from replay.errors import UserError, listed, shown
+from replay.model.work.stacks import BARE, pays_hosts
 
 HOST_US = 900.0
 """Of a step, beside its launch: Megatron-LM's engine on GB200, 64 requests per GPU (its ledger of
@@ -112,6 +113,30 @@ ENGINES: Mapping[str, EngineHost] = {
     "megatron": EngineHost(HOST_US, overlaps=False, pads_travel=False),
 }
 """Engines by name: their own defaults, and the assumptions that are said above."""
+
+
+STACKS: Mapping[str, str] = {
+    **{name: name for name in ("sglang", "vllm", "tensorrt-llm")},
+    "megatron-inference": "megatron",
+}
+"""Engines by the stack that they launch with."""
+
+
+def engine_of_stack(stack: str | None) -> str | None:
+    """Name the engine of a stack; None for none.
+
+    Raises
+    ------
+    UserError
+        If the stack is of no engine.
+    """
+    if not pays_hosts(stack):
+        return None
+    name = str(stack).partition(":")[0]
+    if name not in STACKS:
+        message = f"--stack {stack}: a batch is served by an engine; possible are {listed([*STACKS, BARE])}"
+        raise UserError(message)
+    return STACKS[name]
 
 
 def engine_of(

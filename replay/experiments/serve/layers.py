@@ -24,6 +24,7 @@ from replay.experiments.layer.setup import check_domain, check_needs
 from replay.experiments.serve.iteration import Load, PromptPiece
 from replay.experiments.serve.parts import EngineParts, LoadRows
 from replay.experiments.serve.stream import KernelTotals
+from replay.model.machine.host import OUTSIDE
 from replay.model.work.context import Context
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from replay.measure.parts import Memory
     from replay.model.machine.host import Launch
     from replay.model.work.batch import Phase
+    from replay.model.work.stacks import Stack
 
 MOST_CUTS = 3  # of a stretch between two numbers of tokens, one a power of 2 of the other
 
@@ -92,6 +94,9 @@ class ServedLayers:
         Chains that were replayed.
     memory
         Device memory of the layer that took most, of all that were replayed.
+    stack, call_ps
+        What launches them, and the time of its call between them where no graph holds it; None
+        for bare launches, and before the first replay.
     """
 
     setup: LayerSetup
@@ -104,6 +109,8 @@ class ServedLayers:
     largest_error: float = 0.0
     replays: int = 0
     memory: Memory | None = None
+    stack: Stack | None = None
+    call_ps: int | None = None
     _launch: Launch | None = None
     _exact: dict[tuple[int, int], Moe] = dataclasses.field(default_factory=dict)
 
@@ -213,7 +220,8 @@ class ServedLayers:
         self.memory = largest([*known, measured.memory])
         before = KernelTotals(ready.system, self.launch, 1)
         self.parts.moe(before, self._rows(tokens, positions))
-        first = first_launch_ps(self.setup, self.launch)
+        self.stack, self.call_ps = ready.stack, _call_ps(ready)
+        first = first_launch_ps(self.setup, self.launch) if self.call_ps is None else self.call_ps
         total = round(measured.measures.makespan_us * PS_PER_US) - first
         each, exposed = total / len(links), measured.measures.exposed_communication_us * PS_PER_US
         once = 0.0
@@ -251,6 +259,11 @@ class ServedLayers:
         counts = [(one.positions, one.pairs, one.blocks, one.longest) for one in found]
         of_rank = np.array([[int(count[0]) for count in each] for each in counts], np.int64)
         return Context(own.tokens.astype(np.int64), *of_rank.reshape(-1, 4).T)
+
+
+def _call_ps(ready: Replay) -> int | None:
+    """Time of a launch between MoE layers that a stack's host makes by itself; None where none does."""
+    return None if ready.calls is None or ready.launch == "graph" else ready.calls.stages[OUTSIDE, False].launch_ps
 
 
 def first_launch_ps(setup: LayerSetup, launch: Launch) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from replay.experiments.base.result import SchemeDescription, SystemDescription, package_version
+from replay.experiments.layer.result import StackDescription
 from replay.experiments.serve import handover
 from replay.experiments.serve.batch import DecodeRun, IterationCosts, PrefillRun, decode, prefill
 from replay.experiments.serve.result import (
@@ -116,6 +117,7 @@ def _phase(setup: ServingSetup, phase: Phase, side: ServingSide, spending: Itera
             moe_layers=len(layers.routing.positions),
             chains=layers.replays,
             largest_error=layers.largest_error,
+            stack=None if layers.stack is None else StackDescription.of(layers.stack, layers.setup.scheme.name),
         ),
     )
 

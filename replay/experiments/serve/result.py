@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 
 from replay.experiments.base.result import (
     ComparisonBase,
@@ -17,6 +17,7 @@ from replay.experiments.base.result import (
     TimedResult,
     scheme_of_old,
 )
+from replay.experiments.layer.result import StackDescription
 from replay.experiments.serve.spec import PREFILL_SCHEMES, InferSpec
 from tracegen.shared.strict import Strict
 
@@ -76,12 +77,15 @@ class LayerReplays(Strict):
         Chains that were replayed, of different numbers of tokens.
     largest_error
         Largest known error of a line between two exact times, as a share.
+    stack
+        What launched them; the JSON has no such key where launches were bare.
     """
 
     launch: Literal["eager", "graph"]
     moe_layers: int
     chains: int
     largest_error: float
+    stack: StackDescription | None = Field(None, exclude_if=lambda stack: stack is None)
 
 
 class PhaseResult(Strict):

@@ -106,6 +106,7 @@ class ServingSetup:
         """
         import hwmodel
 
+        engine = engine_of(*spec.of_engine)
         trace, shape = _routing(spec)
         system = hwmodel.load(spec.system, dict(spec.overrides))
         decode = _side(system, spec.decode_gpus, spec.tp, shape)
@@ -134,7 +135,7 @@ class ServingSetup:
             replays={phase: _replay(spec, phase, side.system, given.allow_code) for phase, side in phases.items()},
             lengths=batch_lengths(spec, trace, decode.num_gpus),
             drafts=_drafts(spec.speculative),
-            engine=engine_of(*spec.of_engine),
+            engine=engine,
         )
 
     @property
@@ -289,6 +290,7 @@ def _replay(spec: InferSpec, phase: Phase, system: System, allow_code: AllowCode
         precision=spec.precision,
         interleave=cut,
         launch=spec.launch if is_decode else None,
+        stack=spec.stack,
         phase=phase,
     )
     found = set_up(asked, {}, system, allow_code=allow_code)

@@ -20,6 +20,7 @@ from replay.experiments.base.spec import (
     Overrides,
     Spec,
 )
+from replay.experiments.serve.engines import engine_of_stack
 from replay.model.machine.host import Launch
 from replay.model.work.precision import NumberType
 
@@ -111,10 +112,17 @@ class InferSpec(Spec):
     launch: Launch | None = Field(
         None, description="How decoding is launched: eager or graph [graph if it can be captured]."
     )
+    stack: str | None = Field(
+        None,
+        exclude_if=lambda stack: stack is None,  # as results were before there was any
+        description="Software that launches MoE layers and what is between them, whose host pays by call where no "
+        "graph holds it: sglang, vllm, tensorrt-llm or megatron-inference, and options, as vllm:library_us=20; or "
+        "bare. Its engine's host and graphs are heeded, too [bare, but with the kernels that option stack says].",
+    )
     engine: Literal["sglang", "vllm", "tensorrt-llm", "megatron"] | None = Field(
         None,
         description="Engine whose host and captured batch sizes are heeded: sglang, vllm, "
-        "tensorrt-llm or megatron [none: hosts take no "
+        "tensorrt-llm or megatron [the stack's; without one hosts take no "
         "time, and every size has a graph].",
     )
     engine_host_us: float | None = Field(
@@ -155,7 +163,8 @@ class InferSpec(Spec):
     @property
     def of_engine(self) -> tuple[str | None, float | None, bool | None, str | None]:
         """Settings of the engine's host and graphs."""
-        return self.engine, self.engine_host_us, self.engine_overlap, self.captured
+        engine = self.engine or engine_of_stack(self.stack)
+        return engine, self.engine_host_us, self.engine_overlap, self.captured
 
     @property
     def is_apart(self) -> bool:

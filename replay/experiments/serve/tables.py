@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from replay.experiments.serve.engines import engine_of
 from replay.experiments.serve.result import InferComparison
+from replay.model.work.stacks import pays_hosts
 from replay.report.comparisons import beside, label, labels, outside_notes, tables_group
 from replay.report.tables import GB, US_PER_MS, named_table, table, time_unit, told
 from replay.report.words import WORDS
@@ -156,6 +157,20 @@ def said_of(engine: EngineHost, name: str | None) -> str:
     return f"Engine ({name or 'as given'}): its host takes {engine.host_us:,.0f} us a step, {how}; {sizes}."
 
 
+def launched(compared: InferComparison) -> Iterator[str]:
+    """Notes on what launches kernels, and which schemes its list does not know."""
+    stack = compared.results[0].spec.stack
+    if not pays_hosts(stack):
+        yield "Launched bare; --stack sglang, vllm, tensorrt-llm or megatron-inference pays an engine's calls."
+        return
+    yield f"Launched by hosts of {stack}, whose calls are paid where no graph holds them."
+    phases = [phase for one in compared.results for phase in (one.prefill, one.decode)]
+    strange = [one.scheme.name for one in phases if one.replayed.stack is not None and not one.replayed.stack.knows]
+    if strange:
+        names = ", ".join(dict.fromkeys(strange))
+        yield f"Not in its list, so that kernels for rows are calls of an extension: {names}."
+
+
 def notes(compared: InferComparison) -> Iterator[str]:
     """Notes on the replay, on what it leaves out, and on schemes that are missing."""
     first = compared.results[0]
@@ -176,8 +191,9 @@ def notes(compared: InferComparison) -> Iterator[str]:
                 f"{one.handover.bytes_per_gpu / GB:,.2f} GB of cache; "
                 f"{one.handover.exposed_us / US_PER_MS:,.2f} ms of it are behind the prefill."
             )
+    yield from launched(compared)
     if (engine := engine_of(*first.spec.of_engine)) is not None:
-        yield said_of(engine, first.spec.engine)
+        yield said_of(engine, first.spec.of_engine[0])
     if first.tpot.tokens_per_step != 1:
         yield f"Speculative decoding: {first.tpot.tokens_per_step:.2f} tokens per step."
     if first.left_out:

@@ -110,7 +110,7 @@ class ReplayedTimes:
             self._add_step(spent, loads)
             return spent
         kernels = self._add_step(spent, self._padded(loads))
-        launch_ps = None if layers.launch == "graph" else self.system.overheads.launch_ps
+        launch_ps = None if layers.launch == "graph" else layers.call_ps or self.system.overheads.launch_ps
         spent["host"] = engine.exposed_ps(sum(spent.values()), kernels, launch_ps)
         return spent
 

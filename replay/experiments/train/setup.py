@@ -16,7 +16,7 @@ from replay.experiments.train.schedules.base import ScheduleShape
 from replay.experiments.train.spec import CODE, TrainSpec
 from replay.model.work.placement import identify
 from replay.model.work.precision import Precision
-from replay.model.work.stacks import Stack, facts_of_place, is_bare
+from replay.model.work.stacks import Stack, facts_of_place, pays_hosts
 from replay.schemes.registry import find
 from replay.steps import plans, recipes
 from replay.steps.chunks import chunks_of
@@ -113,7 +113,7 @@ class TrainingSetup:
         memory = schedule.memory(shape, plan, system, recipe, sequence, must_fit=spec.fit)
         routing = parse(spec.routing)
         stack = None
-        has_stack = spec.stack is not None and not is_bare(spec.stack)
+        has_stack = pays_hosts(spec.stack)
         if spec.host_spread and not has_stack:
             message = f"--host-spread {spec.host_spread:g}: hosts under a stack spread; give --stack"
             raise UserError(message)

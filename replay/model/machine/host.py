@@ -167,6 +167,8 @@ class Host:
         By stage, as of `Calls`: kernels, those of them that multiply rows of experts, and waits of
         the program, and bytes that elementwise kernels read and write on the GPU with most of them,
         with what laws of theirs take beside these.
+    launched_ps
+        What launches take a thread, each the GPU that launches most.
     """
 
     def __init__(
@@ -192,6 +194,7 @@ class Host:
         self.waited: Counter[tuple[str, bool]] = Counter()
         self.moved: Counter[tuple[str, bool]] = Counter()
         self.late_ps: Counter[tuple[str, bool]] = Counter()
+        self.launched_ps = 0
         self._launch_ps = system.overheads.launch_ps
         self._resources = resources
         self._tasks = tasks
@@ -377,6 +380,7 @@ class Host:
     def _issue(self, time_ps: IntsLike) -> Tasks:
         """Launch for so long, of which the thread's lead takes its part: (rank,) tasks."""
         assert self._lead_ps is not None
+        self.launched_ps += int(np.max(time_ps))
         time = Time(np.maximum(0, time_ps - self._lead_ps))
         self._lead_ps = np.maximum(0, self._lead_ps - time_ps)
         issued = self._do(Kind.HOST, time)

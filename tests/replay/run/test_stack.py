@@ -116,7 +116,7 @@ def test_stages_have_what_the_list_has_beyond_the_scheme(scheme: str, direction:
     assert stack is not None
     is_backward = PASSES[direction]
     found = calls_of(scheme, stack)
-    machine = stack_calls._machine_of(find(scheme), works()[direction], H100)
+    machine = stack_calls.outlined(find(scheme), works()[direction], H100)
     host = machine.host
     for stages, rows in stack_calls._groups(stack, sizes(), direction).items():
         here = [found[stage, is_backward] for stage in stages]
@@ -144,7 +144,7 @@ def test_stages_have_what_the_list_has_beyond_the_scheme(scheme: str, direction:
 def test_rows_of_a_list_keep_their_laws_in_stages() -> None:
     """The all-to-all's maps are the scheme's own, to the bytes; DeepEP's map of rows is not."""
     stack = plain("megatron-plain:dispatcher=deepep")
-    machine = stack_calls._machine_of(find("deepep"), works()["forward"], H100)
+    machine = stack_calls.outlined(find("deepep"), works()["forward"], H100)
     rows = stack_calls._groups(stack, sizes(), "forward")[stack_calls.EXPERTS]
     (one,) = (row for row in rows if row.law and row.law[0] == "row map")
     assert one.law is not None
@@ -219,7 +219,7 @@ def test_an_unknown_scheme_whose_host_knows_rows_has_the_stacks_experts() -> Non
     stack = plain()
     found = calls_of("deepep-v2", stack)
     rows = stack.listed(sizes(), ["experts"], "forward")
-    host = stack_calls._machine_of(find("deepep-v2"), works()["forward"], H100).host
+    host = stack_calls.outlined(find("deepep-v2"), works()["forward"], H100).host
     experts = found["experts", False]
     launches = host.launched["experts", False] + experts.others
     assert experts.launch_ps == sum(stack.costs.ps(row) for row in rows) // launches
@@ -379,6 +379,43 @@ def test_without_a_stack_nothing_says_so(synthetic: Synthetic) -> None:
     }
     assert "Launched kernel by kernel by hosts of sglang." in summary(under)
     assert "by hosts of" not in summary(bare)
+
+
+def test_bare_results_say_what_hosts_take_in_practice(synthetic: Synthetic) -> None:
+    """A replay under practice whose GPUs are done long before takes as long as its calls."""
+    trace = synthetic(ranks=2)
+    asked: dict[str, Any] = {"scheme": "hybrid-ep", "layer": 0, "barrier": True, "direction": "training"}
+    bare, under = replay.run(trace, **asked), replay.run(trace, **asked, stack="practice")
+    practice = bare.practice
+    assert practice is not None
+    assert practice.stack == under.stack
+    assert practice.waits == sum(calls_of("hybrid-ep", plain())[stage, False].waits for stage in STAGES) + 1
+    # The mean of both passes; waits, and kernels behind the last launch, are what is more.
+    assert practice.host_us == pytest.approx(under.totals.mean_layer_us, rel=0.05)
+    assert practice.host_us < under.totals.mean_layer_us
+    assert bare.totals == replay.run(trace, **asked, stack="bare").totals
+    text = " ".join(summary(bare).split())
+    assert f"calls longer than such a layer for hybrid-ep ({practice.host_us:,.0f} us under megatron-plain)." in text
+    assert "Launched bare, kernel by kernel. Hosts in practice, which --stack practice pays," in text
+
+
+@pytest.mark.parametrize("given", [{"stack": "bare"}, {"system": "mi300x-x8"}, {"communication_only": True}])
+def test_practice_is_not_told_where_it_was_asked_or_is_not_known(given: dict[str, Any], synthetic: Synthetic) -> None:
+    one = replay.run(synthetic(ranks=2), scheme="ideal", layer=0, **given)
+    assert one.practice is None
+    assert "practice" not in json.loads(one.to_json())
+    assert "Launched bare, kernel by kernel." in summary(one)
+    assert "in practice" not in summary(one)
+
+
+def test_graphs_hold_calls_but_not_those_behind_a_wait(synthetic: Synthetic) -> None:
+    trace = synthetic(ranks=2, phase="decode")
+    found = {name: replay.run(trace, scheme=name, layer=0).practice for name in ("nvls", "deepep")}
+    eager = replay.run(trace, scheme="nvls", layer=0, launch="eager").practice
+    assert found["nvls"] and found["deepep"] and eager
+    assert found["nvls"].host_us < 10 < eager.host_us  # one launch of the graph
+    assert found["deepep"].waits == 1
+    assert found["nvls"].waits == 0
 
 
 def test_comparisons_say_which_stack_launches_which_scheme(synthetic: Synthetic) -> None:

@@ -15,6 +15,7 @@ from replay.experiments.serve.experiment import EXPERIMENT
 from replay.experiments.serve.iteration import Load, PromptPiece
 from replay.experiments.serve.setup import ServingSetup
 from replay.experiments.serve.spec import InferSpec
+from replay.experiments.serve.tables import notes
 from replay.experiments.serve.times import ReplayedTimes
 from replay.model.machine.host import Operation
 from replay.schemes import Scheme
@@ -172,3 +173,50 @@ def test_a_batch_says_what_its_host_takes() -> None:
     assert "host" not in plain.decode.spent_us
     padded = ServingSetup.of(asked.changed(engine="sglang", tp=2))
     assert padded.times["decode"].layers["decode"].most == 8  # 14 of a worker run as 16
+
+
+def test_a_stack_brings_its_engine_and_pays_calls_that_no_graph_holds() -> None:
+    asked = InferSpec(
+        model="olmoe-1b-7b",
+        decode_gpus=2,
+        requests=4,
+        prompt=16,
+        output=4,
+        chunk=64,
+        sample_layers=1,
+        scheme="nvls",
+    )
+    bare, under = (EXPERIMENT.run(asked, **given) for given in ({"engine": "vllm"}, {"stack": "vllm"}))
+    assert under.decode.replayed.stack is not None
+    assert not under.decode.replayed.stack.knows
+    assert bare.decode.replayed.stack is None
+    assert under.decode.spent_us == bare.decode.spent_us  # graphs hold it
+    assert under.prefill.time_us > 1.3 * bare.prefill.time_us  # its launches, of few tokens
+    # A batch without a graph is launched call by call.
+    small = {"captured": "2", "engine_host_us": 0.0}
+    by_call = EXPERIMENT.run(asked, stack="vllm", **small)
+    assert by_call.decode.time_us > 1.5 * EXPERIMENT.run(asked, engine="vllm", **small).decode.time_us
+    free = EXPERIMENT.run(asked, stack="vllm:library_us=0,torch_us=0", **small)
+    assert free.decode.time_us < by_call.decode.time_us / 1.5
+    told = " ".join(notes(EXPERIMENT.compare(asked, schemes=["nvls"], stack="vllm")))
+    assert "Launched by hosts of vllm, whose calls are paid where no graph holds them." in told
+    assert "Not in its list, so that kernels for rows are calls of an extension: nvls." in told
+    assert "Engine (vllm): its host takes 900 us a step" in told
+
+
+def test_a_spec_without_a_stack_is_as_before_there_were_any() -> None:
+    assert "stack" not in InferSpec().model_dump()
+    assert InferSpec(stack="bare").of_engine[0] is None
+    assert InferSpec(stack="sglang", engine="vllm").of_engine[0] == "vllm"
+    assert InferSpec(stack="megatron-inference").of_engine[0] == "megatron"
+
+
+@pytest.mark.parametrize("stack", ["practice", "megatron-plain", "deepseek:library_us=2"])
+def test_stacks_that_serve_nothing_are_refused(stack: str) -> None:
+    with pytest.raises(UserError, match=rf"--stack {stack}: a batch is served by an engine; .*sglang, vllm"):
+        ServingSetup.of(InferSpec(stack=stack))
+
+
+def test_a_comparison_of_layers_is_no_engine() -> None:
+    with pytest.raises(UserError, match="--stack deepgemm: a comparison of single layers"):
+        ServingSetup.of(InferSpec(stack="deepgemm"))

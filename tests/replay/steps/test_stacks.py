@@ -305,6 +305,11 @@ def test_a_dispatcher_is_the_schemes(stack: str) -> None:
         train.run(stack=stack, scheme="deepep", model="olmoe-1b-7b", plan="dp=8,ep=8")
 
 
+def test_a_step_runs_in_no_comparison_of_layers() -> None:
+    with pytest.raises(UserError, match="--stack deepgemm: a comparison of single layers, which no step runs in"):
+        train.run(stack="deepgemm", scheme="deepep", model="olmoe-1b-7b", plan="dp=8,ep=8")
+
+
 def test_a_step_under_a_stack() -> None:
     given: dict[str, Any] = {
         "model": "olmoe-1b-7b",

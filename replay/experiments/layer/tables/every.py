@@ -35,12 +35,11 @@ def tables(result: Result | Comparison, *, details: bool) -> Group:
 def ranking(compared: Comparison) -> Group:
     """First tables of a comparison: times, the fastest first, and what they rest on."""
     results = times.fastest(compared.results)
-    launched = [] if results[0].stack is None else notes.launch_notes(results)
     more = "What each scheme waits for, reads, moves, launches and keeps in memory: --details."
     return tables_group(
         notes.heading(*results),
         [times.times_table(compared, results)],
-        [*launched, *notes.outside_notes(compared), more],
+        [*notes.launch_notes(results), *notes.outside_notes(compared), more],
         *bands.bands_table(compared),
     )
 

@@ -104,7 +104,9 @@ def launch_notes(results: Sequence[Result]) -> list[str]:
     knowing = {one.stack.name for one in results if one.stack is not None and one.stack.knows}
     for result in results:
         how, stack, name = LAUNCHES[result.launch], result.stack, result.scheme.name
-        if stack is not None:
+        if stack is None:
+            how = f"bare, {how}"
+        else:
             how += f" by hosts of {stack.name}"
             if not stack.knows:
                 outside.setdefault(stack.name, []).append(name)
@@ -121,7 +123,31 @@ def launch_notes(results: Sequence[Result]) -> list[str]:
             f"Not in the list of {stack}, so that kernels for rows are calls of an extension: {names}."
             for stack, names in strange.items()
         ),
+        *practice_notes(results),
     ]
+
+
+def practice_notes(results: Sequence[Result]) -> list[str]:
+    """Notes on what hosts would do in practice where launches were bare: one, or none."""
+    longer, waiting, known = dict[str, str](), dict[str, str](), False
+    for result in results:
+        practice = result.practice
+        if practice is None:
+            continue
+        known, name, text = True, result.scheme.name, f"{practice.host_us:,.0f} us"
+        if practice.host_us > result.totals.mean_layer_us:
+            longer.setdefault(name, f"{text} under {practice.stack.name}")
+        elif practice.waits:
+            waiting.setdefault(name, f"{text}, {practice.waits} waits")
+    if not known:
+        return []
+    said = [
+        "longer than such a layer for " + ", ".join(f"{name} ({text})" for name, text in longer.items()),
+        "less, but behind waits, for " + ", ".join(f"{name} ({text})" for name, text in waiting.items()),
+    ]
+    parts = [text for text, some in zip(said, (longer, waiting), strict=True) if some]
+    took = "; ".join(parts) or "less than such a layer, and none waits"
+    return [f"Hosts in practice, which --stack practice pays, take for a layer's calls {took}."]
 
 
 def heading(*results: Result) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from replay.errors import UserError, listed, shown, unknown
 from replay.model.work.kernel_lists import KernelList, load
-from replay.model.work.stacks.bare import HOSTLESS
+from replay.model.work.stacks.bare import BARE, HOSTLESS
 from replay.model.work.stacks.costs import CallCosts, load_costs
 
 if TYPE_CHECKING:
@@ -73,6 +73,22 @@ def is_bare(stack: str) -> bool:
         message = f"--stack {stack}: {name} has no options, but {shown(options)} is given"
         raise UserError(message)
     return name in HOSTLESS
+
+
+def pays_hosts(stack: str | None) -> bool:
+    """Tell whether a stack of a whole step or engine is given, whose hosts are paid.
+
+    Raises
+    ------
+    UserError
+        If it is that of a comparison of single layers.
+    """
+    if stack is None or not is_bare(stack):
+        return stack is not None
+    if stack != BARE:
+        message = f"--stack {stack}: a comparison of single layers, which no step runs in; take {BARE}, or one of "
+        raise UserError(message + "`moereplay stacks`")
+    return False
 
 
 MOST_DIGITS = 19
