@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import sample_pages
 
+from tracegen.shared.display.content import Column, Page, Section, Table
 from tracegen.shared.display.html import document, fragment
 
 TAB, ENTER = "\ue004", "\ue007"
@@ -164,6 +165,20 @@ def test_the_printed_page_is_light_open_and_not_cut(browser: Any, address: str) 
     assert browser.ask(heads) == "contents"
     cut = "[...document.querySelectorAll('.sheet .scroll')].filter((one) => one.scrollWidth > one.clientWidth)"
     assert browser.ask(cut) == []
+
+
+def test_a_broad_table_is_whole_on_paper_and_says_that_it_is_small(browser: Any) -> None:
+    columns = [Column("scheme"), *(Column(f"exposed, {k}", "us", ",.1f") for k in range(16))]
+    broad = Table("broad", "Each of both", columns, [("dysharp-fusion-only", *[1475.1] * 16)] * 3)
+    address = browser.put(document(Page("broad", "", [Section("What is it?", [broad])])))
+    browser.open(address, wide=703)
+    note = "document.querySelector('.paper').offsetHeight"
+    cut = "((one) => one.scrollWidth - one.clientWidth)(document.querySelector('.scroll'))"
+    assert browser.ask(note) == 0 and browser.ask(cut) > 0
+    browser.media("print")
+    assert browser.ask(note) > 0 and browser.ask(cut) == 0
+    number = "document.querySelector('tbody td').getClientRects()[0].height"
+    assert browser.ask(number) < 20  # digits of a number stay on one line
 
 
 OVERFLOW = "document.scrollingElement.scrollWidth - document.scrollingElement.clientWidth"
