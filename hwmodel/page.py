@@ -50,9 +50,9 @@ def page(system: System) -> Page:
         title=system.name,
         summary=f"{system.summary} {system.num_gpus} GPUs{each}.",
         sections=[
-            Section("Rates", [_bandwidth(system), roofline(system)]),
-            Section("Abilities", [_abilities(system)]),
-            Section("Every value", [values_table(system)], is_open=False),
+            Section("How fast is it?", [_bandwidth(system), roofline(system)]),
+            Section("What can it do?", [_abilities(system)]),
+            Section("What is every value, and where from?", [values_table(system)], is_detail=True),
         ],
     )
 

@@ -24,18 +24,24 @@ def report(
 ) -> None:
     """Show saved results: as one HTML file, as figures for papers, as tables for other programs.
 
-    Several results of the same work are shown as a comparison, others one behind the other.
+    Two of one kind stand side by side, with what entered otherwise and every difference marked. More
+    of the same work are shown as a comparison, others one behind the other.
     """
     from replay.errors import UserError
     from replay.experiments.base.load import load_result as load
     from replay.experiments.layer.page.several import page_of_several
+    from replay.report.command import command_words
 
     if deliver == Delivery():
         message = "where to? Give --html FILE, --plots FOLDER or --tables FOLDER"
         raise UserError(message)
     loaded = dict(zip(_names(results), map(load, results), strict=True))
-    deliver(lambda: page_of_several(loaded))
-    for target in (deliver.html, deliver.plots, deliver.tables):
+    targets = {"--html": deliver.html, "--plots": deliver.plots, "--tables": deliver.tables}
+    words = ["moereplay", "report", *map(str, results)]
+    for option, target in targets.items():
+        words += [] if target is None else [option, str(target)]
+    deliver(lambda: page_of_several(loaded, command_words(words)))
+    for target in targets.values():
         if target is not None:
             typer.echo(f"written: {target}")
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rich.console import Group
 from rich.text import Text
 
-from replay.experiments.base.names import LACKING
-from replay.experiments.base.result import ComparisonBase, TimedResult
+from replay.experiments.base.names import LACKING, UNREAL
+from replay.experiments.base.result import AnyTimed, ComparisonBase, TimedResult
 from replay.report.command import command, repeated, value_text
 from replay.report.provenance import assumptions, provenance
 from replay.report.words import explained
@@ -85,6 +85,11 @@ def left_out_alike(compared: AnyComparison, head: str) -> dict[str, list[str]]:
     return reasons
 
 
+def rivals(ranking: Sequence[AnyTimed]) -> Sequence[AnyTimed]:
+    """All results but bounds, which nobody can build; bounds where there is nothing else."""
+    return [one for one in ranking if one.name not in UNREAL] or ranking
+
+
 def built(compared: AnyComparison) -> tuple[str, TimedResult | None]:
     """Words on proposed hardware of the first of a ranking, and the fastest that needs none.
 
@@ -92,7 +97,7 @@ def built(compared: AnyComparison) -> tuple[str, TimedResult | None]:
     -------
     Nothing where the first needs none; None where all do.
     """
-    ranking = compared.ranking
+    ranking = rivals(compared.ranking)
     if label(ranking[0]) == ranking[0].name:
         return "", None
     without = next((one for one in ranking if label(one) == one.name), None)

@@ -48,7 +48,7 @@ def provenance(
         Further tables, such as one of the identities of several results.
     """
     says = [] if command else [why_none]
-    return Section("Where it comes from", [*says, entered_table(entries), *more], is_open=False)
+    return Section("Where does it come from?", [*says, entered_table(entries), *more], is_detail=True)
 
 
 def assumptions(system: SystemDescription, *first: Item) -> Section:
@@ -61,7 +61,7 @@ def assumptions(system: SystemDescription, *first: Item) -> Section:
     """
     changes = changes_table(system)
     items = [*first, *([changes] if changes else []), machine_table(system)]
-    return Section("Assumptions", items, is_open=False)
+    return Section("What is assumed?", items, is_detail=True)
 
 
 # ---- the machine ---------------------------------------------------------------------------------

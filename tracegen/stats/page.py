@@ -112,12 +112,12 @@ def statistics_page(found: TraceStatistics, title: str = "Routing", command: str
         title=title,
         summary=f"{_count(layers, 'MoE layer')} of {_count(experts, 'expert')}; {CONFIDENCE}.",
         sections=[
-            Section("Statistics", [statistics_table(found.by_name)]),
-            Section("Load of experts", [*load, *_imbalance(found.by_name)]),
-            Section("Reuse within a request", _some(_locality(found.by_name))),
-            Section("Experts that are chosen together", [*_together(found), *_some(_travel(found))]),
-            Section("Groups of experts that a token visits", _some(_fanout(found))),
-            Section("Layer by layer", [layers_table(found.by_name)], is_open=False),
+            Section("How skewed is the routing?", [statistics_table(found.by_name)]),
+            Section("How are experts loaded?", [*load, *_imbalance(found.by_name)]),
+            Section("How often are experts used again?", _some(_locality(found.by_name))),
+            Section("Which experts are chosen together?", [*_together(found), *_some(_travel(found))]),
+            Section("How many groups does a token visit?", _some(_fanout(found))),
+            Section("How do layers differ?", [layers_table(found.by_name)], is_detail=True),
         ],
         command=command,
     )
@@ -156,9 +156,9 @@ def nodes_page(found: Mapping[str, Statistic], title: str = "Routing", command: 
         title=title,
         summary=f"GPUs and nodes that tokens visit; {CONFIDENCE}.",
         sections=[
-            Section("Statistics", [statistics_table(found)]),
-            Section("Nodes", charts),
-            Section("Layer by layer", [layers_table(found)], is_open=False),
+            Section("How skewed is the routing?", [statistics_table(found)]),
+            Section("How many nodes does a token visit?", charts),
+            Section("How do layers differ?", [layers_table(found)], is_detail=True),
         ],
         command=command,
     )
@@ -193,8 +193,8 @@ def trace_page(trace: RoutingTrace) -> Page:
         summary=f"{_count(trace.num_layers, 'MoE layer')}, {_count(trace.num_tokens, 'token')}, "
         f"top-{trace.topk} of {_count(trace.num_experts, 'expert')}.",
         sections=[
-            Section("Trace", [Table("trace", "What it is", columns, facts)]),
-            *([Section("Routing", charts)] if charts else []),
+            Section("What is the trace?", [Table("trace", "What it is", columns, facts)]),
+            *([Section("How even is the routing?", charts)] if charts else []),
         ],
     )
 

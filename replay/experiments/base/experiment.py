@@ -196,7 +196,7 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
         from tracegen.shared.display.content import Table
         from tracegen.shared.display.shown import page_of
 
-        sections = [section for section in page_of(result).sections if section.is_open]
+        sections = [section for section in page_of(result).sections if not section.is_detail]
         items = [item for section in sections for item in section.items]
         tables = [item for item in items if isinstance(item, Table)]
         return Group(*(tables if details else tables[:1]))

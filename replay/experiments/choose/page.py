@@ -91,7 +91,7 @@ def _sections(result: SearchResult, found: SystemFindings, number: int) -> Itera
         yield Section(system, [tables.counts_table(found, number)])
         return
     yield Section(
-        f"The best on {system}",
+        f"Which plan is best on {system}?",
         [
             tables.best_table(found, result.top, f"best-{number}"),
             mfu_plot(found, number),
@@ -102,7 +102,7 @@ def _sections(result: SearchResult, found: SystemFindings, number: int) -> Itera
     more: list[Item] = [tables.counts_table(found, number)]
     if found.sensitivity is not None:
         more += [*tables.turns(found.sensitivity), tables.sensitivity_table(found, number)]
-    yield Section(f"How sure it is, and what was left out on {system}", more, is_open=False)
+    yield Section(f"How sure is it, and what was left out on {system}?", more, is_detail=True)
 
 
 def mfu_plot(found: SystemFindings, number: int) -> Plot:

@@ -92,7 +92,7 @@ def reasons(found: SystemFindings) -> Iterator[str]:
     """Sentences on what the best spends its step on, and what the second loses by."""
     best = found.rows[0].cost
     most = sorted(best.spent_us.items(), key=lambda one: -one[1])[:4]
-    shares = ", ".join(f"{cause} {100 * us / best.step_us:.0f} %" for cause, us in most)
+    shares = ", ".join(f"{cause} {us / best.step_us:.1%}" for cause, us in most)
     yield f"The best spends its step on {shares}."
     if len(found.rows) > 1:
         second = found.rows[1].cost

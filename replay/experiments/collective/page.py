@@ -56,14 +56,14 @@ def summary(result: CollectiveResult) -> str:
 
 def _sections(result: CollectiveResult) -> Iterator[Section]:
     yield Section(
-        "By size",
+        "How fast is it by size?",
         [
             _plot(result, "bandwidth", "Bus bandwidth", "GB/s", lambda row: row.bus_GB_per_s),
             _plot(result, "time", "Time of a collective", "us", lambda row: row.time_us),
             table(result),
         ],
     )
-    yield Section("Links", list(_heats(result)))
+    yield Section("How busy are links?", list(_heats(result)))
     yield assumptions(result.system)
     yield provenance(
         {

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import hwmodel
+from hwmodel.units import BYTES_PER_GB
 from replay.engine import GraphBuilder
 from replay.errors import UserError
 from replay.experiments.base.identity import identity_of
-from replay.experiments.collective.spec import CODE
+from replay.experiments.collective.spec import CODE, size_text
 from replay.model.collectives import library
 from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine
@@ -53,7 +54,11 @@ class CollectiveSetup:
             raise UserError(message)
         for size in spec.num_bytes:
             if 2 * size > system.hbm.num_bytes:
-                message = f"two buffers of {size} bytes; a GPU of {system.name} has memory for {system.hbm.num_bytes}"
+                most = size_text(1 << (system.hbm.num_bytes // 2).bit_length() - 1)
+                message = (
+                    f"two buffers of {size_text(size)}B are more than the {system.hbm.num_bytes / BYTES_PER_GB:,.1f} "
+                    f"GB of a GPU of {system.name}; what fits: up to {most}B (--bytes {most})"
+                )
                 raise UserError(message)
         setup = cls(spec, system, algorithms, num_ranks)
         machine = setup.machine()

@@ -51,8 +51,8 @@ def summary(compared: TensorComparison) -> str:
         )
     whole = max(first.time_us, 1e-12)
     lines.append(
-        f"Its kernels alone take {first.products_us / whole:.0%} of that; for "
-        f"{first.exposed_us / whole:.0%} of the time nothing hides communication and waiting"
+        f"Its kernels alone take {first.products_us / whole:.1%} of that; for "
+        f"{first.exposed_us / whole:.1%} of the time nothing hides communication and waiting"
     )
     starred, without = built(compared)
     if isinstance(without, TensorResult):
@@ -65,21 +65,20 @@ def _sections(compared: TensorComparison, words: str) -> Iterator[Section]:
     first = results[0]
     alone = [] if results[1:] else [tables.time_table(first)]
     yield Section(
-        "Which is fastest" if results[1:] else "How long it takes",
+        "Which scheme is fastest?" if results[1:] else "How long does it take?",
         [
             tables.heading(first),
-            tables.times_table(compared),
-            *alone,
             path_bars(results),
             *tables.notes(compared),
         ],
     )
+    yield Section("What are the times and bounds?", [tables.times_table(compared), *alone])
     more = {table.name: table for table in tables.details_of(results)}
-    yield Section("What crosses the wires", [wire_bars(results), more["bytes"]])
-    yield Section("Over time", list(use_heats(results)))
-    yield Section("What SMs do", there(sm_bars(results)))
+    yield Section("What crosses the links?", [wire_bars(results), more["bytes"]])
+    yield Section("What is busy when?", list(use_heats(results)))
+    yield Section("What do SMs do?", there(sm_bars(results)))
     others = [table for key, table in more.items() if key in ("skew", "mechanisms")]
-    yield Section("Details", others, is_open=False)
+    yield Section("What do mechanisms count?", others, is_detail=True)
     entries: dict[str, Cell] = {
         "model": str(first.model["name"]),
         "machine": first.system.name,

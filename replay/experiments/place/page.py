@@ -34,10 +34,10 @@ def page(result: PlacementResult) -> Page:
         f"of the rows with {result.algorithm}, and {before:.2f} times with contiguous experts "
         "(mean of the layers).",
         sections=[
-            Section("How even it is", [_over_time(result), tables.imbalance_table(result)]),
-            *([Section("Rows between nodes", [tables.rows_table(result)])] if nodes else []),
-            Section("Layer by layer", per_layer),
-            Section("The map", [tables.map_table(result)], is_open=False),
+            Section("How even is it?", [_over_time(result), tables.imbalance_table(result)]),
+            *([Section("How many rows cross nodes?", [tables.rows_table(result)])] if nodes else []),
+            Section("How even is each layer?", per_layer),
+            Section("Which expert is where?", [tables.map_table(result)], is_detail=True),
             provenance(
                 {
                     "trace": result.trace,

@@ -80,7 +80,7 @@ def summary(compared: InferComparison) -> str:
         text += f"; soonest under {label(soonest)}: {soonest.ttft.mean_us / US_PER_MS:,.1f} ms"
     spent = tables.spent_ms(first, "decode")
     share = spent["rows"] / max(sum(spent.values()), 1e-12)
-    text += f". In {share:.0%} of an iteration of decode rows travel and nothing computes."
+    text += f". In {share:.1%} of an iteration of decode rows travel and nothing computes."
     if label(first) != first.name:
         text += " It needs proposed hardware, which the machine lacks (*)."
     return text
@@ -90,18 +90,17 @@ def _sections(compared: InferComparison, words: str) -> Iterator[Section]:
     results = tables.by_time(compared)
     first = results[0]
     yield Section(
-        "First tokens, and each token",
+        "When do tokens come?",
         [
             tables.heading(first),
-            tables.times_table(compared),
             tpot_bars(results),
             ttft_bars(results),
-            tables.batch_table(compared),
             *tables.notes(compared),
         ],
     )
+    yield Section("What are the times and rates?", [tables.times_table(compared), tables.batch_table(compared)])
     yield Section(
-        "What an iteration is spent on",
+        "Where does an iteration go?",
         [
             cause_bars(results, "decode"),
             tables.causes_table(compared, "decode"),
@@ -109,7 +108,7 @@ def _sections(compared: InferComparison, words: str) -> Iterator[Section]:
             tables.causes_table(compared, "prefill"),
         ],
     )
-    yield Section("Memory", [memory_bars(results), tables.memory_table(compared)])
+    yield Section("How full are memories?", [memory_bars(results), tables.memory_table(compared)])
     gpus = f"{first.decode.gpus}"
     if first.handover is not None:
         gpus += f" decode, {first.prefill.gpus} of {first.prefill.system.name} prefill"

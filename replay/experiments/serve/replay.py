@@ -137,18 +137,30 @@ def _check_fit(setup: ServingSetup) -> None:
         for phase, side in sides.items()
     }
     for phase, side in checked:
-        least = least_room_of(
-            setup.shape,
-            side.system.hbm.num_bytes,
-            side.num_gpus,
-            side.tp,
-            setup.precision.gemm,
-            int(setup.drafts.count > 0),
-        )
-        least.check(_positions(setup, phase, side), where[phase])
+        least, positions = _least_room(setup, side, side.num_gpus), _positions(setup, phase, side)
+        least.check(positions, where[phase], _advice(setup, side, least, positions))
     rooms = {phase: _room(setup, phase, side) for phase, side in sides.items()}
     for phase, side in checked:
-        rooms[phase].check(_positions(setup, phase, side), where[phase])
+        positions = _positions(setup, phase, side)
+        rooms[phase].check(positions, where[phase], _advice(setup, side, rooms[phase], positions))
+
+
+def _least_room(setup: ServingSetup, side: ServingSide, num_gpus: int) -> ServingRoom:
+    capacity, num_drafting = side.system.hbm.num_bytes, int(setup.drafts.count > 0)
+    return least_room_of(setup.shape, capacity, num_gpus, side.tp, setup.precision.gemm, num_drafting)
+
+
+def _advice(setup: ServingSetup, side: ServingSide, room: ServingRoom, positions: int) -> str:
+    """Sentence on what fits: fewer requests or, where not one does, experts over more GPUs."""
+    requests = setup.spec.requests * max(room.positions, 0) // max(positions, 1)
+    if requests:
+        return f"what fits: {requests:,} of {setup.spec.requests:,} requests per GPU (--requests)"
+    least, gpus = -(-positions // setup.spec.requests), side.num_gpus
+    while gpus < setup.shape.num_experts:
+        gpus *= 2
+        if room.iteration + least * room.position + _least_room(setup, side, gpus).weights <= room.capacity:
+            return f"what fits: experts over {gpus} GPUs of that memory, with a request per GPU (--system)"
+    return "no number of GPUs fits: what is not of routed experts is whole on each; more of --tp or memory is needed"
 
 
 def _room(setup: ServingSetup, phase: Phase, side: ServingSide) -> ServingRoom:

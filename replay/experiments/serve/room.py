@@ -53,8 +53,13 @@ class ServingRoom:
         # A model without attention keeps nothing of a position.
         return left // self.position if self.position else min(left, 0)
 
-    def check(self, positions: int, where: str) -> None:
+    def check(self, positions: int, where: str, advice: str = "") -> None:
         """Refuse so many positions per GPU if they do not fit.
+
+        Parameters
+        ----------
+        advice
+            What would fit.
 
         Raises
         ------
@@ -68,6 +73,8 @@ class ServingRoom:
                 f"rows and {_gb(cache)} of cache for {positions:,} positions do not fit a GPU of "
                 f"{_gb(self.capacity)}; there is room for {max(self.positions, 0):,} positions"
             )
+            if advice:
+                message += f"\n{advice}"
             raise UserError(message)
 
 

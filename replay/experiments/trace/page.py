@@ -96,16 +96,17 @@ def summary(compared: TraceComparison) -> str:
 def _sections(compared: TraceComparison, words: str) -> Iterator[Section]:
     drawn = _some(compared)
     yield Section(
-        "How long steps take",
-        [tables.heading(compared), tables.times_table(compared), *tables.notes(compared), *tables.outside(compared)],
+        "How long do steps take?",
+        [tables.heading(compared), times_plot(drawn), *tables.notes(compared), *tables.outside(compared)],
     )
-    yield Section("Over time", [times_plot(drawn), imbalance_plot(compared)])
+    yield Section("What are the times?", [tables.times_table(compared)])
+    yield Section("How even are the steps?", [imbalance_plot(compared)])
     if len(compared.results) > 1:
-        yield Section("Who is the fastest", there(wins_bars(compared), wins_plot(compared)))
-    yield Section("Distribution", [quantiles_plot(drawn)])
+        yield Section("Which scheme is fastest in which step?", there(wins_bars(compared), wins_plot(compared)))
+    yield Section("How do times spread?", [quantiles_plot(drawn)])
     layers = tables.layers_table(compared)
-    yield Section("Layer by layer", [layers_plot(drawn), layers] if len(layers.rows) > 1 else [])
-    yield Section("Every step", [tables.steps_table(compared)], is_open=False)
+    yield Section("Which layers take how long?", [layers_plot(drawn), layers] if len(layers.rows) > 1 else [])
+    yield Section("What is each step?", [tables.steps_table(compared)], is_detail=True)
     results = list(tables.by_time(compared).values())
     schemes = zip(row_names(results), (one.scheme for one in results), strict=True)
     yield assumptions(results[0].system, schemes_table(schemes))

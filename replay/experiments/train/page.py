@@ -8,7 +8,7 @@ from replay.experiments.train import tables
 from replay.experiments.train.experiment import EXPERIMENT
 from replay.experiments.train.result import TrainComparison
 from replay.report.charts import parts_of
-from replay.report.comparisons import beside, built, compare_command, label, labels, rests_on
+from replay.report.comparisons import beside, built, compare_command, label, labels, rests_on, rivals
 from replay.report.pages import filled_page
 from replay.report.provenance import preset
 from replay.report.tables import GB
@@ -55,7 +55,7 @@ def page(result: TrainResult | TrainComparison) -> Page:
 
 def summary(compared: TrainComparison) -> str:
     """Say which scheme is the fastest, what it is worth, and where its step goes."""
-    results = compared.ranking
+    results = rivals(compared.ranking)
     first, base = results[0], compared.base
     unit, unit_us = tables.unit_of(results)
     of = f" is the fastest of {len(results)} schemes" if results[1:] else ""
@@ -66,8 +66,8 @@ def summary(compared: TrainComparison) -> str:
     worth = first.efficiency
     lines.append(
         f"That is {worth.tokens_per_s:,.0f} tokens/s, {worth.mfu:.1%} of what the GPUs could do "
-        f"(MFU); {first.moe_share:.0%} of the step goes by with experts, exchange and waiting for "
-        f"peers, {first.bubble_share:.0%} with waiting for other stages"
+        f"(MFU); {first.moe_share:.1%} of the step goes by with experts, exchange and waiting for "
+        f"peers, {first.bubble_share:.1%} with waiting for other stages"
     )
     starred, without = built(compared)
     if without is not None:
@@ -79,24 +79,28 @@ def _sections(compared: TrainComparison, words: str) -> Iterator[Section]:
     results = compared.ranking
     first, kernels = results[0], [one for one in results if one.activity_us]
     yield Section(
-        "Where the step goes",
+        "Where does the step go?",
         [
             tables.heading(first),
             cause_bars(results),
-            tables.causes_table(results),
-            *([tables.kernels_table(kernels)] if kernels else []),
-            tables.worth_table(compared),
-            *([speed_up_bars(compared)] if results[1:] else []),
             *tables.notes(compared),
         ],
     )
     yield Section(
-        "By stage",
+        "What is a step worth?",
+        [tables.worth_table(compared), *([speed_up_bars(compared)] if results[1:] else [])],
+    )
+    yield Section(
+        "What are the times of its parts?",
+        [tables.causes_table(results), *([tables.kernels_table(kernels)] if kernels else [])],
+    )
+    yield Section(
+        "How do stages differ?",
         [stage_bars(first), *peers_heats(first), *(tables.stages_table(one) for one in results)],
-        is_open=not results[1:],
+        is_detail=len(results) > 1,
     )
     if first.memory:
-        yield Section("Memory", [memory_bars(first), tables.memory_table(first)])
+        yield Section("How full are memories?", [memory_bars(first), tables.memory_table(first)])
     entries: dict[str, Cell] = {
         "model": str(first.model["name"]),
         "machine": first.system.name,

@@ -240,11 +240,7 @@ def notes(compared: TrainComparison) -> Iterator[str]:
                 f"Not in the list of {result.spec.stack}, so that kernels for rows are calls of "
                 f"an extension: {', '.join(strange)}."
             )
-    for one in compared.results:
-        if one.clock is not None:
-            yield (
-                f"{label(one)}: GPUs at {one.clock.GHz:g} GHz draw {one.clock.W:,.0f} of {one.clock.limit_W:,.0f} W."
-            )
+    yield from _clock_lines(compared.results)
     if left_out := _list(facts["left_out"]):
         yield f"No time is charged for: {', '.join(map(str, left_out))}."
     apart = [label(one) for one in compared.results if not one.is_paired]
@@ -255,6 +251,21 @@ def notes(compared: TrainComparison) -> Iterator[str]:
             f"has both at once: {', '.join(apart)}."
         )
     yield from outside_notes(result.system.name, compared)
+
+
+def _clock_lines(results: Sequence[TrainResult]) -> Iterator[str]:
+    """Power of GPUs at each clock: from the scheme that draws least to the one that draws most."""
+    at: dict[tuple[float, float], dict[float, str]] = {}
+    for one in results:
+        if one.clock is not None:
+            at.setdefault((one.clock.GHz, one.clock.limit_W), {}).setdefault(one.clock.W, label(one))
+    for (clock, limit), drawn in at.items():
+        watts = [f"{drawing:,.0f}" for drawing in (min(drawn), max(drawn))]
+        if watts[0] == watts[1]:
+            yield f"GPUs at {clock:g} GHz draw {watts[0]} of {limit:,.0f} W."
+        else:
+            least, most = drawn[min(drawn)], drawn[max(drawn)]
+            yield f"GPUs at {clock:g} GHz draw {watts[0]} ({least}) to {watts[1]} ({most}) of {limit:,.0f} W."
 
 
 def capacity_bytes(result: TrainResult) -> float:

@@ -24,6 +24,7 @@ PHASES: tuple[str, ...] = get_args(Phase)
 DEFAULT_TOKENS_PER_RANK = {"prefill": 4096, "decode": 64}
 MOST_TOKENS = 1 << 22  # of a step; the least replay of so many at top-8 takes 20 GB
 DECODE_ROW = 1  # FORMAT.md: the value of /tokens/phase for a decode row
+TRAINING_ROW = 2  # and for a row of a training step
 
 # Running requests are of all ages. The fractional parts of multiples of the golden ratio spread any
 # number of slots evenly over the generations, without a random number.
@@ -207,8 +208,14 @@ def _as_recorded(
         source_rank=owner[order],
         num_ranks=has_ranks,
         phase=recorded_phase,
-        origin=BatchOrigin("as recorded", step),
+        origin=BatchOrigin(f"as recorded{_in_training(trace, slice(first, last))}", step),
     )
+
+
+def _in_training(trace: RoutingTrace, rows: slice | npt.NDArray[np.int64]) -> str:
+    """Word on rows of training, which run through a layer as those of a prefill do; empty for others."""
+    phases = trace.tokens.phase[rows]
+    return ", rows of training" if phases.size and (phases == TRAINING_ROW).all() else ""
 
 
 def _by_request(
@@ -286,7 +293,11 @@ def _prefill(trace: RoutingTrace, num_ranks: int, tokens_per_rank: int | None, s
         source_rank=np.repeat(np.arange(num_ranks, dtype=np.int32), wanted),
         num_ranks=num_ranks,
         phase="prefill",
-        origin=BatchOrigin("consecutive tokens of each rank's own requests", step, tokens_per_rank=wanted),
+        origin=BatchOrigin(
+            f"consecutive tokens of each rank's own requests{_in_training(trace, chosen)}",
+            step,
+            tokens_per_rank=wanted,
+        ),
     )
 
 

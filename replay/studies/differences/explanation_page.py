@@ -102,7 +102,7 @@ def quantities_table(found: Explanation) -> Table:
     chosen = sorted((both or some)[:MOST_QUANTITIES], key=found.quantities.index)
     return table(
         "quantities",
-        "What else is not the same",
+        "What else is not the same?",
         chosen,
         *quantity_columns(found.one, found.other),
         (
@@ -152,10 +152,10 @@ def page(found: Explanation, command: str = "") -> Page:
         title=f"{found.one} and {found.other}",
         summary=sentence(found),
         sections=[
-            Section("Where the difference comes from", [steps(found), path_table(found)]),
-            *([Section("What the GPUs do", gpus)] if found.gpus else []),
-            *([Section("When phases run", [phases_table(found)])] if found.phases else []),
-            Section("What else is not the same", [*more, *lines(found)]),
+            Section("Where does the difference come from?", [steps(found), path_table(found)]),
+            *([Section("What do GPUs do?", gpus)] if found.gpus else []),
+            *([Section("When do phases run?", [phases_table(found)])] if found.phases else []),
+            Section("What else is not the same?", [*more, *lines(found)]),
         ],
         command=command,
     )

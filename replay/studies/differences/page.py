@@ -187,13 +187,13 @@ def page(found: Difference, before: str = "BEFORE", after: str = "AFTER", *compa
     """
     moved = _moved(found)
     sections = [
-        Section("Times", [times_table(found), *order_lines(found)]),
-        Section("What entered otherwise", there(inputs_table(found.inputs))),
+        Section("How do the times differ?", [times_table(found), *order_lines(found)]),
+        Section("What entered otherwise?", there(inputs_table(found.inputs))),
         *(
-            Section(f"{one.name}: {one.change_us:+,.1f} us", list(_explained(one, place)), is_open=place <= 3)
+            Section(f"{one.name}: where do {one.change_us:+,.1f} us come from?", list(_explained(one, place)))
             for place, one in enumerate(moved, 1)
         ),
-        Section("Notes", [f"{note}." for note in found.notes]),
+        Section("What else is to be known?", [f"{note}." for note in found.notes]),
     ]
     words = ["moereplay", "diff", before, after, *compared]
     return filled_page(

@@ -31,7 +31,7 @@ def page(found: Sureness, command: str = "") -> Page:
     """
     several = len(found.races) > 1
     sections = [
-        Section(race.what or "Bands", list(_items(found, race, f"-{number}" if several else "")))
+        Section(race.what or "How far do times spread?", list(_items(found, race, f"-{number}" if several else "")))
         for number, race in enumerate(found.races)
     ]
     entered = {"system": found.system, **found.run_ids}

@@ -42,7 +42,7 @@ def page(given: Sequence[Outcome] | SavedValidation) -> Page:
         summary=f"{rows:,} published measurements in {len(tables)} tables were predicted by the "
         f"code of the replays. {holds}.",
         sections=[
-            Section("Errors", [errors_table(tables)]),
+            Section("How large are the errors?", [errors_table(tables)]),
             *(_section(table) for table in tables),
             provenance({"tables": len(tables), "measurements": rows}, command=command),
         ],
@@ -75,7 +75,7 @@ def errors_table(tables: Sequence[SavedTable]) -> Table:
 
 
 def _section(table: SavedTable) -> Section:
-    return Section(table.title, [*charts(table), worst_table(table)], is_open=False)
+    return Section(table.title, [*charts(table), worst_table(table)], is_detail=True)
 
 
 def charts(table: SavedTable) -> Iterator[Chart]:

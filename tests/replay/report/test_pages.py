@@ -14,6 +14,7 @@ from replay.experiments.layer.bands import Band, Uncertainty
 from replay.experiments.layer.page.spent import MOST_LONGER, SMALL, gpu_bars, waterfall
 from replay.experiments.layer.page.validity import error_of, turning_line
 from replay.experiments.layer.result import Comparison, Result
+from replay.experiments.layer.tables.notes import machine_notes
 from replay.report.pages import page
 from tracegen.shared.display.content import Bars, Heat, Line, Page, Plot, Table, Waterfall
 from tracegen.shared.display.html import document
@@ -147,7 +148,7 @@ def test_the_nearest_rival_is_named_with_what_would_turn_the_order(compared: Com
     line = turning_line(("dysharp*", dysharp), ("deepep", deepep))
     away = deepep.totals.makespan_us / dysharp.totals.makespan_us - 1
     reach = math.hypot(error_of(deepep), error_of(dysharp))
-    assert line.startswith(f"deepep is next, {away:.0%} slower")
+    assert line.startswith(f"deepep is next, {away:.1%} slower")
     assert ("may turn" in line) == (away < reach)
     # Next to itself none leads by more than an error, and nothing hangs on assumptions.
     assert turning_line(("deepep", deepep), ("again", deepep)).endswith("so the order may turn")
@@ -193,7 +194,9 @@ def test_validation_is_beside_each_scheme(shown: Page) -> None:
     assert rows["dysharp*"][1] == "proposal"
     assert rows["dysharp*"][2:5] == rows["dysharp*"][5:8]  # one pool for what nobody measured
     assert rows["ideal"][1:] == ("a bound", *[None] * 7)
-    said = next(section for section in shown.sections if section.title == "Validation").items[1]
+    said = next(
+        section for section in shown.sections if section.title == "How far are predictions from measurements?"
+    ).items[1]
     assert "experts, BF16" in said and "557 measurements" in said
 
 
@@ -295,3 +298,20 @@ def test_charts_say_their_units(shown: Page) -> None:
             assert one.x.label and one.y.label
         else:
             assert one.unit or isinstance(one, Waterfall)
+
+
+def test_gpus_without_work_and_kernels_for_other_links_are_noted(synthetic: Any, compared: Comparison) -> None:
+    (line,) = machine_notes([compared["deepep"]])
+    assert line.startswith("note: 4 of the 8 GPUs of dgx-h100 take part")
+    assert line in page(compared).sections[0].items[0]
+    whole = replay.compare(synthetic(ranks=8), ["deepep", "nccl-alltoall"], layer=0, system="pcie-l20")
+    (line,) = machine_notes(whole.results)
+    assert line.startswith("note: deepep: DeepEP's kernels in a node are written for NVLink; pcie-l20 has PCIe")
+    assert machine_notes([whole["nccl-alltoall"]]) == []
+    assert machine_notes([replay.run(synthetic(ranks=8), scheme="deepep", layer=0)]) == []
+
+
+def test_a_trace_of_training_is_announced(synthetic: Any) -> None:
+    trace = synthetic(phase="training")
+    assert "(as recorded, rows of training)" in str(page(replay.run(trace, scheme="ideal")).sections[0].items[0])
+    assert "training" not in str(page(replay.run(synthetic(), scheme="ideal")).sections[0].items[0])

@@ -121,8 +121,8 @@ def test_results_of_one_work_become_a_comparison(compared: Comparison, chained: 
 
 
 def test_results_of_different_works_follow_one_another(compared: Comparison, chained: Result) -> None:
-    shown = page_of_several({"a.json": compared, "b.json": chained})
-    assert shown.sections[1].title == "a.json: Which is fastest"
+    shown = page_of_several({"a.json": compared, "b.json": chained, "c.json": chained})
+    assert shown.sections[1].title == "a.json: Which scheme is fastest?"
     names = [one.name for one in (*shown.charts(), *shown.tables())]
     assert {"1-time", "2-time", "2-layers", "files"} <= set(names)
     ours = list(page(compared).charts())

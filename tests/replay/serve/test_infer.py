@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from loops import every
 from replay.cli.app import main
 from replay.errors import UserError
 from replay.experiments.serve.experiment import EXPERIMENT
-from replay.experiments.serve.replay import carry_out
+from replay.experiments.serve.replay import _least_room, _positions, carry_out
 from replay.experiments.serve.requests import lengths_of
 from replay.experiments.serve.result import InferComparison, named
 from replay.experiments.serve.room import ServingRoom, least_room_of
@@ -62,8 +63,15 @@ def test_memory_counts_weights_and_caches(compared: InferComparison) -> None:
 
 
 def test_what_does_not_fit_is_refused_saying_what_is_too_big() -> None:
-    with pytest.raises(UserError, match=r"weights.*cache for .* positions do not fit .* room for"):
-        EXPERIMENT.run(SMALL, prompt=2**20, chunk=32)
+    with pytest.raises(UserError, match=r"weights.*cache for .* positions do not fit .* room for") as refused:
+        EXPERIMENT.run(SMALL, prompt=2**17, chunk=32)
+    fits = int(re.search(r"what fits: (\d+) of \d+ requests per GPU \(--requests\)", str(refused.value))[1])  # type: ignore[index]
+    for requests, is_too_many in ((fits, False), (fits + 1, True)):
+        setup = ServingSetup.of(SMALL.changed(prompt=2**17, chunk=32, requests=requests))
+        room = _least_room(setup, setup.prefill, setup.prefill.num_gpus)
+        assert (_positions(setup, "prefill", setup.prefill) > room.positions) == is_too_many
+    with pytest.raises(UserError, match=r"what fits: experts over 16 GPUs of that memory"):
+        EXPERIMENT.run(model="deepseek-v3", system="dgx-h100", requests=1, prompt=32, output=2)
     room = ServingRoom(capacity=100, weights=40, iteration=20, position=2)
     assert room.positions == 20
     room.check(20, "here")

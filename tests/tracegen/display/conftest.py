@@ -54,6 +54,10 @@ class Browser:
         self.messages()
         self.driver.get(address)
 
+    def unfold(self) -> None:
+        """Open all that is folded, as one who clicks on each heading."""
+        self.driver.execute_script("for (const one of document.querySelectorAll('details.section')) one.open = true")
+
     def media(self, kind: str = "screen", theme: str = "light") -> None:
         """Show it on a screen or on paper."""
         features = [{"name": "prefers-color-scheme", "value": theme}]

@@ -194,7 +194,7 @@ def page() -> Page:
             Section("Where the time goes", [path(), change(), differences(), usage()]),
             Section("Traffic", heats()),
             Section("Sweep", [curves(), roofline()]),
-            Section("Provenance", ["moereplay 0.1.0"], is_open=False),
+            Section("Provenance", ["moereplay 0.1.0"], is_detail=True),
         ],
         "moereplay compare gpt-oss-20b-decode --layer 12 --html report.html",
     )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import sample_pages
 
+from tracegen.shared.display.content import Column, Page, Section, Table
 from tracegen.shared.display.html import document, fragment
 
 TAB, ENTER = "\ue004", "\ue007"
@@ -115,10 +116,12 @@ def test_a_filter_leaves_rows_and_bars_of_these_names(shown: Any) -> None:
 def test_sections_fold_and_a_link_opens_its_section(shown: Any) -> None:
     are_open = "[...document.querySelectorAll('details.section')].map((one) => one.open)"
     first = shown.ask(are_open)
-    assert first == [True, True, True, True, False, False]
+    assert first == [True, False, False, False, False, False]
     shown.find("nav a[href='#section-4']").click()
     # A browser tells a page of its new address some time after the click.
     shown.wait(f"{are_open}[4]")
+    heading = "document.querySelectorAll('details.section > summary')[4].getBoundingClientRect()"
+    shown.wait(f"{heading}.top >= 0 && {heading}.bottom <= innerHeight")
     shown.find("#fold").click()
     assert all(shown.ask(are_open))
     shown.find("#fold").click()
@@ -164,12 +167,26 @@ def test_the_printed_page_is_light_open_and_not_cut(browser: Any, address: str) 
     assert browser.ask(cut) == []
 
 
+def test_a_broad_table_is_whole_on_paper_and_says_that_it_is_small(browser: Any) -> None:
+    columns = [Column("scheme"), *(Column(f"exposed, {k}", "us", ",.1f") for k in range(16))]
+    broad = Table("broad", "Each of both", columns, [("dysharp-fusion-only", *[1475.1] * 16)] * 3)
+    address = browser.put(document(Page("broad", "", [Section("What is it?", [broad])])))
+    browser.open(address, wide=703)
+    note = "document.querySelector('.paper').offsetHeight"
+    cut = "((one) => one.scrollWidth - one.clientWidth)(document.querySelector('.scroll'))"
+    assert browser.ask(note) == 0 and browser.ask(cut) > 0
+    browser.media("print")
+    assert browser.ask(note) > 0 and browser.ask(cut) == 0
+    assert browser.ask("getComputedStyle(document.querySelector('tbody td')).whiteSpace") == "nowrap"
+
+
 OVERFLOW = "document.scrollingElement.scrollWidth - document.scrollingElement.clientWidth"
 
 
 @pytest.mark.parametrize("make", [sample_pages.page, sample_pages.hostile_page])
 def test_a_phone_shows_all_of_it(browser: Any, make) -> None:
     browser.open(browser.put(document(make())), wide=360)
+    browser.unfold()
     assert browser.ask(OVERFLOW) == 0
     drawings = "[...document.querySelectorAll('.chart > svg')].filter((one) => one.getClientRects().length)"
     assert browser.ask(f"{drawings}.every((one) => one.classList.contains('narrow'))")
@@ -179,9 +196,23 @@ def test_a_phone_shows_all_of_it(browser: Any, make) -> None:
     assert name < 70  # of one line, or two
 
 
+def test_the_edge_of_a_table_that_goes_on_is_shaded(browser: Any, address: str) -> None:
+    edge = (
+        "((one) => { const style = getComputedStyle(one); return [style.backgroundImage.split('gradient').length - 1,"
+        " style.backgroundAttachment, one.scrollWidth > one.clientWidth]; })"
+        "(document.querySelector('.sheet .scroll'))"
+    )
+    browser.open(address, wide=360)
+    # Two covers that move with the table lie upon two shades that stay.
+    assert browser.ask(edge) == [4, "local, local, scroll, scroll", True]
+    browser.media("print")
+    assert browser.ask(edge)[0] == 0
+
+
 @pytest.mark.parametrize("wide", [1200, 640])
 def test_no_text_of_a_chart_lies_on_another_one(browser: Any, address: str, wide: int) -> None:
     browser.open(address, wide=wide)
+    browser.unfold()
     boxes = browser.ask(
         "[...document.querySelectorAll('.chart > svg')]"
         ".map((svg) => [...svg.querySelectorAll('text')]"
@@ -198,6 +229,7 @@ def test_no_text_of_a_chart_lies_on_another_one(browser: Any, address: str, wide
 
 
 def test_a_screen_reader_hears_names_of_charts_tables_and_headings(shown: Any) -> None:
+    shown.unfold()
     nodes = shown.tell("Accessibility.getFullAXTree")["nodes"]
     heard: dict[str, list[str]] = {}
     for node in nodes:
@@ -238,9 +270,13 @@ def test_without_the_script_it_is_all_there(browser: Any, address: str) -> None:
         assert browser.driver.find_elements("css selector", "th button") == []
         assert not any(one.is_displayed() for one in browser.driver.find_elements("css selector", ".tool"))
         assert not browser.find(".filter").is_displayed()
-        assert all(one.is_displayed() for one in browser.driver.find_elements("css selector", "svg.wide"))
-        browser.find("details.section:not([open]) summary").click()
+        # A link into what is folded unfolds it, as does a click on its heading.
+        browser.find("nav a[href='#section-4']").click()
+        browser.wait("document.querySelectorAll('details.section')[4].open")
         assert browser.find("#section-4 .text").is_displayed()
+        while browser.all("details.section:not([open]) summary"):
+            browser.find("details.section:not([open]) summary").click()
+        assert all(one.is_displayed() for one in browser.driver.find_elements("css selector", "svg.wide"))
     finally:
         browser.tell("Emulation.setScriptExecutionDisabled", value=False)
 

@@ -344,19 +344,21 @@ Item = Table | Chart | str
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page under a heading.
+    """A part of a page under a heading; a page opens with its first one and folds the others.
 
     Attributes
     ----------
+    title
+        The question that it answers, since that is all that is seen of it where it is folded.
     items
         Paragraphs, tables and charts, in order.
-    is_open
-        Whether a reader sees it at once; details are folded.
+    is_detail
+        Whether it is there to be looked up, so that a notebook or a screen leaves it out.
     """
 
     title: str
     items: Sequence[Item]
-    is_open: bool = True
+    is_detail: bool = False
 
 
 @dataclass(frozen=True)

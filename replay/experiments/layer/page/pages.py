@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from replay.experiments.layer.result import Comparison
     from tracegen.shared.display.content import Cell, Page
 
+MECHANISMS = "What do mechanisms count?"
+
 
 def page(result: Result | Comparison) -> Page:
     """Make the page of one result, or of a comparison, the fastest first."""
@@ -41,12 +43,13 @@ def _of_result(result: Result, words: str) -> Iterator[Section]:
     several = len(result.layers) > 1 or result.chain is not None
     drawn = there(charts.layers_plot(result), times.layers_table(result) if several else None)
     yield Section(
-        "How long it takes",
-        [notes.heading(result), *drawn, spent.gpu_bars(results), *notes.chain_notes(result)],
+        "How long does it take?",
+        [notes.heading(result), spent.gpu_bars(results), *notes.chain_notes(result)],
     )
-    yield Section("What binds", [charts.bounds_heat(results), charts.use_heat(results)])
+    yield Section("Which layers take how long?", drawn)
+    yield Section("What is the limit?", [charts.bounds_heat(results), charts.use_heat(results)])
     yield Section(
-        "The critical path",
+        "Where does the time go?",
         [
             spent.waterfall(result, "path", "What the time consists of"),
             spent.cause_bars(results),
@@ -54,15 +57,17 @@ def _of_result(result: Result, words: str) -> Iterator[Section]:
         ],
     )
     phases = times.phases_table(part.measures, times.part_name(part))
-    yield Section("Over time", [*charts.use_plots({result.scheme.name: result}), phases])
+    yield Section("What is busy when?", [*charts.use_plots({result.scheme.name: result}), phases])
     yield Section(
-        "What crosses the wires",
+        "What crosses the links?",
         [*charts.gpus_heat(result), charts.purpose_bars(results), *wires.wire_tables(results)],
     )
     lines = [] if slowest is None else [notes.token_note(slowest)]
-    yield Section("Tokens", [*there(charts.latency_plot(results), tokens.latency_table(results)), *lines])
+    yield Section(
+        "When are tokens done?", [*there(charts.latency_plot(results), tokens.latency_table(results)), *lines]
+    )
     yield _memory(results, memory.buffers_table(result))
-    yield Section("Mechanisms", there(experts_table(results), mechanisms_table(results)))
+    yield Section(MECHANISMS, there(experts_table(results), mechanisms_table(results)))
     yield from _rests_on(results, words, *tuned_tables(result))
 
 
@@ -70,22 +75,22 @@ def _of_comparison(compared: Comparison, words: str) -> Iterator[Section]:
     results = fastest(compared.results)
     names = dict(zip(row_names(results), results, strict=True))
     yield Section(
-        "Which is fastest",
+        "Which scheme is fastest?",
         [
             notes.heading(*results),
-            times.times_table(compared, results),
-            validity.validity_line(results),
             spent.gpu_bars(results),
+            validity.validity_line(results),
             *notes.outside_notes(compared),
         ],
     )
-    yield Section("How sure it is", there(bands.bands_plot(compared), *bands.bands_table(compared)))
+    yield Section("What are the times and bounds?", [times.times_table(compared, results)])
+    yield Section("How sure is it?", there(bands.bands_plot(compared), *bands.bands_table(compared)))
     yield Section(
-        "What binds",
+        "What is the limit?",
         [charts.bounds_heat(results), charts.use_heat(results)],
     )
     yield Section(
-        "What crosses the wires",
+        "What crosses the links?",
         [
             *charts.traffic_heats(results),
             charts.purpose_bars(results),
@@ -93,9 +98,9 @@ def _of_comparison(compared: Comparison, words: str) -> Iterator[Section]:
         ],
     )
     drawn = _some(compared, names)
-    yield Section("Over time", [_which(drawn, names), *charts.use_plots(drawn)])
+    yield Section("What is busy when?", [_which(drawn, names), *charts.use_plots(drawn)])
     yield Section(
-        "The critical path",
+        "Where does the time go?",
         [
             spent.phase_bars(results),
             spent.cause_bars(results),
@@ -106,22 +111,26 @@ def _of_comparison(compared: Comparison, words: str) -> Iterator[Section]:
             *times.waiting_tables(results),
         ],
     )
-    yield Section("Tokens", there(charts.latency_plot(results), tokens.latency_table(results)))
+    yield Section("When are tokens done?", there(charts.latency_plot(results), tokens.latency_table(results)))
     yield _memory(results)
     shown = there(experts_table(results), mechanisms_table(results))
-    yield Section("Mechanisms", shown, is_open=False)
+    yield Section(MECHANISMS, shown, is_detail=True)
     yield from _rests_on(results, words)
 
 
 def _memory(results: Sequence[Result], *more: Table | None) -> Section:
     lines = " ".join(memory.room_notes(results))
-    return Section("Memory", there(charts.memory_bars(results), memory.memory_table(results), lines, *more))
+    return Section(
+        "How full are memories?", there(charts.memory_bars(results), memory.memory_table(results), lines, *more)
+    )
 
 
 def _rests_on(results: Sequence[Result], words: str, *more: Table) -> Iterator[Section]:
     """Last sections of a page: routing, uncertainty, assumptions, provenance."""
-    yield Section("Routing", [tokens.routing_table(results)])
-    yield Section("Validation", [validity.validity_table(results), validity.experts_line(results)])
+    yield Section("How even is the routing?", [tokens.routing_table(results)])
+    yield Section(
+        "How far are predictions from measurements?", [validity.validity_table(results), validity.experts_line(results)]
+    )
     schemes = zip(row_names(results), (one.scheme for one in results), strict=True)
     yield assumptions(results[0].system, schemes_table(schemes), *notes.launch_notes(results))
     yield provenance_of(results, words, *more)
@@ -168,9 +177,9 @@ def result_summary(result: Result) -> str:
     return (
         f"{name} takes {time_us(result):,.1f} us per {unit_of(result)} on {result.system.name}, "
         f"{launched([result])}. "
-        f"For {exposed / whole:.0%} of the time nothing hides communication and waiting, in the "
+        f"For {exposed / whole:.1%} of the time nothing hides communication and waiting, in the "
         f"mean of the GPUs. Its largest bound is {times.binding(result)}: "
-        f"{result.totals.bound_us / whole:.0%} of the time."
+        f"{result.totals.bound_us / whole:.1%} of the time."
     )
 
 
@@ -199,7 +208,7 @@ def summary(compared: Comparison) -> str:
     bound = sum(one.bounds_us.largest_us for one in result.measured)
     lines.append(
         f"Its largest bound is {times.binding(result)}: no schedule of its work takes less than "
-        f"{bound / max(result.totals.makespan_us, 1e-9):.0%} of its time"
+        f"{bound / max(result.totals.makespan_us, 1e-9):.1%} of its time"
     )
     if result.scheme.lacking:
         built = next(((name, one) for name, one in rivals.items() if not one.scheme.lacking), None)

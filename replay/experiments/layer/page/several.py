@@ -1,47 +1,55 @@
-"""Several results on one page: as a comparison where they are of the same work, else in turn."""
+"""Several results on one page: two side by side, more as a comparison of one work, or else in turn."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError
 from replay.experiments.base.names import row_names
 from replay.experiments.layer.experiment import EXPERIMENT
+from replay.experiments.layer.page.side_by_side import side_by_side
 from replay.experiments.layer.result import Comparison, Result
 from replay.report.pages import page
 from tracegen.shared.display.content import Column, Page, Section, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tracegen.shared.display.content import Item
 
 
-def page_of_several(results: Mapping[str, Any]) -> Page:
+def page_of_several(results: Mapping[str, Any], command: str = "") -> Page:
     """Make one page of several results.
 
     Parameters
     ----------
     results
         By the name of its file.
+    command
+        The command line that makes a page of two.
 
     Raises
     ------
     UserError
-        If there is no page for one of them, or one is damaged where its schema does not say so.
+        If there is no page for one of them, two are of different experiments, or one is damaged
+        where its schema does not say so.
     """
+    if len(results) == 2:
+        names, both = list(results), list(results.values())
+        return _made(" or ".join(names), lambda: side_by_side(names, both, command))
     compared = as_comparison(list(results.values())) if len(results) > 1 else None
     if compared is not None:
-        return _made("the comparison of them", compared)
-    made = {name: _made(name, one) for name, one in results.items()}
+        return _made("the comparison of them", lambda: page(compared))
+    made = {name: _made(name, functools.partial(page, one)) for name, one in results.items()}
     return joined(made) if len(made) > 1 else next(iter(made.values()))
 
 
-def _made(name: str, result: Any) -> Page:
+def _made(name: str, make: Callable[[], Page]) -> Page:
     """Make the page of what may have been written by anybody."""
     try:
-        return page(result)
+        return make()
     except UserError as error:
         message = f"{name}: {error}"
     except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
@@ -77,13 +85,12 @@ def joined(pages: Mapping[str, Page]) -> Page:
     """Put pages one behind the other, their sections under the names of their files."""
     columns = [Column("file"), Column("is")]
     rows = [(name, one.title) for name, one in pages.items()]
-    sections = [Section("What is here", [Table("files", "Results", columns, rows)])]
+    sections = [Section("What is here?", [Table("files", "Results", columns, rows)])]
     for number, (name, one) in enumerate(pages.items(), 1):
         says = [one.summary, *([f"Made again by: {one.command}"] if one.command else [])]
         for section in one.sections:
             items = [*says, *(_named(item, number) for item in section.items)]
-            is_open = section.is_open and section is one.sections[0]
-            sections.append(Section(f"{name}: {section.title}", items, is_open))
+            sections.append(Section(f"{name}: {section.title}", items, section.is_detail))
             says = []
     return Page(
         title=f"{len(pages)} results",

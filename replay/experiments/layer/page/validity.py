@@ -90,7 +90,7 @@ def experts_line(results: Sequence[Result]) -> str:
     for part in parts:
         median, low, high = _errors(part)
         found.append(
-            f"{part}: {median:+.1f} % in the median, {low:+.1f} to {high:+.1f} % in nine of ten "
+            f"{part}: {median:+.1f}% in the median, {low:+.1f}% to {high:+.1f}% in nine of ten "
             f"of {row_counts()[part]:,} measurements"
         )
     return f"All schemes share the error of {'; '.join(found)}."
@@ -120,10 +120,10 @@ def turning_line(first: tuple[str, Result], second: tuple[str, Result]) -> str:
     reach = math.hypot(*errors)
     holds = "the order may turn" if away < reach else "the order holds against that"
     if away >= reach and any(one.scheme.assumes for _, one in (first, second)):
-        holds += ", if what they assume is so (under Assumptions)"
+        holds += ", if what they assume is so (see what is assumed)"
     return (
-        f"{second[0]} is next, {away:.0%} slower: the error of their communication moves the two "
-        f"times by {errors[0]:.0%} and {errors[1]:.0%}, so {holds}"
+        f"{second[0]} is next, {away:.1%} slower: the error of their communication moves the two "
+        f"times by {errors[0]:.1%} and {errors[1]:.1%}, so {holds}"
     )
 
 

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from replay.experiments.layer.result import Comparison, Result, Whole
     from replay.measure.result import ChainResult, LayerResult, Pairs
 
+FOR_NVLINK = frozenset({"deepep", "deepep-ll", "deepep-v2"})
+"""Schemes with DeepEP's kernels in a node, whose README asks for NVLink there (Requirements)."""
+PCIE_UNIT_BYTES = 4
+"""Unit in which PCIe counts packets, where NVLink has 16 bytes: PCI Express base specification."""
+
 
 def outside_notes(compared: Comparison) -> list[str]:
     """Notes on hardware that the system lacks, schemes that are left out, and what lies between layers."""
@@ -186,6 +191,7 @@ def heading(*results: Result) -> str:
             f"{under}{routing.mean_distinct_remote_ranks:.2f} distinct remote GPUs per token, "
             f"busiest rank {routing.rank_imbalance:.2f} x the mean{first}"
         )
+    lines += machine_notes(results)
     shared = batch.num_slots_sharing_a_request
     if shared:
         requests = batch.num_requests or 0
@@ -199,6 +205,24 @@ def heading(*results: Result) -> str:
             f"{batch.num_steps:,} steps, when every slot has run through its requests"
         )
     return "\n".join(lines)
+
+
+def machine_notes(results: Sequence[Result]) -> list[str]:
+    """Notes on GPUs of the machine that take no part, and on kernels that are written for other links."""
+    system, ranks = results[0].system, results[0].batch.num_ranks
+    notes = []
+    if system.num_gpus > ranks:
+        notes.append(
+            f"note: {ranks} of the {system.num_gpus} GPUs of {system.name} take part, as the batch has so many "
+            "ranks; the others do nothing"
+        )
+    strange = dict.fromkeys(one.scheme.name for one in results if one.scheme.name in FOR_NVLINK)
+    if strange and system.values.get("link.flit_bytes") == PCIE_UNIT_BYTES:
+        notes.append(
+            f"note: {', '.join(strange)}: DeepEP's kernels in a node are written for NVLink; {system.name} has PCIe, "
+            "of which no measurement of them is known here"
+        )
+    return notes
 
 
 def _is_sampled(result: Result) -> bool:

@@ -50,7 +50,7 @@ def summary(compared: ArrivalComparison) -> str:
     text = (
         f"{label(first)}{of}: a request takes {run.e2e.mean_us / US_PER_MS:,.1f} ms in the mean, "
         f"and {run.output_tokens_per_s_per_gpu:,.1f} tokens are made per second and GPU. Half of "
-        f"the requests have their first token after {run.ttft.p50_us / US_PER_MS:,.1f} ms, 99 % "
+        f"the requests have their first token after {run.ttft.p50_us / US_PER_MS:,.1f} ms, 99% "
         f"after {run.ttft.p99_us / US_PER_MS:,.1f} ms"
     )
     if run.tpot is not None:
@@ -70,10 +70,12 @@ def _sections(compared: ArrivalComparison, words: str) -> Iterator[Section]:
     found: list[Item] = []
     if served:
         found = [tables.latencies_table(compared), throughput_bars(served)]
-    yield Section("Latencies and throughput", [tables.heading(first), *found, *tables.notes(compared)])
-    yield Section("Under limits", [*tables.goodput_tables(served), *search_plots(compared)])
-    yield Section("Distributions", list(distributions(served)))
-    yield Section("The engine", [*([tables.engine_table(served)] if served else []), *moments(served)])
+    yield Section("How long do requests take?", [tables.heading(first), *found, *tables.notes(compared)])
+    yield Section("What load keeps the limits?", [*tables.goodput_tables(served), *search_plots(compared)])
+    yield Section("How do latencies spread?", list(distributions(served)))
+    yield Section(
+        "What does the engine do meanwhile?", [*([tables.engine_table(served)] if served else []), *moments(served)]
+    )
     system = first.phases[-1].system if first.phases else None
     entries: dict[str, Cell] = {
         "model": tables.model_of(first),

@@ -15,6 +15,8 @@ from tracegen.shared.display.html.markup import shape, tag, text
 from tracegen.shared.display.html.tables import table
 from tracegen.shared.display.palette import DARK, LIGHT, places
 
+WORDS = "What do the words mean?"
+
 
 def document(page: Page) -> str:
     """Write a page as one HTML file.
@@ -79,7 +81,7 @@ def fragment(page: Page) -> str:
         *(
             part
             for k, section in enumerate(page.sections)
-            if section.is_open
+            if not section.is_detail
             for part in _items(section, page, f"{identity}-{k}")
         ),
         class_=f"moereplay notebook {identity}",
@@ -148,7 +150,7 @@ def _head(page: Page) -> Iterator[str]:
         )
     titles = [section.title for section in page.sections]
     if _words(page):
-        titles.append("Words")
+        titles.append(WORDS)
     links = [tag("a", text(title), href=f"#section-{k}") for k, title in enumerate(titles)]
     tools = [
         tag("button", label, type="button", class_="tool", id=name, hidden=True)
@@ -160,22 +162,22 @@ def _head(page: Page) -> Iterator[str]:
 def _sections(page: Page, identity: str) -> Iterator[str]:
     for k, section in enumerate(page.sections):
         inside = _items(section, page, f"{identity}-{k}")
-        yield _section(k, section.title, inside, is_open=section.is_open)
+        yield _section(k, section.title, inside)
     words = _words(page)
     if words:
         entries = (tag("dt", text(name)) + tag("dd", text(says)) for name, says in words.items())
         listed = tag("dl", *entries, class_="words")
-        yield _section(len(page.sections), "Words", [listed], is_open=False)
+        yield _section(len(page.sections), WORDS, [listed])
 
 
-def _section(k: int, title: str, inside: Iterator[str] | list[str], *, is_open: bool) -> str:
+def _section(k: int, title: str, inside: Iterator[str] | list[str]) -> str:
+    # The address is that of what is folded: a browser unfolds what it is led into, without a script.
     return tag(
         "details",
         tag("summary", tag("h2", text(title))),
-        tag("div", *inside, class_="inside"),
-        id=f"section-{k}",
+        tag("div", *inside, class_="inside", id=f"section-{k}"),
         class_="section",
-        open=is_open,
+        open=k == 0,
     )
 
 

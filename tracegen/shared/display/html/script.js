@@ -41,7 +41,10 @@
   titled();
   const visit = () => {
     const target = document.getElementById(location.hash.slice(1));
-    if (target && target.matches("details.section")) target.open = true;
+    const folded = target && target.closest("details.section:not([open])");
+    if (!folded) return;
+    folded.open = true; // where a browser does not unfold by itself what it is led into
+    target.scrollIntoView();
   };
   addEventListener("hashchange", visit);
   visit();

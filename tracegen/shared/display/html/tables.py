@@ -9,8 +9,11 @@ from tracegen.shared.display.html.markup import shape, tag, text
 
 FEW = 8
 """Rows up to which a table has no box to filter them."""
+BROAD = 11
+"""Columns up to which a table has letters of the usual size on paper."""
 LONG = 44
 """Letters from which on a text breaks over lines."""
+ON_PAPER = "A table of {} columns, in small print; --tables writes it as a file of its own."
 
 
 def table(content: Table, identity: str) -> str:
@@ -23,6 +26,7 @@ def table(content: Table, identity: str) -> str:
     identity
         Of its element; no other has the same.
     """
+    is_broad = len(content.columns) > BROAD
     count = tag("output", class_="count", for_=identity)
     box = shape("input", type="search", aria_controls=identity, placeholder="rows with this text")
     sift = tag(
@@ -39,7 +43,8 @@ def table(content: Table, identity: str) -> str:
         sift if len(content.rows) > FEW else "",
         _scrolled(_grid(content, identity), content.title),
         *(tag("p", text(note), class_="note") for note in content.notes),
-        class_="sheet",
+        tag("p", text(ON_PAPER.format(len(content.columns))), class_="note paper") if is_broad else "",
+        class_="sheet broad" if is_broad else "sheet",
     )
 
 
