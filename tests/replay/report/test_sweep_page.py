@@ -45,7 +45,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
 def test_curves_and_bands_are_the_points(swept: SweepResult) -> None:
     (plot,) = page(swept).charts()
     assert isinstance(plot, Plot)
-    assert plot.x.label == "ranks" and plot.y.label == "layer us"
+    assert plot.x.label == "GPUs" and plot.y.label == "layer us"
     table = swept.plan.tables[0]
     for line in plot.lines:
         cells = [table.cell((str(int(x)), line.name), table.columns[0]) for x in line.x]
