@@ -34,7 +34,7 @@ Place = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Standing:
+class Lead:
     """Rivals at one place, the first and the next.
 
     Attributes
@@ -43,7 +43,7 @@ class Standing:
         Labels of the other axes.
     first, second
         Rivals; no second where nobody else can run.
-    value, lead
+    value, ahead
         Of the first, and the share by which the second is behind it.
     error
         Share by which the errors of the two may move them against each other; None where none is
@@ -56,18 +56,18 @@ class Standing:
     first: str
     second: str | None
     value: float
-    lead: float
+    ahead: float
     error: float | None
     seeds: tuple[int, int]
 
     @property
     def is_within(self) -> bool:
         """Tell whether the error reaches as far as the lead."""
-        return self.second is not None and self.error is not None and self.lead < self.error
+        return self.second is not None and self.error is not None and self.ahead < self.error
 
 
 @dataclass(frozen=True)
-class Crossing:
+class LeadChange:
     """Place along an axis where a rival gives the lead to another.
 
     Attributes
@@ -94,7 +94,7 @@ class Crossing:
         return f"{_number(self.at)} ({_number(self.low)} to {_number(self.high)} in {found} of {wanted} seeds)"
 
 
-class Race:
+class Contest:
     """The race of one grid.
 
     Parameters
@@ -119,7 +119,7 @@ class Race:
 
     # ---- places ----------------------------------------------------------------------------------
 
-    def courses(self, assumed: Place | None = None) -> list[list[Standing]]:
+    def courses(self, assumed: Place | None = None) -> list[list[Lead]]:
         """Standings along the axis, for each combination of the axes that remain.
 
         Parameters
@@ -139,7 +139,7 @@ class Race:
                 found.append(course)
         return found
 
-    def _standing(self, place: Place) -> Standing | None:
+    def _standing(self, place: Place) -> Lead | None:
         values = {rival: value for rival in self.rivals if (value := self._mean(place, rival)) is not None}
         if not values:
             return None
@@ -147,7 +147,7 @@ class Race:
         first, second = order[0], order[1] if len(order) > 1 else None
         lead = 0.0 if second is None else self._behind(values[first], values[second])
         error = None if second is None else self._error(place, first, second)
-        return Standing(place, first, second, values[first], lead, error, self._agreed(place, first))
+        return Lead(place, first, second, values[first], lead, error, self._agreed(place, first))
 
     def _behind(self, first: float, second: float) -> float:
         """Share by which the second of two values is behind."""
@@ -183,7 +183,7 @@ class Race:
         return wins, max(1, len(self.grid.seeds))
 
     def against(self, rival: str, assumed: Place | None = None) -> list[tuple[Place, float, float | None]]:
-        """How a rival stands to the base: each place, the share by which it has more, and the error of that."""
+        """Compare a rival with the base: each place, the share by which it has more, and the error of that."""
         base = self.answer.base
         assert base is not None
         found = []
@@ -195,8 +195,8 @@ class Race:
 
     # ---- crossings -------------------------------------------------------------------------------
 
-    def crossing(self, before: Standing, behind: Standing) -> Crossing | None:
-        """Where the lead changes between two neighbours along the axis; None where it does not."""
+    def crossing(self, before: Lead, behind: Lead) -> LeadChange | None:
+        """Find where the lead changes between two neighbours along the axis; None where it does not."""
         along = self.answer.along
         if along is None or before.first == behind.first:
             return None
@@ -218,7 +218,7 @@ class Race:
             ]
             found += [min(crossed, key=lambda one: abs(math.log(max(one, 1e-12) / max(at, 1e-12))))] if crossed else []
         spread = found or [at]
-        return Crossing(at, min(spread), max(spread), (len(found), len(self.grid.seeds)))
+        return LeadChange(at, min(spread), max(spread), (len(found), len(self.grid.seeds)))
 
     def _along(self, place: Place) -> Iterator[Place]:
         along = self.answer.along
@@ -232,8 +232,8 @@ class Race:
 
     # ---- in words --------------------------------------------------------------------------------
 
-    def course_text(self, course: Sequence[Standing], verb: str = "") -> str:
-        """Who leads along a course, by how much, and where the lead changes.
+    def course_text(self, course: Sequence[Lead], verb: str = "") -> str:
+        """Say who leads along a course, by how much, and where the lead changes.
 
         Parameters
         ----------
@@ -259,9 +259,9 @@ class Race:
         where = f"; the lead changes at {', '.join(told)}" if told else ""
         return f"{'; '.join(said)}{where}"
 
-    def _by(self, course: Sequence[Standing]) -> str:
-        """By how much, over whom."""
-        leads = [one.lead for one in course if one.second is not None]
+    def _by(self, course: Sequence[Lead]) -> str:
+        """Distance to the next, in words."""
+        leads = [one.ahead for one in course if one.second is not None]
         if not leads:
             return " (alone)"
         seconds = list(dict.fromkeys(one.second for one in course if one.second is not None))
@@ -279,7 +279,8 @@ class Race:
         return f" has the {'most' if self.answer.most else 'least'} {self.answer.column}"
 
     def _told(self, assumed: Place | None = None, within: Place | None = None) -> str:
-        """How all rivals stand to the base, at the places that have some labels."""
+        """Compare all rivals with the base in words, at the places that have some labels."""
+        verb = "takes" if self._is_time else "has"
         said = []
         for rival in self.rivals:
             shares = [
@@ -287,14 +288,14 @@ class Race:
                 for place, share, _ in (self.against(rival, assumed) if rival != self.answer.base else [])
                 if all(place[axis] == label for axis, label in (within or {}).items())
             ]
-            said += [f"{rival} {_more(shares)}"] if shares else []
+            said += [f"{rival} {verb} {_more(shares)}"] if shares else []
         return ", ".join(said)
 
     def headline(self) -> str:
         """The answer in one sentence."""
         if self.answer.base is not None:
-            of = "time" if self._is_time else self.answer.column
-            return f"In {of}, against {self.answer.base}: {self._told() or 'nobody can run'}."
+            of = "" if self._is_time else f" of {self.answer.column}"
+            return f"Against {self.answer.base}{of}: {self._told() or 'nobody can run'}."
         courses = self.courses()
         every = [one for course in courses for one in course]
         if not every:
@@ -310,14 +311,14 @@ class Race:
         return f"{best}{self._verb} in {counts[best]} of {len(every)} cases, {told}."
 
     def lines(self) -> list[str]:
-        """Who leads where, what the error says of it, and what would turn it."""
+        """Lines on who leads where, what the error says of it, and what would turn it."""
         courses = self.courses()
         said = []
         if 1 < len(courses) <= MOST_COURSES:
             said += [f"{self._where(course[0].place)}: {self._of_course(course)}." for course in courses]
         return [*said, self.error_line(), *self.turns()]
 
-    def _of_course(self, course: Sequence[Standing]) -> str:
+    def _of_course(self, course: Sequence[Lead]) -> str:
         if self.answer.base is None:
             return self.course_text(course)
         along = self.answer.along
@@ -341,7 +342,7 @@ class Race:
             moved = "each of these against the base"
         else:
             every = [one for course in self.courses() for one in course if one.second is not None]
-            cases = [(one.lead, one.error, self._case(one)) for one in every if one.error is not None]
+            cases = [(one.ahead, one.error, self._case(one)) for one in every if one.error is not None]
             rows = [self._row(one.place, rival) for one in every for rival in (one.first, one.second or one.first)]
             moved = "the first and the next against each other"
         if not cases:
@@ -371,9 +372,9 @@ class Race:
             if axis not in self.answer.assumed and len(self.grid.axes[axis]) > 1
         )
 
-    def _case(self, one: Standing) -> str:
+    def _case(self, one: Lead) -> str:
         where = self._at(one.place)
-        return f"{one.first} over {one.second} by {100 * one.lead:.0f} %" + (f" ({where})" if where else "")
+        return f"{one.first} over {one.second} by {100 * one.ahead:.0f} %" + (f" ({where})" if where else "")
 
     def turns(self) -> list[str]:
         """For each other value of what is assumed, what it turns."""
@@ -382,7 +383,7 @@ class Race:
             stated, *others = self._labels[axis]
             name = words(axis)
             name = name if name[:1].isupper() else name[:1].upper() + name[1:]
-            told = [f"with {label} {self._turned(axis, label)}" for label in others]
+            told = [f"with {label}, {self._turned(axis, label)}" for label in others]
             said += [f"{name} (assumed: {stated}): {'; '.join(told)}."] if told else []
         return said
 
@@ -390,7 +391,7 @@ class Race:
         if self.answer.base is not None:
             return self._told({axis: label}) or "nobody can run"
 
-        def there(courses: Sequence[Sequence[Standing]]) -> dict[tuple[tuple[str, str], ...], Standing]:
+        def there(courses: Sequence[Sequence[Lead]]) -> dict[tuple[tuple[str, str], ...], Lead]:
             every = [one for course in courses for one in course]
             return {_key({name: at for name, at in one.place.items() if name != axis}): one for one in every}
 
@@ -402,12 +403,12 @@ class Race:
         if not turned:
             every = "the same is first" if len(both) == 1 else f"the same are first in all {len(both)} cases"
             return f"{every}{self._by([now for _, now in both])}"
-        was, now = max(turned, key=lambda pair: pair[1].lead)
+        was, now = max(turned, key=lambda pair: pair[1].ahead)
         count = f"{len(turned)} of {len(both)} cases turn, most " if len(both) > 1 else "it turns: "
         return f"{count}{self._case(now)}, for {was.first} before"
 
     def table(self, name: str) -> Table | None:
-        """Who wins where; None where the places are many."""
+        """Table of who is first where; None where the places are many."""
         every = [one for course in self.courses() for one in course]
         if not 1 < len(every) <= MOST_PLACES:
             return None
@@ -431,7 +432,7 @@ class Race:
                 one.first,
                 one.value,
                 one.second or "-",
-                None if one.second is None else 100 * one.lead,
+                None if one.second is None else 100 * one.ahead,
                 None if one.error is None else 100 * one.error,
                 *([f"{one.seeds[0]} of {one.seeds[1]}"] if has_seeds else []),
             ]
@@ -439,8 +440,8 @@ class Race:
         ]
         return Table(name, "Who is first where", columns, rows)
 
-    def _table_against(self, name: str, every: Sequence[Standing]) -> Table:
-        """How much more than the base the others have."""
+    def _table_against(self, name: str, every: Sequence[Lead]) -> Table:
+        """Table of how much more than the base the others have."""
         base = self.answer.base or ""
         axes = [axis for axis in self.grid.axes if axis != self.answer.rivals and axis not in self.answer.assumed]
         others = [rival for rival in self.rivals if rival != base]
@@ -459,7 +460,7 @@ class Race:
         return Table(name, f"More than {base}", columns, rows)
 
     def assumptions(self) -> list[str]:
-        """What the schemes of the grid assume, each once."""
+        """Assumptions of the schemes of the grid, each once."""
         found: dict[str, list[str]] = {}
         for row in self.grid.rows:
             if row.assumes:
@@ -467,9 +468,9 @@ class Race:
         return [f"{', '.join(dict.fromkeys(names))}: {text}" for text, names in found.items()]
 
 
-def races(grids: Sequence[SavedGrid]) -> list[Race]:
+def races(grids: Sequence[SavedGrid]) -> list[Contest]:
     """Races of the grids that have one."""
-    return [Race(grid) for grid in grids if grid.answer is not None]
+    return [Contest(grid) for grid in grids if grid.answer is not None]
 
 
 def numbers(labels: Sequence[str]) -> list[float] | None:
@@ -508,7 +509,7 @@ def _in_order(labels: Sequence[str]) -> list[str]:
 
 
 def _crossed(ends: Sequence[float], values: Sequence[Sequence[float | None]]) -> float | None:
-    """Where two lines cross between two ends.
+    """Find where two lines cross between two ends.
 
     Parameters
     ----------
@@ -535,7 +536,7 @@ def _number(value: float) -> str:
 
 
 def _more(shares: Sequence[float]) -> str:
-    """How much more, or less, from the least share to the largest."""
+    """Words for more or less, from the least share to the largest."""
     low, high = (round(100 * edge(shares)) for edge in (min, max))
 
     def word(share: int) -> str:

@@ -78,7 +78,7 @@ def page(result: SweepResult | SavedSweep, command: str = "") -> Page:
 
 
 def _answer(grids: Sequence[SavedGrid], *, several: bool) -> list[Item]:
-    """Who wins where, what papers state beside it, and what would turn it."""
+    """Items on who is first where, what papers state beside it, and what would turn it."""
     items: list[Item] = []
     for number, grid in enumerate(grids, 1):
         found: list[Item] = []
@@ -93,7 +93,7 @@ def _answer(grids: Sequence[SavedGrid], *, several: bool) -> list[Item]:
 
 
 def _assumptions(grids: Sequence[SavedGrid]) -> list[Section]:
-    """What the schemes assume, each once."""
+    """Section of the schemes' assumptions, each once."""
     said = dict.fromkeys(line for race in races(grids) for line in race.assumptions())
     return [Section("What the schemes assume", list(said), is_open=False)] if said else []
 

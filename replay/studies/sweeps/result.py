@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from replay.experiments.base.documents import json_text
 from replay.experiments.base.experiment import EXPERIMENTS
-from replay.studies.sweeps.answer import Race, races
+from replay.studies.sweeps.answer import Contest, races
 from replay.studies.sweeps.claims import HEADINGS, NUM_LABELS, claim_lines, claims_json
 from replay.studies.sweeps.free import Variation, free_json, section
 from replay.studies.sweeps.plan import Plan
@@ -120,7 +120,7 @@ class SweepResult(Exhibit):
 
         return render(Group(*self.shown()), WIDE)
 
-    def races(self) -> list[Race]:
+    def races(self) -> list[Contest]:
         """Races of its grids, without those that vary free inputs."""
         return races(SavedSweep.model_validate_json(self.to_json()).shown_grids)
 

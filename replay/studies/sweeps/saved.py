@@ -175,7 +175,7 @@ class SavedPoint(_Read):
 
 
 class SavedAnswer(_Read):
-    """The race that decides the question; see `replay.studies.sweeps.study.Answer`."""
+    """The race that decides the question; see `replay.studies.sweeps.study.Rivalry`."""
 
     rivals: str
     column: str

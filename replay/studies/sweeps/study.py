@@ -24,7 +24,7 @@ such as ``experiment = "train"``. Several tables take ``[[grid]]`` with ``experi
 ``axes``, ``columns`` of their own; what stands at the top holds for each.
 `replay.studies.sweeps.points` says which settings there are. A grid that repeats what a paper
 measured has ``[[grid.claims]]``, see `Claim`, and ``[[free]]`` for what the paper leaves open, see
-`Free`. What decides the question is ``[grid.answer]``, see `Answer`.
+`Free`. What decides the question is ``[grid.answer]``, see `Rivalry`.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Claim(StrictDocument):
     reduce: Literal["min", "max", "mean", "geomean"] = "geomean"
 
 
-class Answer(StrictDocument):
+class Rivalry(StrictDocument):
     """The race that answers the question: values of one axis that do the same, by one column.
 
     Without it a grid is a race of its schemes, or of what `across` names, by its first column that
@@ -223,7 +223,7 @@ class Grid(StrictDocument):
     leave_out: list[Labels] = Field(default_factory=list)
     geomean: list[str] = Field(default_factory=list)
     columns: list[QuantityColumn] = Field(default_factory=list)
-    answer: Answer | None = None
+    answer: Rivalry | None = None
     claims: list[Claim] = Field(default_factory=list)
     free: list[Free] = Field(default_factory=list)
     corners: list[dict[str, Line]] = Field(default_factory=list)

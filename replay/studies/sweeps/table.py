@@ -15,7 +15,7 @@ from replay.studies.sweeps.answer import longest_numeric, numbers
 from replay.studies.sweeps.columns import check_path, geometric_mean, is_time
 from replay.studies.sweeps.points import Choice, axes_of, check_labels, is_meant, place, show
 from replay.studies.sweeps.saved import SavedAnswer
-from replay.studies.sweeps.study import LAYER, Answer, QuantityColumn
+from replay.studies.sweeps.study import LAYER, QuantityColumn, Rivalry
 from replay.studies.uncertainty import residuals
 from replay.studies.uncertainty.parts import parts_of
 from replay.studies.uncertainty.reach import Reach, reach
@@ -127,11 +127,11 @@ class GridTable:
             errors=asked.errors,
         )
 
-    def _race(self) -> Answer | None:
+    def _race(self) -> Rivalry | None:
         """The race of a grid that names none: of its schemes, or of what stands across."""
         rivals = "scheme" if "scheme" in self.axes else self.grid.across
         has_rivals = rivals is not None and len(self.axes[rivals]) > 1
-        return Answer(rivals=rivals) if rivals and has_rivals and any(map(is_time, self.columns)) else None
+        return Rivalry(rivals=rivals) if rivals and has_rivals and any(map(is_time, self.columns)) else None
 
     @property
     def seeds(self) -> list[int | None]:

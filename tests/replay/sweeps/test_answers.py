@@ -12,10 +12,10 @@ import pytest
 
 import replay
 from replay.errors import UserError
-from replay.studies.sweeps.answer import Race
+from replay.studies.sweeps.answer import Contest
 from replay.studies.sweeps.page import page
 from replay.studies.sweeps.saved import SavedGrid, SavedSweep
-from replay.studies.sweeps.study import Answer, load_study, parse_study
+from replay.studies.sweeps.study import Rivalry, load_study, parse_study
 from replay.studies.sweeps.table import GridTable
 from replay.studies.sweeps.words import words
 from replay.studies.uncertainty.reach import Reach, between, largest, reach
@@ -24,7 +24,7 @@ TOKENS = ["16", "64", "256"]
 STATED, OTHER = "arrival", "units"
 
 
-def a_race(value: Callable[..., float], error: float = 0.05, seeds: int = 3, **answer: Any) -> Race:
+def a_race(value: Callable[..., float], error: float = 0.05, seeds: int = 3, **answer: Any) -> Contest:
     """A race of two schemes along tokens, under two orders of tiles, whose times a function gives."""
     axes = {"tokens_per_rank": TOKENS, "scheme": ["ideal", "a", "b"], "tiles": [STATED, OTHER]}
     rows, points = [], []
@@ -55,7 +55,7 @@ def a_race(value: Callable[..., float], error: float = 0.05, seeds: int = 3, **a
         }
         | answer,
     }
-    return Race(SavedGrid.model_validate(grid))
+    return Contest(SavedGrid.model_validate(grid))
 
 
 def straight(tokens: int, scheme: str, tiles: str, seed: int) -> float:
@@ -98,14 +98,14 @@ def test_a_lead_within_the_error_is_told() -> None:
 
 def test_what_is_assumed_says_what_it_turns() -> None:
     (line,) = a_race(straight).turns()
-    assert line.startswith(f"Tiles (assumed: {STATED}): with {OTHER} 2 of 3 cases turn, most a over b by 540 %")
+    assert line.startswith(f"Tiles (assumed: {STATED}): with {OTHER}, 2 of 3 cases turn, most a over b by 540 %")
     same = a_race(lambda tokens, scheme, tiles, seed: 1.0 if scheme == "a" else 2.0).turns()
-    assert same == [f"Tiles (assumed: {STATED}): with {OTHER} the same are first in all 3 cases (100 % ahead of b)."]
+    assert same == [f"Tiles (assumed: {STATED}): with {OTHER}, the same are first in all 3 cases (100 % ahead of b)."]
 
 
 def test_the_cost_of_a_thing_is_told_against_its_base() -> None:
     race = a_race(straight, base="a")
-    assert race.headline() == "In time, against a: b 85 % less to 133 % more."
+    assert race.headline() == "Against a: b takes 85 % less to 133 % more."
     table = race.table("answer")
     assert table is not None
     assert [column.name for column in table.columns] == ["tokens per GPU", "a: us", "b"]
@@ -209,7 +209,7 @@ def test_every_question_of_the_gallery_says_what_would_turn_it() -> None:
     assert len(NAMES) == 10
     for name in NAMES:
         answers = [grid.answer for grid in load_study(name).grids]
-        assert all(isinstance(one, Answer) for one in answers), name
+        assert all(isinstance(one, Rivalry) for one in answers), name
         assert any(one is not None and one.assumed for one in answers), name
 
 
