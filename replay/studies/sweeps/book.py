@@ -131,4 +131,5 @@ class Book:
             message = f"{table.where}: {error}"
             raise UserError(message) from None
         table.values[point.labels, point.seed] = values
+        table.rest_on(point.labels, outcome.result)
         return values

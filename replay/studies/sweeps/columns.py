@@ -71,6 +71,11 @@ def paths_of(column: QuantityColumn) -> list[str]:
     return [column.path] if isinstance(column.path, str) else column.path
 
 
+def is_time(column: QuantityColumn) -> bool:
+    """Tell whether a column is a time, of which less is better."""
+    return column.baseline is None and column.per is None and all(path.endswith("_us") for path in paths_of(column))
+
+
 def _number(column: QuantityColumn, path: str, result: Mapping[str, Any]) -> float | None:
     found = [value for value in _find(result, path.split(".")) if value is not None]
     values: list[Any] = []

@@ -1,4 +1,4 @@
-"""A study as a page: curves over what was varied, and the table of every point."""
+"""A study as a page: its answer, curves over what was varied, and the table of every point."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from replay.report.command import command_words
 from replay.report.provenance import NO_COMMAND, provenance
+from replay.studies.sweeps.answer import OF_SCHEMES, longest_numeric, numbers, races
 from replay.studies.sweeps.free import TITLE, free_table
 from replay.studies.sweeps.saved import SavedSweep
 from replay.studies.sweeps.study import study_names
+from replay.studies.sweeps.words import fixed_text, words
 from tracegen.shared.display.content import (
     Axis,
     BarPart,
@@ -39,7 +41,6 @@ MOST_CHARTS = 24
 SPREAD = 8
 """Ratio of the largest to the smallest value from which an axis is logarithmic."""
 
-OF_SCHEMES = "scheme"
 OWN_FILE = f"{NO_COMMAND}the study was a file that its result does not name."
 
 
@@ -59,17 +60,42 @@ def page(result: SweepResult | SavedSweep, command: str = "") -> Page:
     entries: dict[str, Cell] = {"study": study.name, "points": points}
     if not command and study.name in study_names():
         command = command_words(["moereplay", "sweep", study.name, "-o", "FOLDER"])
+    answer = _answer(grids, several=several)
+    headline = next((race.headline() for race in races(grids)), "")
     return Page(
         title=study.title,
-        summary=f"{study.question.strip()} {_summary(grids, points)}".strip(),
+        summary=" ".join(filter(None, [study.question.strip(), headline, _summary(grids, points)])),
         sections=[
+            *([Section("The answer", answer)] if answer else []),
             *([_free(study.free)] if study.free.claims else []),
+            *([Section("What was replayed", [study.notes.strip()])] if study.notes.strip() else []),
             *(_section(grid, number, several=several) for number, grid in enumerate(grids, 1)),
-            *([Section("Notes", [study.notes.strip()])] if study.notes.strip() else []),
+            *_assumptions(grids),
             provenance(entries, command=command, why_none=OWN_FILE),
         ],
         command=command,
     )
+
+
+def _answer(grids: Sequence[SavedGrid], *, several: bool) -> list[Item]:
+    """Items on who is first where, what papers state beside it, and what would turn it."""
+    items: list[Item] = []
+    for number, grid in enumerate(grids, 1):
+        found: list[Item] = []
+        for race in races([grid]):
+            found += [race.headline(), *race.lines()]
+            found += [table] if (table := race.table(f"answer-{number}")) is not None else []
+        if found and several:
+            found[0] = f"{grid.title or f'Table {number}'}: {found[0]}"
+        items += found
+        items += [_claims(grid, number)] if grid.claims else []
+    return items
+
+
+def _assumptions(grids: Sequence[SavedGrid]) -> list[Section]:
+    """Section of the schemes' assumptions, each once."""
+    said = dict.fromkeys(line for race in races(grids) for line in race.assumptions())
+    return [Section("What the schemes assume", list(said), is_open=False)] if said else []
 
 
 def _free(free: SavedFree) -> Section:
@@ -107,29 +133,18 @@ def _section(grid: SavedGrid, number: int, *, several: bool) -> Section:
     charts = list(itertools.islice(_charts(grid, number), MOST_CHARTS))
     wanted = len(grid.columns) * math.prod(map(len, _facets(grid).values()))
     left_out = [f"The first {MOST_CHARTS} of {wanted} charts."] if wanted > MOST_CHARTS else []
-    fixed = ", ".join(f"{name}={value}" for name, value in sorted(grid.fixed.items()))
+    fixed = fixed_text(grid.fixed)
     seeds = ", ".join(map(str, grid.seeds))
     items: list[Item] = [
         *([grid.notes.strip()] if grid.notes.strip() else []),
         *charts,
         *left_out,
         _table(grid, number),
-        *([_claims(grid, number)] if grid.claims else []),
         *([f"Fixed: {fixed}."] if fixed else []),
         *([f"Mean, least and largest over seeds {seeds}."] if seeds else []),
     ]
-    title = grid.title or (f"Table {number}" if several else "What came out")
+    title = grid.title or (f"Table {number}" if several else "Every point")
     return Section(title, items)
-
-
-def _numbers(labels: Sequence[str]) -> list[float] | None:
-    """Values of an axis that are numbers; None where one is not, or two are the same."""
-    try:
-        found = [float(label) for label in labels]
-    except ValueError:
-        return None
-    is_scale = all(map(math.isfinite, found)) and len(set(found)) == len(found)
-    return found if is_scale else None
 
 
 def _labels(grid: SavedGrid, axis: str) -> list[str]:
@@ -138,8 +153,7 @@ def _labels(grid: SavedGrid, axis: str) -> list[str]:
 
 def _along(grid: SavedGrid) -> str | None:
     """Axis that curves go along: the numeric one with the most values, of two and more."""
-    numeric = [axis for axis in grid.axes if len(grid.axes[axis]) > 1 and _numbers(_labels(grid, axis))]
-    return max(numeric, key=lambda axis: len(grid.axes[axis]), default=None)
+    return longest_numeric({axis: _labels(grid, axis) for axis in grid.axes})
 
 
 def _of_lines(grid: SavedGrid) -> str | None:
@@ -164,7 +178,7 @@ def _charts(grid: SavedGrid, number: int) -> Iterator[Chart]:
     for index, column in enumerate(grid.columns, 1):
         for place, chosen in enumerate(itertools.product(*facets.values()), 1):
             fixed = dict(zip(facets, chosen, strict=True))
-            told = [f"{axis} {label}" for axis, label in fixed.items() if len(facets[axis]) > 1]
+            told = [f"{words(axis)} {label}" for axis, label in fixed.items() if len(facets[axis]) > 1]
             title = ", ".join([column.header, *told])
             name = f"grid-{number}-{index}-{place}"
             chart = _chart(grid, by_labels, fixed, column.header, name, title)
@@ -196,7 +210,7 @@ def _chart(
             return None
         labels, means = zip(*there, strict=True)
         return Bars(name, title, list(labels), [BarPart(header, list(means))], "")
-    x = _numbers(_labels(grid, along)) or []
+    x = numbers(_labels(grid, along)) or []
     drawn = []
     for one in lines:
         found = [
@@ -212,7 +226,7 @@ def _chart(
     return Plot(
         name,
         title,
-        Axis(along, log=_is_wide(x), from_zero=False),
+        Axis(words(along), log=_is_wide(x), from_zero=False),
         Axis(header, log=_is_wide([value for line in drawn for value in line.y])),
         drawn,
     )
@@ -237,7 +251,7 @@ def _is_wide(values: Sequence[float]) -> bool:
 def _table(grid: SavedGrid, number: int) -> Table:
     """Every point with every column; with seeds, its least and largest value too."""
     has_seeds = len(grid.seeds) > 1
-    columns = [Column(axis) for axis in grid.axes]
+    columns = [Column(words(axis)) for axis in grid.axes]
     for column in grid.columns:
         form = f",.{column.digits}f"
         columns.append(Column(column.header, "", form))

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from replay.experiments.base.documents import json_text
 from replay.experiments.base.experiment import EXPERIMENTS
+from replay.studies.sweeps.answer import Contest, races
 from replay.studies.sweeps.claims import HEADINGS, NUM_LABELS, claim_lines, claims_json
 from replay.studies.sweeps.free import Variation, free_json, section
 from replay.studies.sweeps.plan import Plan
 from replay.studies.sweeps.rows import Row
+from replay.studies.sweeps.saved import SavedSweep
 from replay.studies.sweeps.study import LAYER, Grid
-from replay.studies.sweeps.table import markdown, settings_text
+from replay.studies.sweeps.table import markdown
 from replay.studies.sweeps.tables import shown
+from replay.studies.sweeps.words import fixed_text, words
 from tracegen.shared.display import escape
 from tracegen.shared.display.frames import data_frame
 from tracegen.shared.display.shown import Exhibit
@@ -106,7 +109,8 @@ class SweepResult(Exhibit):
 
     def shown(self) -> list[RenderableType]:
         """Title, question and tables, as a terminal draws them."""
-        return shown(self.plan.study, self.plan.tables)
+        said = [line for race in self.races() for line in (race.headline(), *race.lines())]
+        return shown(self.plan.study, self.plan.tables, said)
 
     def text(self) -> str:
         """The same as plain text, in lines as long as they need to be."""
@@ -116,17 +120,33 @@ class SweepResult(Exhibit):
 
         return render(Group(*self.shown()), WIDE)
 
+    def races(self) -> list[Contest]:
+        """Races of its grids, without those that vary free inputs."""
+        return races(SavedSweep.model_validate_json(self.to_json()).shown_grids)
+
+    def answers(self) -> list[str]:
+        """Markdown of who wins where, and what would turn it."""
+        found: list[str] = []
+        several = len(self.races()) > 1
+        for race in self.races():
+            head = f"{race.grid.title}: " if several and race.grid.title else ""
+            found += _paragraphs(f"{head}{race.headline()}")
+            found += [f"- {escape.prose(line)}" for line in race.lines()] + [""]
+        return found
+
     def markdown(self) -> str:
         """The tables with question, settings and notes as Markdown."""
         study = self.plan.study
         lines = [f"# {escape.markdown(study.title)}", "", *_paragraphs(study.question)]
         lines += [escape.code(f"moereplay sweep {study.name} -o FOLDER"), ""]
+        lines += self.answers()
         lines += _paragraphs(study.notes)
         lines += section(self.plan.tables)
         for table in self.plan.tables:
             if isinstance(table.grid, Variation):
                 continue
             headings, rows, notes = table.lines()
+            headings = [words(one) if one in table.axes else one for one in headings]
             labels = len(table.axes) - (table.grid.across is not None)
             if table.grid.title:
                 lines += [f"## {escape.markdown(table.grid.title)}", ""]
@@ -136,13 +156,13 @@ class SweepResult(Exhibit):
             if table.grid.claims:
                 lines += [*markdown(HEADINGS, claim_lines(table), labels=NUM_LABELS), ""]
             lines += _paragraphs(table.grid.notes)
-            fixed = settings_text(table.grid.fixed)
+            fixed = fixed_text(table.grid.fixed)
             seeds = ", ".join(map(str, table.grid.seeds))
             if seeds:
                 fixed += f"; mean (least-largest) over seeds {seeds}"
             if table.grid.experiment != LAYER:
                 title = EXPERIMENTS[table.grid.experiment].title
-                fixed = f"experiment={table.grid.experiment} ({title}){', ' * bool(fixed)}{fixed}"
+                fixed = f"{title}{', ' * bool(fixed)}{fixed}"
             lines += [f"Fixed: {escape.markdown(fixed)}.", ""] if fixed else []
         return "\n".join(lines)
 

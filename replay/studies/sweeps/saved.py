@@ -38,6 +38,13 @@ class SavedColumn(_Read):
 
     header: str
     digits: int = Field(1, ge=0, le=9)
+    path: str | list[str] = ""
+
+    @property
+    def is_time(self) -> bool:
+        """Tell whether it is a time."""
+        paths = [self.path] if isinstance(self.path, str) else self.path
+        return all(path.endswith("_us") for path in paths)
 
 
 class SavedClaim(_Read):
@@ -142,6 +149,13 @@ class SavedFree(_Read):
     claims: list[SweptClaim] = []
 
 
+class SavedError(_Read):
+    """Error of a point's time: the share by which it may be off, and the parts of validation it is of."""
+
+    share: float = Field(ge=0)
+    parts: list[str]
+
+
 class SavedRow(_Read):
     """One point: its labels by axis, its cells by heading, and why it has none."""
 
@@ -149,6 +163,27 @@ class SavedRow(_Read):
     cells: dict[str, SavedCell | None]
     refused: str | None = None
     failed: str | None = None
+    error: SavedError | None = None
+    assumes: str = ""
+
+
+class SavedPoint(_Read):
+    """One replay of a row: its seed, and its value in every column before any baseline."""
+
+    seed: int | None
+    values: list[float | None] | None
+
+
+class SavedAnswer(_Read):
+    """The race that decides the question; see `replay.studies.sweeps.study.Rivalry`."""
+
+    rivals: str
+    column: str
+    base: str | None = None
+    most: bool
+    along: str | None
+    assumed: list[str]
+    errors: list[str]
 
 
 class SavedGrid(_Read):
@@ -164,10 +199,18 @@ class SavedGrid(_Read):
     claims: list[SavedClaim]
     inputs: dict[str, str] | None = None
     rows: list[SavedRow]
+    points: list[SavedPoint] = []
+    answer: SavedAnswer | None = None
 
     @model_validator(mode="after")
     def _is_whole(self) -> SavedGrid:
-        """Refuse a row without a label for an axis or a cell for a column."""
+        """Refuse a row without a label for an axis or a cell for a column, and an answer without its axes."""
+        named = [] if self.answer is None else [self.answer.rivals, *self.answer.assumed]
+        if self.answer is not None and self.answer.along is not None:
+            named.append(self.answer.along)
+        if not self.axes.keys() >= set(named):
+            message = f"an answer is about {', '.join(named)}, which are not all axes of its grid"
+            raise ValueError(message)
         headers = {column.header for column in self.columns}
         for row in self.rows:
             if row.labels.keys() != self.axes.keys() or row.cells.keys() != headers:

@@ -24,7 +24,7 @@ such as ``experiment = "train"``. Several tables take ``[[grid]]`` with ``experi
 ``axes``, ``columns`` of their own; what stands at the top holds for each.
 `replay.studies.sweeps.points` says which settings there are. A grid that repeats what a paper
 measured has ``[[grid.claims]]``, see `Claim`, and ``[[free]]`` for what the paper leaves open, see
-`Free`.
+`Free`. What decides the question is ``[grid.answer]``, see `Rivalry`.
 """
 
 from __future__ import annotations
@@ -115,6 +115,42 @@ class Claim(StrictDocument):
     reduce: Literal["min", "max", "mean", "geomean"] = "geomean"
 
 
+class Rivalry(StrictDocument):
+    """The race that answers the question: values of one axis that do the same, by one column.
+
+    Without it a grid is a race of its schemes, or of what `across` names, by its first column that
+    is a time.
+
+    Attributes
+    ----------
+    rivals
+        The axis whose values compete.
+    column
+        Header of the column that decides [the first that is a time].
+    base
+        Value that the others are told against, where the question is what something costs or is
+        worth; without it the question is who is first.
+    most
+        Whether the largest value wins, as of a rate.
+    along
+        The axis along which the lead may change, which has numbers [the longest such].
+    assumed
+        Axes whose first value is assumed and whose others are what it may be instead: the answer is
+        of the first, and says which others turn it.
+    errors
+        Where the experiment is not layers, parts of validation whose errors apply, as in
+        ``residuals.csv``.
+    """
+
+    rivals: Line
+    column: Line | None = None
+    base: Line | None = None
+    most: bool = False
+    along: Line | None = None
+    assumed: list[Line] = Field(default_factory=list)
+    errors: list[Line] = Field(default_factory=list)
+
+
 class Free(StrictDocument):
     """An input that a paper leaves open: claims are replayed with each of its values.
 
@@ -166,6 +202,8 @@ class Grid(StrictDocument):
         baseline, or `per` something.
     columns
         What to show.
+    answer
+        What decides the study's question.
     claims
         Published numbers, shown in a table of their own beside the replayed ones.
     free
@@ -185,6 +223,7 @@ class Grid(StrictDocument):
     leave_out: list[Labels] = Field(default_factory=list)
     geomean: list[str] = Field(default_factory=list)
     columns: list[QuantityColumn] = Field(default_factory=list)
+    answer: Rivalry | None = None
     claims: list[Claim] = Field(default_factory=list)
     free: list[Free] = Field(default_factory=list)
     corners: list[dict[str, Line]] = Field(default_factory=list)
@@ -273,15 +312,15 @@ def parse_study(text: str, name: str, where: str) -> Study:
     shared = {key: document.pop(key) for key in Grid.model_fields if key in _SHARED & set(document)}
     grids = document.pop("grid", None)
     if grids is None:
-        grids = [{key: document.pop(key) for key in ("axes", "across") if key in document}]
+        grids = [{key: document.pop(key) for key in _OF_ONE_GRID if key in document}]
     elif not isinstance(grids, list) or not all(isinstance(grid, dict) for grid in grids):
         message = f"{where}: grid: write [[grid]], once for each table"
         raise UserError(message)
-    for key in ("axes", "across"):
+    for key in _OF_ONE_GRID:
         if key in document:
             message = f"{where}: {key} stands beside [[grid]]; write it in the grid it is for"
             raise UserError(message)
-    _known(document, {"title", "question", "notes"}, {"grid", *_SHARED, "axes", "across"}, where)
+    _known(document, {"title", "question", "notes"}, {"grid", *_SHARED, *_OF_ONE_GRID}, where)
     complete = []
     for number, grid in enumerate(grids):
         place = f"{where}: grid {number}"
@@ -294,6 +333,7 @@ def parse_study(text: str, name: str, where: str) -> Study:
         raise UserError(message) from None
 
 
+_OF_ONE_GRID = ("axes", "across", "answer")
 _SHARED = {
     "experiment",
     "fixed",

@@ -7,11 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from replay.errors import UserError
+from replay.errors import UserError, unknown
 from replay.experiments.base.experiment import EXPERIMENTS
-from replay.studies.sweeps.columns import check_path, geometric_mean
+from replay.experiments.layer.result import Result
+from replay.studies.differences.path import by_phase
+from replay.studies.sweeps.answer import longest_numeric, numbers
+from replay.studies.sweeps.columns import check_path, geometric_mean, is_time
 from replay.studies.sweeps.points import Choice, axes_of, check_labels, is_meant, place, show
-from replay.studies.sweeps.study import LAYER, QuantityColumn
+from replay.studies.sweeps.saved import SavedAnswer
+from replay.studies.sweeps.study import LAYER, QuantityColumn, Rivalry
+from replay.studies.uncertainty import residuals
+from replay.studies.uncertainty.parts import parts_of
+from replay.studies.uncertainty.reach import Reach, reach
 from tracegen.shared.display import escape
 
 if TYPE_CHECKING:
@@ -70,6 +77,8 @@ class GridTable:
         self.columns = self.grid.columns or [_default_column(experiment, self.where)]
         # By labels and seed: one value a column; None for a point that was refused.
         self.values: dict[tuple[Labels, int | None], list[float | None]] = {}
+        self.errors: dict[Labels, Reach] = {}
+        self.assumes: dict[Labels, str] = {}
         self.refused: dict[Labels, str] = {}
         self.failed: dict[Labels, str] = {}
         headers = [column.header for column in self.columns]
@@ -79,6 +88,50 @@ class GridTable:
                 raise UserError(message)
             check_path(column, experiment.result, self.where)
             self._check_baseline(column)
+        self.answer = self._answer()
+
+    def _answer(self) -> SavedAnswer | None:
+        """The race that decides, with what the study leaves to us; None where the grid has none."""
+        asked = self.grid.answer or self._race()
+        if asked is None:
+            return None
+        where = f"{self.where}: answer"
+        times = [column for column in self.columns if is_time(column)]
+        headers = [column.header for column in self.columns if column.baseline is None]
+        header = asked.column or next((column.header for column in times), None)
+        if header not in headers:
+            message = f"{where}: {unknown('column without a baseline', str(header), headers)}"
+            raise UserError(message)
+        others = {axis: [one.label for one in self.axes[axis]] for axis in self.axes if axis != asked.rivals}
+        for axis in (asked.rivals, *filter(None, [asked.along]), *asked.assumed):
+            if axis not in self.axes:
+                message = f"{where}: {unknown('axis', axis, self.axes)}"
+                raise UserError(message)
+        if asked.base is not None:
+            check_labels({asked.rivals: asked.base}, self.axes, where)
+        for part in asked.errors:
+            if part not in residuals.table():
+                message = f"{where}: errors: {unknown('part', part, residuals.table())}"
+                raise UserError(message)
+        along = asked.along or longest_numeric({a: b for a, b in others.items() if a not in asked.assumed})
+        if along is not None and numbers(others.get(along, [""])) is None:
+            message = f"{where}: along = {along!r} has labels that are no numbers, or is what competes"
+            raise UserError(message)
+        return SavedAnswer(
+            rivals=asked.rivals,
+            column=header,
+            base=asked.base,
+            most=asked.most,
+            along=along,
+            assumed=asked.assumed,
+            errors=asked.errors,
+        )
+
+    def _race(self) -> Rivalry | None:
+        """The race of a grid that names none: of its schemes, or of what stands across."""
+        rivals = "scheme" if "scheme" in self.axes else self.grid.across
+        has_rivals = rivals is not None and len(self.axes[rivals]) > 1
+        return Rivalry(rivals=rivals) if rivals and has_rivals and any(map(is_time, self.columns)) else None
 
     @property
     def seeds(self) -> list[int | None]:
@@ -153,6 +206,7 @@ class GridTable:
                 for name, choices in self.axes.items()
             },
             "columns": [column.model_dump(exclude_none=True) for column in self.columns],
+            **({} if self.answer is None else {"answer": self.answer.model_dump()}),
             "rows": [
                 {
                     "labels": dict(zip(self.axes, labels, strict=True)),
@@ -162,11 +216,32 @@ class GridTable:
                         for cell in [self.cell(labels, column)]
                     },
                     "refused": self.refused.get(labels),
+                    **self._rests_on(labels),
                     **({"failed": self.failed[labels]} if labels in self.failed else {}),
                 }
                 for labels in self.rows()
             ],
         }
+
+    def rest_on(self, labels: Labels, result: Mapping[str, Any]) -> None:
+        """Note the error of a point's time, the largest of its seeds, and what its scheme assumes."""
+        if self.answer is None or self.grid.experiment != LAYER:
+            return
+        layer = Result.model_validate(result)
+        if layer.scheme.assumes:
+            self.assumes[labels] = layer.scheme.assumes
+        found = reach(parts_of(layer), by_phase(layer))
+        if found.parts and found.share >= self.errors.get(labels, found).share:
+            self.errors[labels] = found
+
+    def _rests_on(self, labels: Labels) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if labels in self.errors:
+            share, parts = self.errors[labels]
+            found["error"] = {"share": share, "parts": list(parts)}
+        if labels in self.assumes:
+            found["assumes"] = self.assumes[labels]
+        return found
 
     def parts(
         self,
@@ -291,8 +366,3 @@ def _pad(line: Sequence[str], widths: Sequence[int], labels: int, between: str) 
         cell.ljust(width) if column < labels else cell.rjust(width)
         for column, (cell, width) in enumerate(zip(line, widths, strict=True))
     )
-
-
-def settings_text(fixed: Mapping[str, Any]) -> str:
-    """Settings in one line."""
-    return ", ".join(f"{key}={show(value)}" for key, value in sorted(fixed.items()))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from replay.studies.sweeps.claims import column_of, replayed
 from replay.studies.sweeps.free import Variation, free_table, swept_claims
+from replay.studies.sweeps.words import words
 from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
     from tracegen.shared.display.content import Cell
 
 
-def shown(study: Study, tables: Sequence[GridTable]) -> list[RenderableType]:
-    """Title, question, and the tables of a study."""
+def shown(study: Study, tables: Sequence[GridTable], answers: Sequence[str] = ()) -> list[RenderableType]:
+    """Title, question, answers, and the tables of a study."""
     from rich.text import Text
 
-    parts: list[RenderableType] = [Text(study.title), Text(study.question.strip())]
+    parts: list[RenderableType] = [Text(study.title), Text(study.question.strip()), *map(Text, answers)]
     claims = swept_claims(tables)
     parts += [free_table(claims)] if claims else []
     for number, table in enumerate(tables, 1):
@@ -37,7 +38,7 @@ def shown(study: Study, tables: Sequence[GridTable]) -> list[RenderableType]:
 def grid_table(table: GridTable, name: str) -> Table:
     """One grid: labels of its points, and their values; the mean of the seeds, and their range."""
     down, across, rows, notes = table.parts()
-    columns = [Column(label) for label in down]
+    columns = [Column(words(label)) for label in down]
     picked: list[list[Cell]] = []
     for place, (heading, column) in enumerate(across):
         form, rank = f",.{column.digits}f", min(place, 1)

@@ -47,7 +47,7 @@ def models() -> Mapping[str, Shown]:
     from replay.experiments.train.spec import TrainSpec
     from replay.model.work.transformer_shape import LayerShape
     from replay.steps.plan import ParallelPlan
-    from replay.studies.sweeps.study import Claim, Free, Grid, QuantityColumn, Study
+    from replay.studies.sweeps.study import Claim, Free, Grid, QuantityColumn, Rivalry, Study
     from tracegen.generate import GENERATORS
     from tracegen.library.catalogue import Entry
     from tracegen.library.settings import FileSettings
@@ -63,6 +63,7 @@ def models() -> Mapping[str, Shown]:
         "study": Shown(Study, ("name", "grids")),
         "grid": Shown(Grid),
         "column": Shown(QuantityColumn),
+        "answer": Shown(Rivalry),
         "claim": Shown(Claim),
         "free": Shown(Free),
         "plan": Shown(ParallelPlan),

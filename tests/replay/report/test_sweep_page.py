@@ -15,7 +15,7 @@ from replay.report.pages import page
 from replay.studies.sweeps.page import MOST_CHARTS
 from replay.studies.sweeps.result import SweepResult
 from replay.studies.sweeps.saved import SavedSweep
-from tracegen.shared.display.content import Bars, Plot
+from tracegen.shared.display.content import Bars, Page, Plot, Table
 
 STUDY = """
 title = "Small"
@@ -45,7 +45,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
 def test_curves_and_bands_are_the_points(swept: SweepResult) -> None:
     (plot,) = page(swept).charts()
     assert isinstance(plot, Plot)
-    assert plot.x.label == "ranks" and plot.y.label == "layer us"
+    assert plot.x.label == "GPUs" and plot.y.label == "layer us"
     table = swept.plan.tables[0]
     for line in plot.lines:
         cells = [table.cell((str(int(x)), line.name), table.columns[0]) for x in line.x]
@@ -55,15 +55,20 @@ def test_curves_and_bands_are_the_points(swept: SweepResult) -> None:
     assert [line.name for line in plot.lines] == ["ideal", "nccl-alltoall"]
 
 
+def points_of(shown: Page) -> Table:
+    """The table of all points of the first grid."""
+    return next(table for table in shown.tables() if table.name == "points-1")
+
+
 def test_axes_are_in_the_order_of_the_study(swept: SweepResult) -> None:
-    table = next(iter(page(swept).tables()))
-    assert [column.name for column in table.columns[:2]] == ["ranks", "scheme"]
+    table = points_of(page(swept))
+    assert [column.name for column in table.columns[:2]] == ["GPUs", "scheme"]
     again = made({"scheme": ["ideal", "deepep"], "ranks": ["2", "4"]})
     sorted_axes = dict(sorted(again.grids[0].axes.items()))  # as files have them
     grid = again.grids[0].model_copy(update={"axes": sorted_axes})
     shown = page(again.model_copy(update={"grids": [grid]}))
-    first = next(iter(shown.tables()))
-    assert [column.name for column in first.columns[:2]] == ["scheme", "ranks"]
+    first = points_of(shown)
+    assert [column.name for column in first.columns[:2]] == ["scheme", "GPUs"]
 
 
 def test_its_file_has_the_same_page(swept: SweepResult) -> None:

@@ -275,7 +275,7 @@ def test_pages_have_the_table_and_no_variations(swept: SweepResult, tmp_path: Pa
     path = tmp_path / "sweep.json"
     path.write_text(swept.to_json(), encoding="utf-8")
     titles = [section.title for section in page(load_result(path)).sections]
-    assert titles[:3] == ["Free inputs", "Layers", "A grid without claims"]
+    assert titles[:4] == ["The answer", "Free inputs", "Layers", "A grid without claims"]
     assert page(load_result(path)) == page(swept)
 
 

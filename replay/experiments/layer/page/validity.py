@@ -13,7 +13,8 @@ from replay.experiments.base.names import UNREAL, row_names
 from replay.experiments.layer.tables.times import count
 from replay.studies.differences.path import by_phase
 from replay.studies.uncertainty.parts import parts_of
-from replay.studies.uncertainty.residuals import UNVALIDATED, row_counts, table
+from replay.studies.uncertainty.reach import PHASES, errors_of, plain, reach
+from replay.studies.uncertainty.residuals import UNVALIDATED, row_counts
 from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ MEASURED = "measured"
 NOT_MEASURED = "few or none"
 PROPOSAL = "proposal"
 BOUND = "a bound"
-PHASES = ("dispatch", "combine")
 NOTES = (
     "Median of measured over predicted time, less 1, and the range of nine of ten measurements.",
     "Where there are few or none, the error is that of kernels predicted with little fitted.",
@@ -59,28 +59,16 @@ def _row(name: str, result: Result) -> tuple[Cell, ...]:
     if result.scheme.name in UNREAL:
         return (name, BOUND, *([None] * 7))
     parts = parts_of(result)
-    counts = [row_counts()[_plain(parts[phase])] for phase in PHASES]
-    errors = [error for phase in PHASES for error in _errors(parts[phase])]
+    counts = [row_counts()[plain(parts[phase])] for phase in PHASES]
+    errors = [error for phase in PHASES for error in errors_of(parts[phase])]
     return (name, _standing(result, parts), *errors, min(counts))
 
 
 def _standing(result: Result, parts: dict[str, str]) -> str:
     """Sentence on whether the kernels of a scheme were measured."""
-    if not any(_plain(parts[phase]) == UNVALIDATED for phase in PHASES):
+    if not any(plain(parts[phase]) == UNVALIDATED for phase in PHASES):
         return MEASURED
     return PROPOSAL if result.scheme.proposes else NOT_MEASURED
-
-
-def _plain(part: str) -> str:
-    """Name of a part without the family of schemes that has it."""
-    return part.partition(" (")[0]
-
-
-def _errors(part: str) -> tuple[float, float, float]:
-    """Median of an error, and what it lies between in nine of ten measurements, in percent."""
-    known = table()[_plain(part)]
-    median, low, high = (100 * (math.exp(known[place]) - 1) for place in (10, 1, 19))
-    return median, low, high
 
 
 def experts_line(results: Sequence[Result]) -> str:
@@ -88,7 +76,7 @@ def experts_line(results: Sequence[Result]) -> str:
     parts = dict.fromkeys(parts_of(one)["experts"] for one in results)
     found = []
     for part in parts:
-        median, low, high = _errors(part)
+        median, low, high = errors_of(part)
         found.append(
             f"{part}: {median:+.1f}% in the median, {low:+.1f}% to {high:+.1f}% in nine of ten "
             f"of {row_counts()[part]:,} measurements"
@@ -101,9 +89,7 @@ def error_of(result: Result) -> float:
 
     The error of each phase counts for as long as the critical path is in that phase.
     """
-    parts, path = parts_of(result), by_phase(result)
-    spread = sum(path[phase] * max(abs(one) for one in _errors(parts[phase])[1:]) / 100 for phase in PHASES)
-    return spread / max(sum(path.values()), 1)
+    return reach(parts_of(result), by_phase(result)).share
 
 
 def turning_line(first: tuple[str, Result], second: tuple[str, Result]) -> str:
@@ -117,9 +103,9 @@ def turning_line(first: tuple[str, Result], second: tuple[str, Result]) -> str:
     times = [one.totals.makespan_us / max(count(one), 1) for _, one in (first, second)]
     away = times[1] / max(times[0], 1e-9) - 1
     errors = [error_of(one) for _, one in (first, second)]
-    reach = math.hypot(*errors)
-    holds = "the order may turn" if away < reach else "the order holds against that"
-    if away >= reach and any(one.scheme.assumes for _, one in (first, second)):
+    both = math.hypot(*errors)
+    holds = "the order may turn" if away < both else "the order holds against that"
+    if away >= both and any(one.scheme.assumes for _, one in (first, second)):
         holds += ", if what they assume is so (see what is assumed)"
     return (
         f"{second[0]} is next, {away:.1%} slower: the error of their communication moves the two "

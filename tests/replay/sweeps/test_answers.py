@@ -1,0 +1,232 @@
+"""Answers of a study: who is first, where the lead changes, what errors and assumptions do to it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import replay
+from replay.errors import UserError
+from replay.studies.sweeps.answer import Contest
+from replay.studies.sweeps.page import page
+from replay.studies.sweeps.saved import SavedGrid, SavedSweep
+from replay.studies.sweeps.study import Rivalry, load_study, parse_study
+from replay.studies.sweeps.table import GridTable
+from replay.studies.sweeps.words import words
+from replay.studies.uncertainty.reach import Reach, between, largest, reach
+
+TOKENS = ["16", "64", "256"]
+STATED, OTHER = "arrival", "units"
+
+
+def a_race(value: Callable[..., float], error: float = 0.05, seeds: int = 3, **answer: Any) -> Contest:
+    """A race of two schemes along tokens, under two orders of tiles, whose times a function gives."""
+    axes = {"tokens_per_rank": TOKENS, "scheme": ["ideal", "a", "b"], "tiles": [STATED, OTHER]}
+    rows, points = [], []
+    for tokens, scheme, tiles in itertools.product(*axes.values()):
+        values = [1.0 if scheme == "ideal" else value(int(tokens), scheme, tiles, seed) for seed in range(seeds)]
+        cell = {"mean": math.fsum(values) / seeds, "min": min(values), "max": max(values), "count": seeds}
+        labels = {"tokens_per_rank": tokens, "scheme": scheme, "tiles": tiles}
+        found = {"share": error, "parts": [f"DeepEP {scheme}"]}
+        rows.append({"labels": labels, "cells": {"us": cell}, "error": found, "assumes": f"{scheme} is quick"})
+        points += [{"seed": seed, "values": [one]} for seed, one in enumerate(values)]
+    grid = {
+        "title": "",
+        "notes": "",
+        "fixed": {},
+        "seeds": list(range(seeds)),
+        "claims": [],
+        "rows": rows,
+        "points": points,
+        "axes": {name: [{"label": one} for one in labels] for name, labels in axes.items()},
+        "columns": [{"header": "us", "path": "totals.makespan_us"}],
+        "answer": {
+            "rivals": "scheme",
+            "column": "us",
+            "most": False,
+            "along": "tokens_per_rank",
+            "assumed": ["tiles"],
+            "errors": [],
+        }
+        | answer,
+    }
+    return Contest(SavedGrid.model_validate(grid))
+
+
+def straight(tokens: int, scheme: str, tiles: str, seed: int) -> float:
+    """`a` takes 100, `b` as many as there are tokens, and seeds move where they meet."""
+    if tiles == OTHER and scheme == "a":
+        return 10.0
+    return 100.0 * (1 + seed / 10) if scheme == "a" else float(tokens)
+
+
+def test_the_lead_changes_where_lines_through_the_means_cross() -> None:
+    race = a_race(straight)
+    (course,) = race.courses()
+    assert [one.first for one in course] == ["b", "b", "a"]
+    crossing = race.crossing(course[1], course[2])
+    assert crossing is not None
+    assert crossing.at == pytest.approx(110)  # on logarithmic scales b is a straight line and a is level
+    assert (crossing.low, crossing.high) == pytest.approx((100, 120))
+    assert crossing.num_seeds == (3, 3)
+    assert race.crossing(course[0], course[1]) is None
+    said = race.headline()
+    assert said.startswith("b is fastest up to 64 tokens per GPU (72 to 588 % ahead of a); a from 256 on")
+    assert said.endswith("the lead changes at 110 (100 to 120 in 3 of 3 seeds).")
+
+
+def test_a_bound_is_no_rival() -> None:
+    race = a_race(straight)
+    assert race.rivals == ["a", "b"]
+    assert "ideal" not in race.headline()
+
+
+def test_a_lead_within_the_error_is_told() -> None:
+    close = a_race(lambda tokens, scheme, tiles, seed: 100.0 if scheme == "a" else 103.0)
+    assert all(one.is_within for one in close.courses()[0])
+    assert "the distance is larger in 0 of 3 cases; closest is a over b by 3 %" in close.error_line()
+    assert "by 7 %" in close.error_line()  # both are off by 5 %, independently
+    far = a_race(lambda tokens, scheme, tiles, seed: 100.0 if scheme == "a" else 110.0)
+    assert not any(one.is_within for one in far.courses()[0])
+    assert "larger in 3 of 3 cases." in far.error_line()
+
+
+def test_what_is_assumed_says_what_it_turns() -> None:
+    (line,) = a_race(straight).turns()
+    assert line.startswith(f"Tiles (assumed: {STATED}): with {OTHER}, 2 of 3 cases turn, most a over b by 540 %")
+    same = a_race(lambda tokens, scheme, tiles, seed: 1.0 if scheme == "a" else 2.0).turns()
+    assert same == [f"Tiles (assumed: {STATED}): with {OTHER}, the same are first in all 3 cases (100 % ahead of b)."]
+
+
+def test_the_cost_of_a_thing_is_told_against_its_base() -> None:
+    race = a_race(straight, base="a")
+    assert race.headline() == "Against a: b takes 85 % less to 133 % more."
+    table = race.table("answer")
+    assert table is not None
+    assert [column.name for column in table.columns] == ["tokens per GPU", "a: us", "b"]
+    assert [round(float(row[-1] or 0)) for row in table.rows] == [-85, -42, 133]
+
+
+def test_the_most_of_a_rate_wins() -> None:
+    race = a_race(straight, most=True)
+    assert [one.first for one in race.courses()[0]] == ["a", "a", "b"]
+    assert race.headline().startswith("a has the most us up to 64")
+
+
+def test_a_page_begins_with_the_answer() -> None:
+    race = a_race(straight)
+    study = SavedSweep(
+        format="moereplay-sweep/1", name="s", title="Tiles", question="Who?", notes="", grids=[race.grid]
+    )
+    shown = page(study)
+    assert shown.summary.startswith(f"Who? {race.headline()}")
+    first = shown.sections[0]
+    assert first.title == "The answer"
+    assert first.items[0] == race.headline()
+    assert next(table.name for table in shown.tables()) == "answer-1"
+    assumed = next(one for one in shown.sections if one.title == "What the schemes assume")
+    assert assumed.items == ["ideal: ideal is quick", "a: a is quick", "b: b is quick"]
+
+
+def test_errors_of_the_same_kernels_cancel() -> None:
+    one, other = Reach(0.05, ("DeepEP dispatch",)), Reach(0.03, ("DeepEP dispatch",))
+    assert between(one, other) == pytest.approx(0.02)
+    assert between(one, Reach(0.12, ("NCCL",))) == pytest.approx(0.13)
+
+
+def test_an_error_counts_for_as_long_as_its_phase_is_on_the_path() -> None:
+    parts = {"dispatch": "DeepEP dispatch", "combine": "DeepEP combine", "experts": "experts, BF16"}
+    path = {"dispatch": 10, "combine": 20, "gemm1": 70}
+    wanted = 0.1 * largest("DeepEP dispatch") + 0.2 * largest("DeepEP combine")
+    assert reach(parts, path) == Reach(pytest.approx(wanted), ("DeepEP dispatch", "DeepEP combine"))
+
+
+STUDY = """
+title = "t"
+question = "q"
+[fixed]
+tokens_per_rank = 4
+tune = false
+trace.kind = "uniform"
+trace.model = "olmoe-1b-7b"
+[axes]
+ranks = [2, 4]
+scheme = ["ideal", "nccl-alltoall", "deepep"]
+"""
+
+
+def test_schemes_compete_where_nothing_is_said() -> None:
+    answer = GridTable(parse_study(STUDY, "s", "s"), 0).answer
+    assert answer is not None
+    assert (answer.rivals, answer.column, answer.along) == ("scheme", "layer us", "ranks")
+
+
+@pytest.mark.parametrize(
+    ("said", "refused"),
+    [
+        ('rivals = "schemes"', "unknown axis 'schemes'"),
+        ('rivals = "scheme"\ncolumn = "ms"', "unknown column without a baseline 'ms'"),
+        ('rivals = "ranks"\nalong = "scheme"', "labels that are no numbers"),
+        ('rivals = "scheme"\nbase = "comet"', "comet"),
+        ('rivals = "scheme"\nassumed = ["skew"]', "unknown axis 'skew'"),
+        ('rivals = "scheme"\nerrors = ["GEMM"]', "unknown part 'GEMM'"),
+    ],
+)
+def test_an_answer_about_what_is_not_there_is_refused(said: str, refused: str) -> None:
+    with pytest.raises(UserError, match=refused):
+        GridTable(parse_study(f"{STUDY}\n[answer]\n{said}\n", "s", "s"), 0)
+
+
+def test_a_study_has_the_error_of_every_point_in_its_file(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(STUDY, encoding="utf-8")
+    result = replay.sweep(tmp_path / "s.toml", tmp_path / "out")
+    (race,) = result.races()
+    errors = {row.labels["scheme"]: row.error for row in race.grid.rows}
+    assert errors["ideal"] is None
+    assert errors["deepep"] is not None and errors["deepep"].parts == ["DeepEP dispatch", "DeepEP combine"]
+    assert 0 < errors["deepep"].share < largest("DeepEP dispatch") + largest("DeepEP combine")
+    assert race.headline() in result.text() and race.headline() in result.markdown().replace("\\", "")
+
+
+def test_axes_are_called_by_words() -> None:
+    assert words("tokens_per_rank") == "tokens per GPU"
+    assert words("deepep.num_sms") == "SMs of deepep"
+    assert words("system.link.links_per_gpu") == "links per GPU"
+    assert words("tiles") == "tiles"
+
+
+def test_every_question_of_the_gallery_says_what_would_turn_it() -> None:
+    import sys
+
+    sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
+    from gallery import NAMES
+
+    assert len(NAMES) == 10
+    for name in NAMES:
+        answers = [grid.answer for grid in load_study(name).grids]
+        assert all(isinstance(one, Rivalry) for one in answers), name
+        assert any(one is not None and one.assumed for one in answers), name
+
+
+def test_the_gallery_says_what_the_pages_of_its_studies_say() -> None:
+    import sys
+
+    root = Path(__file__).parents[3]
+    sys.path.insert(0, str(root / "scripts"))
+    from gallery import GALLERY, HEAD, NAMES, STUDIES
+
+    text = GALLERY.read_text(encoding="utf-8").removeprefix(HEAD)
+    parts = text.split("\n## ")[1:]
+    assert len(parts) == len(NAMES)
+    for name, part in zip(NAMES, parts, strict=True):
+        shown = (STUDIES / f"{name}.md").read_text(encoding="utf-8")
+        study = load_study(name)
+        assert part.startswith(study.title) or study.title in part
+        lines = [line for line in part.splitlines()[1:] if line and not line.startswith("`moereplay sweep")]
+        missing = [line for line in lines if line not in shown]
+        assert not missing, (name, missing)
