@@ -16,9 +16,10 @@ Span: TypeAlias = "tuple[int, int]"
 End: TypeAlias = tuple[IntArray, int]
 
 _FEW_EDGES = 4096
-#: How much more room a column gets at a time. What is not written costs no memory: pages come when
-#: they are touched.
-_GROWTH = 4
+#: How much more room a column gets at a time, small or large. What is not written costs no memory: pages
+#: come when they are touched, and a small column that is moved seldom is copied less.
+_GROWTH, _GROWTH_OF_LARGE = 32, 4
+_LARGE_ROWS = 1 << 20
 _FEWEST_ROWS = 256
 
 #: Smallest and largest number of each type of a column, and the next wider type.
@@ -135,7 +136,8 @@ class GrowingColumn:
     def _write(self, value: int | IntArray, count: int) -> None:
         low, high = self._filled, self._filled + count
         if high > self._rows.size:
-            size = max(high, _GROWTH * self._rows.size, self._expected, _FEWEST_ROWS)
+            growth = _GROWTH if self._rows.size < _LARGE_ROWS else _GROWTH_OF_LARGE
+            size = max(high, growth * self._rows.size, self._expected, _FEWEST_ROWS)
             self._move(self._rows.dtype, size)
         self._rows[low:high] = value
         self._filled = high
