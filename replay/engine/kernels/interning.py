@@ -71,7 +71,7 @@ AHEAD = 16
 
 @inlined
 def _place_of(n, place):
-    """Where the key of a row is looked for first."""
+    """First place at which the key of a row is looked for."""
     row = n.order[place]
     return _hashed(n.table[row], n.key[row], 0) & (2 * n.room - 1)
 
