@@ -7,6 +7,7 @@ import numpy as np
 
 from replay.engine.backend.compiling import entry, inlined
 from replay.engine.backend.memory import FixedNumber, KernelMemory, StridedColumn, Vector
+from replay.engine.backend.memory_types import prefetch
 
 #: How many changes a window has, their sum, and the sum of those that add something.
 COUNT, NET, GAINED = range(3)
@@ -56,6 +57,17 @@ def _window_of(c, owner, time):
     return c.base[owner] + ((time - c.first[owner]) >> c.shift[owner])
 
 
+#: Rows ahead of the one that is added up whose window is asked for.
+AHEAD = 16
+
+
+@inlined
+def _prefetch_window(c, row):
+    """Ask for the sums of a row's window."""
+    if row < c.num_rows and c.owner[row] >= 0:
+        prefetch(c.windows, _window_of(c, c.owner[row], _time_of(c, row)) * NUM_SUMS)
+
+
 @entry(Changes)
 def count_changes(c):
     """Count the changes of each owner, and note the first and the last time."""
@@ -74,6 +86,7 @@ def count_changes(c):
 def sum_changes(c):
     """Add the changes up by window."""
     for row in range(c.num_rows):
+        _prefetch_window(c, row + AHEAD)
         owner = c.owner[row]
         if owner >= 0:
             window = _window_of(c, owner, _time_of(c, row))

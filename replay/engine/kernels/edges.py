@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from replay.engine.backend.compiling import entry, inlined
 from replay.engine.backend.memory import FixedNumber, KernelMemory, Number, StridedColumn, Vector
+from replay.engine.backend.memory_types import prefetch
 from replay.engine.columns import EdgeBlocks, IntArray
 from replay.engine.errors import GraphError
 from replay.engine.kernels.layout import SIGNAL
@@ -192,6 +193,23 @@ def _count_down(g, counts, index, node):
         g.done += 1
 
 
+#: Nodes ahead of the one that is left whose memory is asked for.
+AHEAD = 16
+
+
+@inlined
+def _prefetch_ahead(g, head):
+    """Ask for what is read of later nodes: a step each, as each names what comes next."""
+    if head + AHEAD < g.done and g.order[head + AHEAD] < g.num_tasks:
+        prefetch(g.indptr, g.order[head + AHEAD])
+    if head + AHEAD // 2 < g.done and g.order[head + AHEAD // 2] < g.num_tasks:
+        prefetch(g.successors, g.indptr[g.order[head + AHEAD // 2]])
+    if head + AHEAD // 4 < g.done and g.order[head + AHEAD // 4] < g.num_tasks:
+        node = g.order[head + AHEAD // 4]
+        if g.indptr[node] < g.indptr[node + 1]:
+            prefetch(g.missing, g.successors[g.indptr[node]])
+
+
 @entry(Order)
 def _order_tasks(g):
     """Take what waits for nothing, then what waits for that alone, and so on.
@@ -214,6 +232,7 @@ def _order_tasks(g):
     head = 0
     while head < g.done:
         node = g.order[head]
+        _prefetch_ahead(g, head)
         head += 1
         gate = (node - g.num_tasks) >> 1
         if node < g.num_tasks:

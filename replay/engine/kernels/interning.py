@@ -7,6 +7,7 @@ import numpy as np
 
 from replay.engine.backend.compiling import entry, inlined, inner
 from replay.engine.backend.memory import FixedNumber, KernelMemory, Records, StridedColumn, Vector
+from replay.engine.backend.memory_types import prefetch
 from replay.engine.kernels.layout import TRIPLE
 
 
@@ -64,6 +65,27 @@ def rehash(t):
         t.table[place] = number
 
 
+#: Rows ahead of the one that is numbered whose place in the table of names is asked for.
+AHEAD = 16
+
+
+@inlined
+def _place_of(n, place):
+    """First place at which the key of a row is looked for."""
+    row = n.order[place]
+    return _hashed(n.table[row], n.key[row], 0) & (2 * n.room - 1)
+
+
+@inlined
+def _prefetch_names(n, place):
+    """Ask for where the keys of later rows may be found: first for the number, then for the name."""
+    if place + AHEAD < n.num_rows:
+        prefetch(n.name_table, _place_of(n, place + AHEAD))
+        number = n.name_table[_place_of(n, place + AHEAD // 2)]
+        if number >= 0:
+            prefetch(n.names, number)
+
+
 class KeyReferences(KernelMemory):
     """Rows that name a key each, by its table and its name there, and the numbers of the keys."""
 
@@ -88,6 +110,7 @@ def number_keys(n):
     for place in range(n.first_row, n.num_rows):
         if n.sizes[0] == n.room:
             return place
+        _prefetch_names(n, place)
         row = n.order[place]
         n.number[place] = intern(n.name_table, n.room, n.names, n.sizes, 0, n.table[row], n.key[row], 0)
     return n.num_rows

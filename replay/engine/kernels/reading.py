@@ -7,6 +7,7 @@ import numpy as np
 
 from replay.engine.backend.compiling import entry, inlined
 from replay.engine.backend.memory import FixedNumber, KernelMemory, Number, Records, StridedColumn, Vector
+from replay.engine.backend.memory_types import prefetch
 from replay.engine.kernels.lanes import sort_ids
 from replay.engine.kernels.layout import LATE_LANE, NEVER, TASK
 
@@ -33,6 +34,26 @@ class Chain(KernelMemory):
     arrivals = Vector(np.int64)  # of one gate at a time
 
 
+#: Edges or nodes ahead of the one that is looked at whose memory is asked for.
+AHEAD = 16
+
+
+@inlined
+def _prefetch_ahead(g, place):
+    """Ask for the nodes that come next in the order: a step each, as each names what comes next."""
+    if place + AHEAD < g.num_nodes:
+        node = g.order[place + AHEAD]
+        if node < g.num_tasks:
+            prefetch(g.indptr, node)
+            prefetch(g.ready, node)
+        node = g.order[place + AHEAD // 2]
+        if node < g.num_tasks:
+            prefetch(g.successors, g.indptr[node])
+        node = g.order[place + AHEAD // 4]
+        if node < g.num_tasks and g.indptr[node] < g.indptr[node + 1]:
+            prefetch(g.ready, g.successors[g.indptr[node]])
+
+
 @inlined
 def _no_sooner(times, task, time):
     if times[task] < time:
@@ -44,16 +65,22 @@ def longest_chain(g):
     """Longest chain of durations and latencies; afterwards ``ready`` is when tasks are visible."""
     ready = g.ready
     longest = 0
+    last_ahead = 0  # edges before this one lie as they are followed
+    if g.has_order == 0:
+        last_ahead = g.indptr[g.num_tasks] - AHEAD
     for place in range(g.num_nodes):
         node = place
         if g.has_order != 0:
             node = g.order[place]
+            _prefetch_ahead(g, place)
         gate = (node - g.num_tasks) >> 1
         if node < g.num_tasks:
             visible = ready[node] + g.duration[node] + g.latency[node]
             if visible > longest:
                 longest = visible
             for edge in range(g.indptr[node], g.indptr[node + 1]):
+                if edge < last_ahead:
+                    prefetch(ready, g.successors[edge + AHEAD])
                 target = g.successors[edge]
                 if target >= 0:
                     _no_sooner(ready, target, visible)
@@ -110,10 +137,14 @@ def _blame(g, target, task):
 @entry(Causes)
 def last_met_edges(g):
     """Look at the tasks that each task waited for; the smallest number of those visible last."""
+    last_ahead = g.indptr[g.num_tasks] - AHEAD
     for task in range(g.num_tasks):
         if g.is_visible[task] == 0:
             continue
         for edge in range(g.indptr[task], g.indptr[task + 1]):
+            if edge < last_ahead:
+                prefetch(g.ready, g.successors[edge + AHEAD])
+                prefetch(g.cause, g.successors[edge + AHEAD])
             target = g.successors[edge]
             if target < 0:
                 continue
