@@ -95,7 +95,7 @@ def _answer(grids: Sequence[SavedGrid], *, several: bool) -> list[Item]:
 def _assumptions(grids: Sequence[SavedGrid]) -> list[Section]:
     """Section of the schemes' assumptions, each once."""
     said = dict.fromkeys(line for race in races(grids) for line in race.assumptions())
-    return [Section("What the schemes assume", list(said), is_open=False)] if said else []
+    return [Section("What the schemes assume", list(said), is_detail=True)] if said else []
 
 
 def _free(free: SavedFree) -> Section:

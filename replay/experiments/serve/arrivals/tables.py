@@ -141,8 +141,7 @@ def notes(compared: ArrivalComparison) -> list[str]:
         elif served is not None and served.goodput is not None:
             good = served.goodput
             lines.append(
-                f"{result.name}: {good.share:.1%} of requests keep the limits "
-                f"({good.requests_per_s:,.4g} per second)."
+                f"{result.name}: {good.share:.1%} of requests keep the limits ({good.requests_per_s:,.4g} per second)."
             )
         if served is not None and served.preemptions:
             lines.append(f"{result.name}: caches were full {served.preemptions:,} times.")
