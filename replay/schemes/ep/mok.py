@@ -20,6 +20,10 @@ time is compared with any of this.
 
 A backward pass does the same with gradients, which it scales by gate weights as they come; the
 gradients of all weights follow in the same kernel, behind all minibatches.
+
+Left out: more rows than a macrobatch, which go through the buffers in turns, and are dispatched and
+multiplied again in a backward pass (such layers are refused), and casts of weights once a step.
+Confidence: medium for what is done and in which order, low for how long it takes.
 """
 
 from __future__ import annotations
@@ -114,6 +118,17 @@ class MixtureOfKittens(Scheme):
         "a cast takes an SM as long as reading rows and writing the casts; an activation waits for its row tile"
         " and not for its columns alone; gradients of weights are written as elsewhere"
     )
+    wins = "many tokens, of whose wire time it leaves less uncovered than kernels one after the other"
+    loses = (
+        "few tokens, and wherever products bind: SMs that move rows are lacking to them, and tiles of 256 rows are "
+        "half empty where experts have few"
+    )
+    spares = MappingProxyType(
+        {
+            "host waits": "the kernel schedules itself",
+            "permutes": "rows are pulled by number to their places",
+        }
+    )
     traffic = "pair"
     overlap = "whole layer, in one kernel"
     phases_separated = False
@@ -171,7 +186,7 @@ class MixtureOfKittens(Scheme):
         tokens, topk = np.diff(work.tokens_of_rank), work.expert_ids.shape[1]
         own, weights = tokens * work.token_row_bytes, tokens * topk * WEIGHT_BYTES
         if not work.is_backward:
-            start = self._schedule(work, machine, start)
+            start = self._numbers(work, machine, start)
         for _ in range(1 + work.is_backward):  # a backward pass copies tokens, too
             start = machine.memory_kernel(DISPATCH.memory, MemoryTraffic(own, own), start, FILL)
         start = machine.memory_kernel(DISPATCH.memory, MemoryTraffic(weights, weights), start, WEIGHTS)
@@ -187,7 +202,7 @@ class MixtureOfKittens(Scheme):
         machine.notes.follow("combined", np.arange(work.num_tokens), ends[work.source_rank])
         return ends
 
-    def _schedule(self, work: LayerWork, machine: Machine, start: Tasks) -> Tasks:
+    def _numbers(self, work: LayerWork, machine: Machine, start: Tasks) -> Tasks:
         """Give choices to all, and number the rows of own experts: (rank,) tasks."""
         ids = np.diff(work.tokens_of_rank) * work.expert_ids.shape[1] * ID_BYTES
         begun = machine.kernel(start, CHOICES)
