@@ -47,7 +47,7 @@ def test_every_scheme_has_a_page_that_says_everything(name: str) -> None:
     for text in (scheme.wins, scheme.loses, *scheme.spares.values()):
         assert text in shown
     assert "\n## Kernels\n" in page or name == "ideal"
-    assert "\n## Golden numbers\n" in page or name in ("plain", "nccl-allgather")
+    assert "\n## Golden numbers\n" in page or name in ("plain", "nccl-allgather", "mok")
     assert ("| place of " in page) == (name in schemes._study()[1])
     assert f"]({name}.md)" in pages()["schemes/index.md"] or name == "plain"
 

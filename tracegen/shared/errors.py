@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterable, Sequence
 
-LONGEST_LIST = 30
+LONGEST_LIST = 36
 """Names up to which a message lists them all."""
 SHOWN = 12
 """Names that a message shows of a longer list."""

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 class PlainOptions(Options):
     """Options of the two kernels that store rows."""
 
-    num_sms: int = option(16, "SMs that store rows, in either direction.", "chosen; compared by name alone")
+    num_sms: int = option(16, "SMs that store rows, in either direction.", "chosen")
 
 
 class Plain(Scheme):

@@ -133,7 +133,7 @@ def test_a_collective_has_several_spellings(word: str) -> None:
         (("--bytes", "1M.."), "bytes 1M..: '' is no size"),
         (("--bytes", "4M..1M"), "a range rises; '4M..1M' does not"),
         (("--bytes", ",".join(["1"] * (MOST_SIZES + 1))), f"more than {MOST_SIZES} sizes"),
-        (("--bytes", "64G"), "a GPU of dgx-h100 has memory for"),
+        (("--bytes", "64G"), "what fits: up to 32GB (--bytes 32G)"),
         (("--algorithm", "rings"), "unknown algorithm 'rings' (did you mean 'ring'?)"),
         (("--ranks", 1), "1 ranks; possible on dgx-h100: 2 to 8"),
         (("--ranks", 9), "9 ranks; possible on dgx-h100: 2 to 8"),

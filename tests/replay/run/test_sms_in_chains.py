@@ -38,6 +38,8 @@ LAYERS = {
         draw(1600, 8, 2, skew=0.7), 4, 8, shape=ExpertShape(1024, 256), is_backward=True
     ).with_shared(1024),
 }
+#: What would take all SMs here: NCCL's kernels beside experts, and SMs that move rows.
+NARROW = {"fastermoe": {"channels": 16}, "mok": {"forward_sms": 8, "backward_sms": 8}}
 EVERY_TIME = ("two own all tokens", "backward, shared experts")
 
 
@@ -53,8 +55,7 @@ def taken(scheme: str, name: str) -> LayerWork:
 @pytest.mark.parametrize("scheme", [*SCHEMES, *EXAMPLES])
 def test_no_instant_has_more_sms_in_use_than_there_are(scheme: str, name: str) -> None:
     system = hwmodel.load("dgx-h100", {"gpu.num_sms": FEW_SMS})
-    # It runs experts beside NCCL's kernels, which would take all SMs here.
-    narrow = find(scheme).with_options({"channels": 16} if scheme == "fastermoe" else {})
+    narrow = find(scheme).with_options(NARROW.get(scheme, {}))
     # The contract looks at chains of three, on some layers.
     built = chain_of(taken(scheme, name), system, narrow, num_layers=2)
     most = most_in_use(schedule(built.graph), built.machine)

@@ -80,6 +80,7 @@ SET = {
 """What a default leaves out without which the class makes no model, or none with experts."""
 INTRODUCTION = f"""# Model families that capture is proven for
 
+For those who ask whether a family of models can be captured.
 Written by the test run (`{REWRITE}=1 pytest tests/tracegen/capture/test_families.py`) with
 transformers 5.24.0, and compared with it in every other run, which also fails if the installed
 transformers has experts in a folder that no row is of. With the lowest version, 5.0.0, one family
