@@ -17,6 +17,7 @@ from replay.chains.chain import check_code_for, faults_of
 from replay.engine import GraphBuilder
 from replay.errors import UserError
 from replay.model.machine.host import UNSTAGED, Operation
+from replay.model.machine.host_script import HostScript, ScriptLine
 from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine
 from replay.model.work.layer import ExpertShape, LayerWork
@@ -125,13 +126,13 @@ class _WaitError(Exception):
     """A host waits, and nobody asks for what it does behind that."""
 
 
-class _UntilWait(list[Operation]):
-    """A program that is not read beyond its first wait."""
+class _UntilWait(HostScript):
+    """A script that is not read beyond its first wait."""
 
-    def append(self, one: Operation) -> None:
+    def append(self, one: ScriptLine) -> None:
         """Note what a host does next."""
         super().append(one)
-        if not one.launches:
+        if one.act == "wait":
             raise _WaitError
 
 
@@ -184,7 +185,7 @@ def outlined(
     outline = _Outline(KIND_NAMES)
     machine = Machine(system, outline, work.num_ranks, scheme.uplinks, launch, sample=work.sample, calls=calls)
     if until_wait:
-        machine.host.program = _UntilWait()
+        machine.host.script = _UntilWait()
     with suppress(_WaitError), faults_of(scheme, _WaitError):
         begun = machine.enter(UNSTAGED, machine.mark(machine.ranks), is_backward=work.is_backward)
         scheme.build(work, machine, begun)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -29,10 +30,10 @@ if TYPE_CHECKING:
     from replay.chains.replay import Replay
     from replay.chains.settings import ChainSettings
     from replay.model.machine.host import Calls
+    from replay.model.machine.host_script import HostScript
     from replay.model.work.batch import Batch
     from replay.model.work.kernel_lists.expressions import Value
     from replay.model.work.kernel_lists.lists import Pass
-    from replay.model.work.layer import LayerWork
     from replay.schemes import Scheme
     from tracegen import RoutingTrace
     from tracegen.models import ModelShape
@@ -133,7 +134,7 @@ class PracticeHosts(NamedTuple):
     stack
         With the scheme as the dispatcher, if its list knows it.
     host_ps
-        What calls take a thread, mean over the passes, but for those that a graph holds.
+        What calls take a thread, mean over the passes that are replayed, but for those that a graph holds.
     waits
         Times that it waits for its GPU, in the pass with most.
     """
@@ -159,19 +160,19 @@ def in_practice(settings: ChainSettings, trace: RoutingTrace, batch: Batch, bare
         stack = stack_of(settings, trace, system, scheme)
     except UserError:  # its list has no such products
         return None
-    assert stack is not None
-    links = [
-        bare.last.alone(next(link for link in bare.links if link.is_backward == is_backward))
-        for is_backward in settings.passes
-    ]
-    calls = calls_of(stack, settings, links, trace.model_shape, batch, scheme, system)
+    assert stack is not None and bare.launch is not None
+    passes = _passes_of(bare.links)
+    for is_backward in passes - bare.scripts.keys():
+        link = bare.last.alone(_first(bare.links, is_backward=is_backward))
+        bare.scripts[is_backward] = outlined(scheme, link.work(), system).host.script
+    calls = calls_of(stack, settings, bare.links, trace.model_shape, batch, scheme, system, bare.scripts)
+    turns = max(1, len(bare.links[0].micro_batches))
     host_ps = waits = 0
-    for link in links:
-        host = outlined(scheme, link.work(), system, bare.launch, calls).host
-        turns = max(1, len(link.micro_batches))
-        host_ps += turns * host.launched_ps
-        waits = max(waits, turns * sum(host.waited.values()))
-    return PracticeHosts(stack, host_ps // len(settings.passes), waits)
+    for is_backward in passes:
+        taken = bare.scripts[is_backward].under(calls, bare.launch, system.overheads)
+        host_ps += turns * taken.launched_ps
+        waits = max(waits, turns * taken.waits)
+    return PracticeHosts(stack, host_ps // len(passes), waits)
 
 
 def calls_of(
@@ -182,23 +183,35 @@ def calls_of(
     batch: Batch,
     scheme: Scheme,
     system: System,
+    known: Mapping[bool, HostScript] | None = None,
 ) -> Calls:
     """Give what a stack does around the scheme's kernels.
 
     Lists know even work: that of the GPU with most tokens stands for all. A micro-batch has its
     part of the bytes and of laws, and the largest stands for all.
+
+    Parameters
+    ----------
+    known
+        By pass: what hosts do in a layer under the scheme; None to find it.
     """
     tokens = int(np.bincount(batch.source_rank, minlength=batch.num_ranks).max())
     sizes = even_sizes(shape, tokens=tokens, ranks=batch.num_ranks, sharing=settings.expert_tp)
     whole = len(batch.source_rank)
     part = max((len(one.tokens) for one in links[0].micro_batches), default=whole)
-    works: dict[Pass, LayerWork] = {
-        "backward" if is_backward else "forward": next(link for link in links if link.is_backward == is_backward).work()
-        for is_backward in settings.passes
-    }
     if isinstance(scheme, ListedExchanges) and scheme.kernel_list:
-        scheme = scheme.with_options({"stack": BARE})  # whose stages the list's rows are not of
-    found = stage_calls(stack, scheme, sizes, works, system)
+        scheme, known = scheme.with_options({"stack": BARE}), None  # whose stages the list's rows are not of
+
+    def script(*, is_backward: bool) -> HostScript:
+        if known is not None:
+            return known[is_backward]
+        return outlined(scheme, _first(links, is_backward=is_backward).work(), system).host.script
+
+    scripts: dict[Pass, Callable[[], HostScript]] = {
+        "backward" if is_backward else "forward": partial(script, is_backward=is_backward)
+        for is_backward in sorted(_passes_of(links))
+    }
+    found = stage_calls(stack, scheme, sizes, scripts, system)
     stages = {
         stage: calls._replace(
             nbytes=calls.nbytes * part // max(1, whole),
@@ -207,3 +220,11 @@ def calls_of(
         for stage, calls in found.stages.items()
     }
     return dataclasses.replace(found, stages=stages)
+
+
+def _passes_of(links: Sequence[ChainLink]) -> set[bool]:
+    return {link.is_backward for link in links}
+
+
+def _first(links: Sequence[ChainLink], *, is_backward: bool) -> ChainLink:
+    return next(link for link in links if link.is_backward == is_backward)

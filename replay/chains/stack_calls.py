@@ -12,22 +12,24 @@ they are a stage of their own and the host knows their rows, and else calls of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.chains.host_program import can_be_captured, outlined, typical_program
+from replay.chains.host_program import can_be_captured, typical_program
+from replay.engine import GraphBuilder
 from replay.model.compute.laws import LAWS
 from replay.model.machine.host import OUTSIDE, UNSTAGED, Calls, StageCalls
+from replay.model.machine.kinds import KIND_NAMES
+from replay.model.machine.machine import Machine
 from replay.schemes.ep.staged import STAGES, StagedScheme
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.machine.machine import Machine
+    from replay.model.machine.host_script import HostScript, StageCounts
     from replay.model.work.kernel_lists import KernelSizes, ListedOperation
     from replay.model.work.kernel_lists.lists import Pass
-    from replay.model.work.layer import LayerWork
     from replay.model.work.stacks import Stack
     from replay.schemes import Scheme
 
@@ -42,7 +44,7 @@ def stage_calls(
     stack: Stack,
     scheme: Scheme,
     sizes: KernelSizes,
-    works: Mapping[Pass, LayerWork],
+    scripts: Mapping[Pass, Callable[[], HostScript]],
     system: System,
 ) -> Calls:
     """Give what a stack does in each stage of a scheme's layer, in both passes.
@@ -51,13 +53,14 @@ def stage_calls(
     ----------
     sizes
         Of the work of a GPU.
-    works
-        A layer of each pass, of which launches are counted.
+    scripts
+        What hosts do in a layer of each pass when they launch it bare, of which launches are
+        counted.
     """
     found: dict[tuple[str, bool], StageCalls] = {}
     known = stack.with_dispatcher(scheme.name)
     has_experts = brings_experts(stack, scheme, system)
-    for direction, work in works.items():
+    for direction, script in scripts.items():
         is_backward = direction == "backward"
         found[OUTSIDE, is_backward] = StageCalls(stack.costs.call_ps("torch", direction))
         extension = StageCalls(stack.costs.call_ps("library", direction))
@@ -68,11 +71,12 @@ def stage_calls(
             groups = {EXPERTS: stack.experts(sizes, direction, shared=False)}
         else:
             continue
-        machine = outlined(scheme, work, system)
+        counts = script().counts
+        machine = Machine(system, GraphBuilder(KIND_NAMES), 1)  # for laws of rows
         for stages, rows in groups.items():
             if not rows:  # kernels there are the scheme's own
                 continue
-            found |= _spread(stack, stages, rows, machine, is_backward=is_backward)
+            found |= _spread(stack, stages, rows, counts, machine, is_backward=is_backward)
     return Calls(found)
 
 
@@ -112,17 +116,17 @@ def _spread(
     stack: Stack,
     stages: Sequence[str],
     rows: Listed,
+    counts: StageCounts,
     machine: Machine,
     *,
     is_backward: bool,
 ) -> dict[tuple[str, bool], StageCalls]:
     """Spread what the host does for rows over what is launched in their stages."""
-    host = machine.host
-    own = sum(host.launched[stage, is_backward] for stage in stages)
-    waited = sum(host.waited[stage, is_backward] for stage in stages)
-    moved = sum(host.moved[stage, is_backward] for stage in stages)
-    late_ps = sum(host.late_ps[stage, is_backward] for stage in stages)
-    products = sum(host.products[stage, is_backward] for stage in stages)
+    own = sum(counts.launched[stage, is_backward] for stage in stages)
+    waited = sum(counts.waited[stage, is_backward] for stage in stages)
+    moved = sum(counts.moved[stage, is_backward] for stage in stages)
+    late_ps = sum(counts.late_ps[stage, is_backward] for stage in stages)
+    products = sum(counts.products[stage, is_backward] for stage in stages)
     small = [row for row in rows if row.kind != "gemm"]
     others = max(0, sum(row.kernels for row in small) - (own - products))
     nbytes = max(0, sum(row.moves for row in small) - moved)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from replay.chains.chain import check_code_for
+from replay.chains.host_program import outlined
 from replay.chains.stack_calls import stage_calls
 from replay.experiments.layer.setup import TracedSetup, set_up, spec_of
 from replay.model.work.precision import Precision
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
     from replay.chains.replay import Replay
     from replay.model.arrays import Ints
     from replay.model.machine.host import Calls
+    from replay.model.machine.host_script import HostScript
     from replay.model.work.kernel_lists.lists import Pass
-    from replay.model.work.layer import LayerWork
     from replay.model.work.stacks import Stack
     from replay.schemes import Scheme
     from replay.steps.layer_passes import Pairing
@@ -232,11 +233,15 @@ class StepReplays:
         """Calls of the stack around the scheme's kernels; None without one."""
         if self.stack is None:
             return None
-        works: dict[Pass, LayerWork] = {
-            "forward": links[0, False, 0].work(),
-            "backward": links[0, True, 0].work(),
+
+        def script(*, is_backward: bool) -> HostScript:
+            return outlined(scheme, links[0, is_backward, 0].work(), self.system).host.script
+
+        scripts: dict[Pass, Callable[[], HostScript]] = {
+            "forward": functools.partial(script, is_backward=False),
+            "backward": functools.partial(script, is_backward=True),
         }
-        found = stage_calls(self.stack, scheme, self._shared.sizes, works, self.system)
+        found = stage_calls(self.stack, scheme, self._shared.sizes, scripts, self.system)
         return dataclasses.replace(found, spread=self.host_spread, seed=self.seed)
 
     @property

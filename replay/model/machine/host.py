@@ -17,15 +17,22 @@ length forget what is over: launches do not wait for them.
 
 from __future__ import annotations
 
-import dataclasses
-from collections import Counter, deque
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections import deque
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from replay.model.machine.host_script import (
+    Calls,
+    GraphCapture,
+    HostScript,
+    Launch,
+    Operation,
+    ScriptLine,
+    StageCalls,
+    StageCounts,
+)
 from replay.model.machine.kinds import Kind
 from replay.model.machine.notes import KernelLaunches
 from replay.model.machine.times import NO_TIME, MemoryTraffic, Time
@@ -38,8 +45,22 @@ if TYPE_CHECKING:
     from replay.model.machine.resources import IntsLike, Resources
     from replay.model.machine.tasks import TaskBuilder
 
-Launch = Literal["eager", "graph"]
 Bools = npt.NDArray[np.bool_]
+
+__all__ = [
+    "FREE_HOSTS",
+    "NO_CALLS",
+    "OTHERS",
+    "OUTSIDE",
+    "UNSTAGED",
+    "Bools",
+    "Calls",
+    "Host",
+    "Launch",
+    "Operation",
+    "StageCalls",
+    "named",
+]
 
 
 OTHERS = "other kernels of the stack"
@@ -48,92 +69,6 @@ FREE_HOSTS = Time(1 << 62)
 what waits for what stays the same."""
 OUTSIDE, UNSTAGED = "", "layer"
 """Names of stages: of what lies between the layers, and of a layer that has no stages."""
-
-
-class Operation(NamedTuple):
-    """Something that a host thread does for its GPU.
-
-    Attributes
-    ----------
-    name
-        The kernel, or what is waited for.
-    launches
-        Kernels of this name in a row; 0 for a wait of the host.
-    moves
-        What of device memory they read and write, in words, where it is not in the name.
-    source
-        Where it is from, if it is not the source of the scheme that launches it.
-    host_ps
-        What each launch, or the call that waits, takes the thread; None for what the stage costs
-        that it belongs to, or a bare launch.
-    """
-
-    name: str
-    launches: int = 1
-    moves: str = ""
-    source: str = ""
-    host_ps: int | None = None
-
-
-class StageCalls(NamedTuple):
-    """Calls of a stack's host in a stage of a scheme's layer.
-
-    Attributes
-    ----------
-    launch_ps
-        What each launch takes the thread, with all that it runs around it.
-    others
-        Small kernels that the stack launches there besides the scheme's own.
-    nbytes
-        Bytes of device memory that these read and write, all together; without any, those that the
-        scheme's own kernels lack.
-    waits
-        Times that its host waits for the GPU there besides the scheme's own waits; kernels of
-        `others` are spread between them.
-    late_ps
-        What these kernels take beside their bytes by laws of their own, all together; without any,
-        what the scheme's own kernels lack of it.
-    """
-
-    launch_ps: int
-    others: int = 0
-    nbytes: int = 0
-    waits: int = 0
-    late_ps: int = 0
-
-
-@dataclass(frozen=True)
-class Calls:
-    """Calls of a stack's hosts around a scheme's kernels.
-
-    Attributes
-    ----------
-    stages
-        By the name of a stage of the layer and whether the pass is backward; also by `OUTSIDE` and
-        `UNSTAGED`.
-    spread, seed
-        Standard deviation of the natural logarithm of what a host takes for a stage, over GPUs and
-        stages, at the same mean; seed of the draws.
-    """
-
-    stages: Mapping[tuple[str, bool], StageCalls]
-    spread: float = 0.0
-    seed: int = 0
-
-    def paces(self, stage: str, num_ranks: int, *, is_backward: bool) -> npt.NDArray[np.float64]:
-        """(rank,): how many times the mean each host takes for a stage."""
-        key = (*stage.encode(), 256 + is_backward)
-        sequence = np.random.SeedSequence(self.seed, spawn_key=key)
-        drawn = np.random.default_rng(sequence).standard_normal(num_ranks)
-        paces: npt.NDArray[np.float64] = np.exp(self.spread * drawn - self.spread**2 / 2)
-        return paces
-
-    def slower(self, times: float) -> Calls:
-        """Give them on hosts that take so many times as long for each launch."""
-        stages = {
-            stage: calls._replace(launch_ps=round(calls.launch_ps * times)) for stage, calls in self.stages.items()
-        }
-        return dataclasses.replace(self, stages=stages)
 
 
 NO_CALLS = Calls({})
@@ -159,16 +94,10 @@ class Host:
 
     Attributes
     ----------
-    program
-        What every thread has done, in order.
+    script
+        What every thread has done since it came to the layer, in order.
     last
         (rank,): the last task of each thread; None before the first.
-    launched, products, waited, moved, late_ps
-        By stage, as of `Calls`: kernels, those of them that multiply rows of experts, and waits of
-        the program, and bytes that elementwise kernels read and write on the GPU with most of them,
-        with what laws of theirs take beside these.
-    launched_ps
-        What launches take a thread, each the GPU that launches most.
     """
 
     def __init__(
@@ -189,29 +118,31 @@ class Host:
         # Kernels that were launched, as they begin, with the number of their layer.
         self._ahead: deque[tuple[int, Ints]] = deque(maxlen=ahead)
         self._layer = 0
-        self.launched: Counter[tuple[str, bool]] = Counter()
-        self.products: Counter[tuple[str, bool]] = Counter()
-        self.waited: Counter[tuple[str, bool]] = Counter()
-        self.moved: Counter[tuple[str, bool]] = Counter()
-        self.late_ps: Counter[tuple[str, bool]] = Counter()
-        self.launched_ps = 0
         self._launch_ps = system.overheads.launch_ps
         self._resources = resources
         self._tasks = tasks
         self._notes = notes
-        self._launch = launch
-        self._is_capturing = launch == "graph"
-        self._is_within = False  # whether the graph that has begun is part of a larger one
-        self._replayed: Ints | None = None  # the launch of the graph that is under way
+        self._capture = GraphCapture(launch)
+        self._replayed: Ints | None = None  # the launch of the last graph
         self._lead_ps: IntsLike | None = None if launch is None else lead.ps  # what is left of it
         self._is_free = bool(np.all(np.asarray(lead.ps) >= FREE_HOSTS.ps))
         self.last: Ints | None = None
-        self.program: list[Operation] = []
+        self.script = HostScript()
 
     @property
     def lead(self) -> Time | None:
         """(rank,): what is left of the lead that the threads began with; None without launches."""
         return None if self._lead_ps is None else Time(self._lead_ps)
+
+    @property
+    def program(self) -> list[Operation]:
+        """Launches and waits of the script."""
+        return self.script.program
+
+    @property
+    def counts(self) -> StageCounts:
+        """Counts of the script by stage."""
+        return self.script.counts
 
     # ---- kernels ---------------------------------------------------------------------------------
 
@@ -224,14 +155,13 @@ class Host:
             Whether a graph can go on from the layer before; a step has one of its own.
         """
         self._layer += 1
-        if self._launch == "graph":
-            self._is_capturing = True
-            if not same_graph:
-                self._replayed = None
+        self.script = HostScript()
+        self._capture.next_layer(same_graph=same_graph)
 
     def enter(self, stage: str, *, is_backward: bool = False) -> StageCalls | None:
         """Come to a stage of a layer: what a stack does there, if there is one."""
         self._stage = (stage, is_backward)
+        self.script.append(ScriptLine("enter", self._stage))
         found = self._calls.stages.get(self._stage)
         if self._calls.spread:
             ranks = len(self._resources.ranks)
@@ -242,26 +172,25 @@ class Host:
     def moves(self, nbytes: IntsLike | MemoryTraffic, late: Time = NO_TIME) -> None:
         """Note what an elementwise kernel reads and writes, and takes beside that."""
         both = nbytes.both if isinstance(nbytes, MemoryTraffic) else nbytes
-        self.moved[self._stage] += int(np.max(both, initial=0))
-        self.late_ps[self._stage] += int(np.max(late.ps, initial=0))
+        most, late_ps = int(np.max(both, initial=0)), int(np.max(late.ps, initial=0))
+        self.script.append(ScriptLine("move", self._stage, nbytes=most, late_ps=late_ps))
 
     def multiplies(self) -> None:
         """Note that the next kernel multiplies rows of experts."""
-        self.products[self._stage] += 1
+        self.script.append(ScriptLine("multiply", self._stage))
 
     def begin_graph(self) -> None:
         """Begin a graph that was captured: it holds what is launched until it ends.
 
         Within one that holds the layer, it is a part of that.
         """
-        self._is_within = self._is_capturing
-        if not self._is_within:
-            self._is_capturing, self._replayed = self._launch is not None, None
+        self._capture.begin()
+        self.script.append(ScriptLine("begin graph", self._stage))
 
     def end_graph(self) -> None:
         """End the graph: what follows is launched one by one, unless a larger one holds it."""
-        if not self._is_within:
-            self._is_capturing, self._replayed = False, None
+        self._capture.end()
+        self.script.append(ScriptLine("end graph", self._stage))
 
     def begin(self, after: Tasks, what: str | Operation, *, has_gap: bool = True, on: Bools | None = None) -> Tasks:
         """Launch a kernel: (rank,) tasks at which it begins on its GPU.
@@ -277,8 +206,8 @@ class Host:
         on
             (rank,): GPUs whose programs have it; all by default. The others go on with `after`.
         """
-        one = self._named(what, 1)
         ranks = self._resources.ranks if on is None else np.flatnonzero(on)
+        one = self._named(what, 1, min(len(ranks), 1))
         ready = after[ranks]
         begun = self._tasks.delay(Kind.LAUNCH, self._gap, ready, ranks) if has_gap else self._tasks.mark(ranks, ready)
         first = begun[:1]
@@ -320,7 +249,7 @@ class Host:
         count = len(each)
         if not count:
             return after
-        one = self._named(what, count)
+        one = self._named(what, count, count)
         gap_ps = int(self._gap.ps)
         whole = Time((each + gap_ps).sum(axis=0))
 
@@ -348,24 +277,23 @@ class Host:
         held = self._tasks.delay(Kind.HOST, held_up, before)
         return noted(ended, self._later(ended, held, self._resources.ranks))
 
-    def _named(self, what: str | Operation, count: int) -> Operation:
-        """Note kernels of one name in the program."""
+    def _named(self, what: str | Operation, count: int, launches: int) -> Operation:
+        """Note kernels of one name, and launches of a thread with most."""
         one = named(what)._replace(launches=count)
-        self.program.append(one)
-        self.launched[self._stage] += count
+        self.script.append(ScriptLine("launch", self._stage, one, launches))
         return one
 
     @property
     def _gap(self) -> Time:
         """Between two kernels of a stream, or of a graph."""
-        return Time(self._overheads.kernel_gap_ps("graph" if self._is_capturing else "stream"))
+        return Time(self._overheads.kernel_gap_ps("graph" if self._capture.is_on else "stream"))
 
     def _graph_launched(self) -> Ints | None:
         """Tasks that launch the graph which the next kernel is in; None if it is in none."""
-        if not self._is_capturing:
+        if not self._capture.is_on:
             return None
-        if self._replayed is None:
-            self._replayed = self._issue(self._overheads.graph_launch_ps)
+        if not self._capture.is_launched:
+            self._replayed, self._capture.is_launched = self._issue(self._overheads.graph_launch_ps), True
         return self._replayed
 
     def _each_ps(self, one: Operation) -> IntsLike:
@@ -380,7 +308,6 @@ class Host:
     def _issue(self, time_ps: IntsLike) -> Tasks:
         """Launch for so long, of which the thread's lead takes its part: (rank,) tasks."""
         assert self._lead_ps is not None
-        self.launched_ps += int(np.max(time_ps))
         time = Time(np.maximum(0, time_ps - self._lead_ps))
         self._lead_ps = np.maximum(0, self._lead_ps - time_ps)
         issued = self._do(Kind.HOST, time)
@@ -408,9 +335,8 @@ class Host:
 
     def _block(self, kinds: PhaseKinds, time: Time, after: Tasks, name: str) -> Ints:
         """Let the thread wait for its GPU: what it launches next is launched after that."""
-        self.program.append(Operation(name, launches=0))
-        self.waited[self._stage] += 1
-        self._is_capturing, self._replayed = False, None
+        self.script.append(ScriptLine("wait", self._stage, Operation(name, launches=0)))
+        self._capture.cut()
         if self._is_free:
             return self._do(kinds.sync, NO_TIME, after)
         self._lead_ps = 0
@@ -420,8 +346,10 @@ class Host:
 
     def spend(self, what: Operation) -> None:
         """Go on behind something that no kernel comes of, or whose kernels others charge."""
-        if what.host_ps and self._lead_ps is not None and not self._is_capturing:
-            self._issue(self._each_ps(what) * max(1, what.launches))
+        times = max(1, what.launches)
+        self.script.append(ScriptLine("spend", self._stage, what, times))
+        if what.host_ps and self._lead_ps is not None and not self._capture.is_on:
+            self._issue(self._each_ps(what) * times)
 
     def work(self, kind: Kind, time: Time, after: Tasks) -> Tasks:
         """Occupy the thread for work of its own: (rank,) tasks."""

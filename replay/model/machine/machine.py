@@ -327,14 +327,13 @@ class Machine:
             self.host.moves(calls.nbytes, late)
             nbytes = np.full(self.num_ranks, calls.nbytes)
             after = self.stream(Kind.LAYOUT, nbytes, self.ranks, after, late=late)
-        between = np.diff(np.arange(calls.waits + 2) * calls.others // (calls.waits + 1))
-        for place, kernels in enumerate(between.tolist()):
+        for place, kernels in enumerate(calls.kernels_between_waits):
             if place:
                 self.host.wait(DISPATCH, after)
             if kernels:
-                nbytes = calls.nbytes * kernels // calls.others
-                least = self.costs.stream(nbytes) + Time(late.ps * kernels // calls.others)
-                after = self.small_kernels(Kind.LAYOUT, nbytes, after, Operation(OTHERS, kernels), least=least)
+                part = calls.nbytes * kernels // calls.others
+                least = self.costs.stream(part) + Time(late.ps * kernels // calls.others)
+                after = self.small_kernels(Kind.LAYOUT, part, after, Operation(OTHERS, kernels), least=least)
         return after
 
     def keeping_up(self, needed: Time, nbytes: Bytes) -> int:

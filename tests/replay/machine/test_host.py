@@ -11,6 +11,7 @@ from functools import cached_property
 
 import numpy as np
 import pytest
+from host_times import launched
 from loops import every
 from round_machine import US, round_machine
 
@@ -231,6 +232,67 @@ def test_hosts_of_two_gpus_do_not_wait_for_each_other() -> None:
     assert stream.ends_us() == [4 + 3 + 1, 50 + 4 + 3 + 1]
 
 
+# ---- what a script takes under another stack ------------------------------------------------------
+
+
+def _every_verb(stream: Stream) -> None:
+    """A program of two stages, with graphs of its own, waits, and kernels of one GPU or of none."""
+    machine, host = stream.machine, stream.machine.host
+
+    def kernels(*names: str | Operation, on: list[bool] | None = None) -> None:
+        for name in names:
+            stream.end = machine.kernel(stream.end, name, on=None if on is None else np.array(on))
+
+    def captured() -> None:
+        host.begin_graph()
+        kernels("in a graph", "and another")
+        host.spend(Operation("in Python", host_ps=19 * US))
+        host.end_graph()
+
+    stream.end = machine.enter("send", stream.end, is_backward=False)
+    kernels("own", Operation("costly", host_ps=7 * US))
+    host.spend(Operation("operators", 2, host_ps=US))
+    host.spend(Operation("nothing", 0, host_ps=5 * US))
+    captured()
+    stream.row([1, 2, 3])
+    stream.end = host.wait(DISPATCH, stream.end)
+    captured()
+    stream.end = machine.enter("experts", stream.end, is_backward=False)
+    host.multiplies()
+    kernels("of one", on=[True, False])
+    kernels("of none", on=[False, False])
+    host.spend(Operation("operators", 3, host_ps=US))
+
+
+STAGES = {
+    ("send", False): StageCalls(11 * US, others=5, nbytes=100, waits=2),
+    ("experts", False): StageCalls(13 * US),
+}
+
+
+@every("stages", [{}, STAGES, {key: calls._replace(waits=0) for key, calls in STAGES.items()}])
+@every("launch", ["eager", "graph"])
+def test_a_script_takes_what_its_hosts_would_have_launched(
+    launch: Launch, stages: dict[tuple[str, bool], StageCalls]
+) -> None:
+    """What bare hosts did, under a stack's calls, against hosts that make these."""
+    bare, under = Stream(launch, 2), Stream(launch, 2)
+    calls = under.machine.host._calls = Calls(stages)
+    with launched() as times:
+        _every_verb(under)
+    _every_verb(bare)
+    found = bare.machine.host.script.under(calls, launch, bare.machine.system.overheads)
+    assert found == (sum(times), sum(under.machine.host.counts.waited.values()))
+
+
+def test_a_script_is_of_one_layer() -> None:
+    stream = Stream("eager")
+    stream.kernel(1)
+    stream.machine.host.next_layer()
+    stream.row([1, 1])
+    assert [(one.name, one.launches) for one in stream.machine.host.program] == [("row", 2)]
+
+
 # ---- what a stack does around launches -----------------------------------------------------------
 
 
@@ -255,7 +317,7 @@ def test_a_row_of_calls_costs_each_of_them() -> None:
     times = Time(np.full(3, US))
     row = Operation("row", host_ps=10 * US)
     stream.end = stream.machine.host.row(Kind.BETWEEN, times, stream.end, row)
-    assert stream.machine.host.launched == {("", False): 3}
+    assert stream.machine.host.counts.launched == {("", False): 3}
     assert stream.ends_us() == [31]  # the last is launched at 30
 
 
@@ -275,9 +337,9 @@ def test_a_stack_adds_kernels_bytes_and_waits() -> None:
     stream.kernel(1)
     machine = stream.machine
     host = machine.host
-    assert host.launched == {("", False): 1, ("experts", False): 5}
-    assert host.waited == {("experts", False): 1}
-    assert host.moved == {("experts", False): 8_000}
+    assert host.counts.launched == {("", False): 1, ("experts", False): 5}
+    assert host.counts.waited == {("experts", False): 1}
+    assert host.counts.moved == {("experts", False): 8_000}
     # Two small kernels end when the second, launched at 3 + 2 x 10, has moved its 4,000 bytes; the
     # host waits for it, launches two more and the last one.
     half = machine.system.overheads.small_kernel_ps + int(machine.system.hbm.stream_ps(4_000))
@@ -292,8 +354,8 @@ def test_a_stack_moves_more_bytes_than_a_scheme_s_kernels() -> None:
     stream.end = stream.machine.enter("experts", stream.end, is_backward=False)
     stream.kernel(1)
     assert stream.begins_us() == [10 + 2]
-    assert stream.machine.host.launched == {("experts", False): 1}
-    assert stream.machine.host.moved == {("experts", False): 50_000_000}
+    assert stream.machine.host.counts.launched == {("experts", False): 1}
+    assert stream.machine.host.counts.moved == {("experts", False): 50_000_000}
 
 
 def test_a_stack_takes_longer_than_its_bytes_by_laws_of_its_kernels() -> None:
@@ -302,10 +364,10 @@ def test_a_stack_takes_longer_than_its_bytes_by_laws_of_its_kernels() -> None:
     laws.end = laws.machine.enter("experts", laws.end, is_backward=False)
     laws.kernel(1)
     assert laws.begins_us() == [10 + 6 + 2]
-    assert laws.machine.host.late_ps == {("experts", False): 6 * US}
+    assert laws.machine.host.counts.late_ps == {("experts", False): 6 * US}
     added = _under({("experts", False): StageCalls(3 * US, 3, 50_000_000, 1, 6 * US)})
     added.machine.enter("experts", added.end, is_backward=False)
-    assert added.machine.host.late_ps == {("experts", False): 6 * US}
+    assert added.machine.host.counts.late_ps == {("experts", False): 6 * US}
 
 
 def test_kernels_in_a_row_are_in_the_queue() -> None:

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
+from unittest import mock
 
 import pytest
+from host_times import launched
 from loops import every
 from tiers import mostly_extended
 
 import hwmodel
 import replay
 import tracegen
-from replay.chains import stack_calls
+from replay.chains import layer_stacks, stack_calls
+from replay.chains.host_program import outlined
 from replay.chains.preparation import make_work
-from replay.chains.stack_calls import StageCalls, stage_calls
+from replay.chains.replay import Replay
+from replay.chains.settings import ChainSettings
+from replay.chains.stack_calls import stage_calls
 from replay.errors import UserError
+from replay.experiments.layer import replay as carried_out
 from replay.experiments.layer.setup import set_up
 from replay.experiments.layer.spec import RunSpec
 from replay.experiments.layer.tables.every import ranking
 from replay.model.compute.row_moves import row_map
-from replay.model.machine.host import OUTSIDE, UNSTAGED
-from replay.model.work.batch import form_batch
+from replay.model.machine.host import OUTSIDE, UNSTAGED, Calls, StageCalls
+from replay.model.machine.host_script import HostScript
+from replay.model.work.batch import Batch, form_batch
 from replay.model.work.kernel_lists import KernelSizes
 from replay.model.work.kernel_lists.lists import Pass
 from replay.model.work.layer import LayerWork
@@ -83,8 +90,15 @@ def plain(text: str = "megatron-plain") -> Stack:
     return Stack.of(text, H100, facts_of(SHAPE))
 
 
+def scripts(scheme: str) -> dict[Pass, Callable[[], HostScript]]:
+    def script(way: Pass) -> HostScript:
+        return outlined(find(scheme), works()[way], H100).host.script
+
+    return {way: partial(script, way) for way in PASSES}
+
+
 def calls_of(scheme: str, stack: Stack) -> Mapping[tuple[str, bool], StageCalls]:
-    return stage_calls(stack, find(scheme), sizes(), works(), H100).stages
+    return stage_calls(stack, find(scheme), sizes(), scripts(scheme), H100).stages
 
 
 # ---- stages --------------------------------------------------------------------------------------
@@ -116,13 +130,13 @@ def test_stages_have_what_the_list_has_beyond_the_scheme(scheme: str, direction:
     assert stack is not None
     is_backward = PASSES[direction]
     found = calls_of(scheme, stack)
-    machine = stack_calls.outlined(find(scheme), works()[direction], H100)
-    host = machine.host
+    machine = outlined(find(scheme), works()[direction], H100)
+    counts = machine.host.counts
     for stages, rows in stack_calls._groups(stack, sizes(), direction).items():
         here = [found[stage, is_backward] for stage in stages]
-        launched = sum(host.launched[stage, is_backward] for stage in stages)
-        waited = sum(host.waited[stage, is_backward] for stage in stages)
-        moved = sum(host.moved[stage, is_backward] for stage in stages)
+        launched = sum(counts.launched[stage, is_backward] for stage in stages)
+        waited = sum(counts.waited[stage, is_backward] for stage in stages)
+        moved = sum(counts.moved[stage, is_backward] for stage in stages)
         # Experts multiply twice, and backward twice for each; one scheme calls each by itself.
         calls = RANKS if scheme == "megatron" else 1
         products = calls * sum(row.kind == "gemm" for row in rows)
@@ -131,7 +145,7 @@ def test_stages_have_what_the_list_has_beyond_the_scheme(scheme: str, direction:
         assert here[0].others == max(0, others)
         assert here[0].nbytes == max(0, sum(row.moves for row in small) - moved)
         assert here[0].waits == max(0, sum(row.waits for row in rows) - waited)
-        late_ps = sum(host.late_ps[stage, is_backward] for stage in stages)
+        late_ps = sum(counts.late_ps[stage, is_backward] for stage in stages)
         listed_ps = sum(stack_calls._late_ps(machine, row) for row in small)
         assert here[0].late_ps == max(0, listed_ps - late_ps)
         assert {one[1:] for one in here[1:]} <= {(0, 0, 0, 0)}
@@ -144,7 +158,7 @@ def test_stages_have_what_the_list_has_beyond_the_scheme(scheme: str, direction:
 def test_rows_of_a_list_keep_their_laws_in_stages() -> None:
     """The all-to-all's maps are the scheme's own, to the bytes; DeepEP's map of rows is not."""
     stack = plain("megatron-plain:dispatcher=deepep")
-    machine = stack_calls.outlined(find("deepep"), works()["forward"], H100)
+    machine = outlined(find("deepep"), works()["forward"], H100)
     rows = stack_calls._groups(stack, sizes(), "forward")[stack_calls.EXPERTS]
     (one,) = (row for row in rows if row.law and row.law[0] == "row map")
     assert one.law is not None
@@ -219,9 +233,9 @@ def test_an_unknown_scheme_whose_host_knows_rows_has_the_stacks_experts() -> Non
     stack = plain()
     found = calls_of("deepep-v2", stack)
     rows = stack.listed(sizes(), ["experts"], "forward")
-    host = stack_calls.outlined(find("deepep-v2"), works()["forward"], H100).host
+    host = outlined(find("deepep-v2"), works()["forward"], H100).host
     experts = found["experts", False]
-    launches = host.launched["experts", False] + experts.others
+    launches = host.counts.launched["experts", False] + experts.others
     assert experts.launch_ps == sum(stack.costs.ps(row) for row in rows) // launches
     library = StageCalls(stack.costs.call_ps("library", "forward"))
     assert {found[stage, False] for stage in STAGES if stage != "experts"} == {library}
@@ -233,7 +247,7 @@ def test_an_unknown_scheme_whose_host_knows_rows_has_the_stacks_experts() -> Non
 def test_serving_lists_know_no_dispatcher() -> None:
     """Their experts are a scheme's own, too, and costs are without autograd."""
     stack = plain("sglang")
-    forward: Mapping[Pass, LayerWork] = {"forward": works()["forward"]}
+    forward: dict[Pass, Callable[[], HostScript]] = {"forward": scripts("deepep")["forward"]}
     found = stage_calls(stack, find("deepep"), sizes(), forward, H100).stages
     library, torch = (
         stack.costs.call_ps("library", "forward"),
@@ -397,6 +411,72 @@ def test_bare_results_say_what_hosts_take_in_practice(synthetic: Synthetic) -> N
     text = " ".join(summary(bare).split())
     assert f"calls longer than such a layer for hybrid-ep ({practice.host_us:,.0f} us under megatron-plain)." in text
     assert "Launched bare, kernel by kernel. Hosts in practice, which --stack practice pays," in text
+
+
+@pytest.mark.parametrize("scheme", mostly_extended(SCHEMES))
+def test_what_hosts_take_in_practice_is_what_a_layer_takes_that_they_launch_so(
+    scheme: str, synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scripts of layers that were replayed, in any order, against layers described for these hosts."""
+    made: list[Calls] = []
+    compared: list[tuple[int, int]] = []
+    given_calls, practice = layer_stacks.calls_of, layer_stacks.in_practice
+
+    def calls_of(*given: Any) -> Calls:
+        made.append(given_calls(*given))
+        assert made[-1] == given_calls(*given[:-1])  # without scripts that are known
+        return made[-1]
+
+    def both(settings: ChainSettings, trace: tracegen.RoutingTrace, batch: Batch, bare: Replay) -> Any:
+        found = practice(settings, trace, batch, bare)
+        assert found is not None
+        host_ps = waits = 0
+        for is_backward in settings.passes:
+            link = next(link for link in bare.links if link.is_backward == is_backward)
+            turns = max(1, len(link.micro_batches))
+            with launched() as times:
+                host = outlined(bare.scheme, link.work(), bare.system, bare.launch, made[-1]).host
+            host_ps += turns * sum(times)
+            waits = max(waits, turns * host.counts.waited.total())
+        compared.append((found.host_ps, found.waits))
+        assert compared[-1] == (host_ps // len(settings.passes), waits)
+        assert not bare.under(bare.scheme).scripts
+        return found
+
+    monkeypatch.setattr(layer_stacks, "calls_of", calls_of)
+    monkeypatch.setattr(carried_out, "in_practice", both)
+    if find(scheme).lacks(H100):
+        pytest.skip("of another platform")
+    trains = find(scheme).passes == {"forward", "backward"}
+    interleaves = getattr(find(scheme), "interleaves", ())
+    for launch in ("eager", "graph"):
+        for more in (
+            {"layer": 1},
+            {"layer": 1, "direction": "training", "barrier": True},
+            {"layer": (0, 1), "direction": "training"},
+            {"layer": (0, 1), "interleave": "dbo"},
+            {"layer": (0, 1), "interleave": "dualpipe", "direction": "training"},
+        ):
+            if (trains or "direction" not in more) and ("interleave" not in more or more["interleave"] in interleaves):
+                replay.run(synthetic(ranks=2, steps=2), scheme=scheme, system=H100, launch=launch, tune=False, **more)
+    assert len(compared) >= 2
+
+
+def test_practice_is_that_of_the_passes_in_a_sample_of_layers(synthetic: Synthetic) -> None:
+    trace = synthetic(ranks=2, layers=4)
+    asked: dict[str, Any] = {"scheme": "hybrid-ep", "barrier": True}
+    sampled = replay.run(trace, **asked, direction="training", sample_layers=2)
+    assert len(sampled.layers) == 2  # both backward, by their draw
+    assert sampled.practice == replay.run(trace, **asked, direction="backward").practice
+
+
+@pytest.mark.parametrize(("asked", "again"), [({"layer": 1}, 0), ({"layer": (0, 1)}, 0), ({"interleave": "dbo"}, 1)])
+def test_layers_that_were_replayed_one_after_the_other_are_not_described_again(
+    asked: dict[str, Any], again: int, synthetic: Synthetic
+) -> None:
+    with mock.patch.object(layer_stacks, "outlined", side_effect=outlined) as described:
+        assert replay.run(synthetic(ranks=2), scheme="deepep-ll", tune=False, **asked).practice is not None
+    assert described.call_count == again
 
 
 @pytest.mark.parametrize("given", [{"stack": "bare"}, {"system": "mi300x-x8"}, {"communication_only": True}])
