@@ -149,10 +149,12 @@ def in_practice(settings: ChainSettings, trace: RoutingTrace, batch: Batch, bare
 
     Returns
     -------
-    None where a stack is given, `BARE` among them, experts are left out, or nothing is known of
-    the machine's hosts or of such products.
+    None where a stack is given, `BARE` among them, or lists the scheme's kernels, experts are left
+    out, or nothing is known of the machine's hosts or of such products.
     """
     system, scheme = bare.system, bare.scheme
+    if isinstance(scheme, ListedExchanges) and scheme.kernel_list:
+        return None
     if settings.stack is not None or settings.communication_only or system.spec.host is None:
         return None
     settings = dataclasses.replace(settings, stack=PRACTICE)
