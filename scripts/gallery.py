@@ -38,10 +38,11 @@ HEAD = """\
 
 For whoever has one of them. Each is a study that comes with moereplay, and each answer is made from its replays by
 `python scripts/gallery.py`: who is first, where the lead changes (between two replayed values, by lines through the
-means, with the spread over seeds of the routing), how far away the next is beside the [error](../../../replay/studies/validate/VALIDATION.md) of the kernels
-that move rows, and what other values of an assumption turn. *Ahead* is how much longer the other takes; the words for
-schemes are on [their page](schemes.md). An answer holds for the model, machine and loads that its page names: copy the
-study, change them, and ask again ([write a study](write-a-study.md)).
+means, with the spread over seeds of the routing), how far away the next is beside the
+[error](../../../replay/studies/validate/VALIDATION.md) of the kernels that move rows, and what other values of an
+assumption turn. *Ahead* is how much longer the other takes; the words for schemes are on [their page](schemes.md). An
+answer holds for the model, machine and loads that its page names: copy the study, change them, and ask again ([write
+a study](write-a-study.md)).
 
 What no error here covers: experts' GEMMs, whose error all schemes of a question share, and how much overlapping kernels
 slow one another.
