@@ -45,7 +45,8 @@ answer holds for the model, machine and loads that its page names: copy the stud
 a study](write-a-study.md)).
 
 What no error here covers: experts' GEMMs, whose error all schemes of a question share, and how much overlapping kernels
-slow one another.
+slow one another. Nor does it cover chance: half a percent either way comes from the order in which tiles start, so
+that a lead of 0 % is none.
 """
 
 

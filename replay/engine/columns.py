@@ -213,10 +213,9 @@ def in_front(rows: npt.NDArray[Any], column: npt.NDArray[Any]) -> npt.NDArray[An
 
     The column is given up: its memory is that of the result.
     """
-    constant = all(one.size == 0 or one.strides == (0,) for one in (rows, column))
     values = {int(one[0]) for one in (rows, column) if one.size}
-    if constant and len(values) == 1:
-        return np.broadcast_to(column.dtype.type(values.pop()), (rows.size + column.size,))
+    if all(not one.size or is_constant(one) for one in (rows, column)) and len(values) == 1:
+        return constant(column.dtype.type(values.pop()), rows.size + column.size)
     whole, fits = column.base, np.can_cast(rows.dtype, column.dtype)
     if isinstance(whole, np.ndarray) and whole.dtype == column.dtype and fits:
         room = whole.size - column.size

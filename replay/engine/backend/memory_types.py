@@ -299,4 +299,7 @@ def _prefetch_line(typing_context, part, index):
     return types.void(part, types.int64), code
 
 
+#: Elements ahead of the one that a pass looks at whose memory it asks for; half and a quarter of them where
+#: one has to be there before the next is known.
+AHEAD = 16
 prefetch: Any = _prefetch_nothing if IS_PLAIN else _prefetch_line

@@ -7,7 +7,7 @@ import numpy as np
 
 from replay.engine.backend.compiling import entry, inlined
 from replay.engine.backend.memory import FixedNumber, KernelMemory, StridedColumn, Vector
-from replay.engine.backend.memory_types import prefetch
+from replay.engine.backend.memory_types import AHEAD, prefetch
 
 #: How many changes a window has, their sum, and the sum of those that add something.
 COUNT, NET, GAINED = range(3)
@@ -55,10 +55,6 @@ def _time_of(c, row):
 @inlined
 def _window_of(c, owner, time):
     return c.base[owner] + ((time - c.first[owner]) >> c.shift[owner])
-
-
-#: Rows ahead of the one that is added up whose window is asked for.
-AHEAD = 16
 
 
 @inlined

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from replay.engine.backend.compiling import entry, inlined
 from replay.engine.backend.memory import FixedNumber, KernelMemory, Number, StridedColumn, Vector
-from replay.engine.backend.memory_types import prefetch
+from replay.engine.backend.memory_types import AHEAD, prefetch
 from replay.engine.columns import EdgeBlocks, IntArray
 from replay.engine.errors import GraphError
 from replay.engine.kernels.layout import SIGNAL
@@ -191,10 +191,6 @@ def _count_down(g, counts, index, node):
     if remaining == 0:
         g.order[g.done] = node
         g.done += 1
-
-
-#: Nodes ahead of the one that is left whose memory is asked for.
-AHEAD = 16
 
 
 @inlined

@@ -7,7 +7,7 @@ import numpy as np
 
 from replay.engine.backend.compiling import entry, inlined, inner
 from replay.engine.backend.memory import FixedNumber, KernelMemory, Records, StridedColumn, Vector
-from replay.engine.backend.memory_types import prefetch
+from replay.engine.backend.memory_types import AHEAD, prefetch
 from replay.engine.kernels.layout import TRIPLE
 
 
@@ -63,10 +63,6 @@ def rehash(t):
         while t.table[place] >= 0:
             place = (place + 1) & mask
         t.table[place] = number
-
-
-#: Rows ahead of the one that is numbered whose place in the table of names is asked for.
-AHEAD = 16
 
 
 @inlined

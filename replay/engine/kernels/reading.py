@@ -7,7 +7,7 @@ import numpy as np
 
 from replay.engine.backend.compiling import entry, inlined
 from replay.engine.backend.memory import FixedNumber, KernelMemory, Number, Records, StridedColumn, Vector
-from replay.engine.backend.memory_types import prefetch
+from replay.engine.backend.memory_types import AHEAD, prefetch
 from replay.engine.kernels.lanes import sort_ids
 from replay.engine.kernels.layout import LATE_LANE, NEVER, TASK
 
@@ -32,10 +32,6 @@ class Chain(KernelMemory):
     tile_last = Vector(np.int32)
     ready = Vector(np.int64)
     arrivals = Vector(np.int64)  # of one gate at a time
-
-
-#: Edges or nodes ahead of the one that is looked at whose memory is asked for.
-AHEAD = 16
 
 
 @inlined

@@ -147,6 +147,8 @@ class MixtureOfKittens(Scheme):
         """See `Scheme`; all rows of a GPU have to fit its buffers."""
         if reason := super().refuses(work):
             return reason
+        if (rows := self.options.minibatch_rows) % TILE_ROWS:
+            return f"minibatch_rows={rows} is no multiple of {TILE_ROWS}, the rows of a tile"
         most, room = int(_padded_rows(work).max(initial=0)), self.options.macrobatch_rows
         if most > room:
             return f"a rank gets {most} rows, and macrobatch_rows={room} is all that is modelled; give it more"

@@ -207,13 +207,13 @@ class Contest:
         if at is None:
             return None
         found = []
+        places = list(self._along(before.place))
+        marks = [float(place[along]) for place in places]
         for seed in range(len(self.grid.seeds)):
-            places = [one for course in self._along(before.place) for one in [course]]
             values = [[self._of_seed(place, rival, seed) for rival in rivals] for place in places]
-            numbers = [float(place[along]) for place in places]
             crossed = [
                 one
-                for pair in zip(itertools.pairwise(numbers), itertools.pairwise(values), strict=True)
+                for pair in zip(itertools.pairwise(marks), itertools.pairwise(values), strict=True)
                 if (one := _crossed(pair[0], list(pair[1]))) is not None
             ]
             found += [min(crossed, key=lambda one: abs(math.log(max(one, 1e-12) / max(at, 1e-12))))] if crossed else []
@@ -360,7 +360,7 @@ class Contest:
         there = [row for row in rows if row is not None and row.error is not None]
         axis = OF_SCHEMES if OF_SCHEMES in self.grid.axes else self.answer.rivals
         parts = {part for row in there for part in (row.error.parts if row.error else ())}
-        measured = sorted({part for part in parts if plain(part) != UNVALIDATED} | set(self.answer.errors))
+        measured = sorted(self.answer.errors or {part for part in parts if plain(part) != UNVALIDATED})
         others = [row.labels[axis] for row in there if row.error and UNVALIDATED in map(plain, row.error.parts)]
         few = f"few or no measurements of {', '.join(dict.fromkeys(others))}"
         return [*([", ".join(measured)] if measured else []), *([few] if others else [])]
@@ -404,7 +404,7 @@ class Contest:
             every = "the same is first" if len(both) == 1 else f"the same are first in all {len(both)} cases"
             return f"{every}{self._by([now for _, now in both])}"
         was, now = max(turned, key=lambda pair: pair[1].ahead)
-        count = f"{len(turned)} of {len(both)} cases turn, most " if len(both) > 1 else "it turns: "
+        count = f"in {len(turned)} of {len(both)} cases it turns, most " if len(both) > 1 else "it turns: "
         return f"{count}{self._case(now)}, for {was.first} before"
 
     def table(self, name: str) -> Table | None:

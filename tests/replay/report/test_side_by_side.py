@@ -18,7 +18,6 @@ from replay.experiments.layer.page.side_by_side import side_by_side
 from replay.experiments.layer.page.validity import error_of
 from replay.experiments.layer.result import Comparison, Result
 from replay.report.pages import page
-from tracegen import UserError
 from tracegen.shared.display.content import Bars, Page, Plot, Table
 from tracegen.shared.display.html import document
 
@@ -171,23 +170,26 @@ def test_milliseconds_and_microseconds_are_told_in_one_unit(compared: Comparison
     assert row[2] == pytest.approx(1000 * row[1])  # type: ignore[operator]  # of numbers
 
 
-def test_two_of_different_kinds_are_refused_in_a_line(
-    compared: Comparison, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_of_different_kinds_stand_one_behind_the_other(compared: Comparison, tmp_path: Path) -> None:
     collective = COLLECTIVE.run(op="allreduce", bytes="64K", algorithm=["ring"])
-    with pytest.raises(UserError, match=r"^a or b: one is of: .*; report takes two of one kind$"):
-        page_of_several({"a": compared, "b": collective})
     found = replay.diff(compared, compared)
-    with pytest.raises(UserError, match=r"b: .*is no result or comparison of an experiment"):
-        page_of_several({"a": compared, "b": found})
+    for other in (collective, found):
+        assert page_of_several({"a": compared, "b": other}).title == "2 results"
     files = [tmp_path / "a.json", tmp_path / "b.json"]
     compared.save(files[0])
     collective.save(files[1])
     with pytest.raises(SystemExit) as ended:
         main(["report", *map(str, files), "--html", str(tmp_path / "both.html")])
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.count("\n") == 1
-    assert not (tmp_path / "both.html").exists()
+    assert not ended.value.code
+    assert (tmp_path / "both.html").exists()
+
+
+def test_stars_stand_behind_whole_names_of_schemes() -> None:
+    results = [replay.run("toy-uniform", scheme=name, layer=0) for name in ("dysharp-comet", "dysharp")]
+    for one in (results, results[::-1]):
+        names = [f"{result.scheme.name}*" for result in one]
+        said = page_of_several({"a": one[0], "b": one[1]}).summary
+        assert f"{names[1]} (B) takes" in said and f"than {names[0]} (A)" in said
 
 
 def test_the_command_on_the_page_makes_it_again(

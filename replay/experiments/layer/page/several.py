@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from replay.errors import UserError
 from replay.experiments.base.names import row_names
 from replay.experiments.layer.experiment import EXPERIMENT
-from replay.experiments.layer.page.side_by_side import side_by_side
+from replay.experiments.layer.page.side_by_side import are_of_one_kind, side_by_side
 from replay.experiments.layer.result import Comparison, Result
 from replay.report.pages import page
 from tracegen.shared.display.content import Column, Page, Section, Table
@@ -28,15 +28,15 @@ def page_of_several(results: Mapping[str, Any], command: str = "") -> Page:
     results
         By the name of its file.
     command
-        The command line that makes a page of two.
+        The command line that makes a page of two of one experiment, side by side; others stand one
+        behind the other.
 
     Raises
     ------
     UserError
-        If there is no page for one of them, two are of different experiments, or one is damaged
-        where its schema does not say so.
+        If there is no page for one of them, or one is damaged where its schema does not say so.
     """
-    if len(results) == 2:
+    if len(results) == 2 and are_of_one_kind(*results.values()):
         names, both = list(results), list(results.values())
         return _made(" or ".join(names), lambda: side_by_side(names, both, command))
     compared = as_comparison(list(results.values())) if len(results) > 1 else None

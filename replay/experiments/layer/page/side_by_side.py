@@ -149,6 +149,17 @@ def side_by_side(names: Sequence[str], given: Sequence[Any], command: str = "") 
     return filled_page(f"{names[0]} beside {names[1]}", _summary(found, times), sections, command)
 
 
+def are_of_one_kind(before: Any, after: Any) -> bool:
+    """Tell whether two are results or comparisons of one experiment."""
+    try:
+        loaded(before)
+        loaded(after)
+        experiment_of(before, after, "report")
+    except UserError:
+        return False
+    return True
+
+
 def _check(name: str, one: Any) -> None:
     """Refuse what is no result, with the name of its file."""
     try:
@@ -253,10 +264,20 @@ def _time_rows(paired: ResultPairs, given: Sequence[Any]) -> list[TimeRow]:
 
 def _marked(both: Pair) -> str:
     """Name of a pair, with a star behind schemes whose hardware a machine lacks."""
-    name = both.name
-    for one in {scheme.name: scheme for side in both[1:] for scheme in side.schemes}.values():
-        if one.lacking:
-            name = name.replace(one.name, starred(one.name, one), 1)
+    parts = both.name.split(ARROW)
+    sides = both[1:] if len(parts) == 2 else (both.before if _lacks(both.before) else both.after,)
+    return ARROW.join(_starred(part, side) for part, side in zip(parts, sides, strict=True))
+
+
+def _lacks(result: TimedResult) -> bool:
+    return any(scheme.lacking for scheme in result.schemes)
+
+
+def _starred(name: str, result: TimedResult) -> str:
+    """Name that begins with that of a scheme, with a star behind this where its hardware is lacking."""
+    for one in sorted(result.schemes, key=lambda scheme: -len(scheme.name)):
+        if one.lacking and name.startswith(one.name):
+            return starred(one.name, one) + name[len(one.name) :]
     return name
 
 
@@ -266,6 +287,8 @@ def _time(result: TimedResult) -> float:
 
 def _error(both: Pair, given: Sequence[Any]) -> float | None:
     """Share by which errors of the predictions move the ratio of two times, in nine of ten cases."""
+    if any(isinstance(one, Result) and is_without_error(one.scheme.name) for one in both[1:]):
+        return None
     found = [_own_error(one, of) for one, of in zip(both[1:], given, strict=True)]
     known = [one for one in found if one is not None]
     return math.hypot(*known) if len(known) == len(found) else None
@@ -280,7 +303,7 @@ def _own_error(result: TimedResult, of: Any) -> float | None:
         if (band.scheme, band.placement) == (result.scheme.name, result.placement):
             reached: float = max(abs(one / band.nominal_us - 1) for one in (band.low_us, band.high_us))
             return reached
-    return 0.0 if is_without_error(result.scheme.name) else error_of(result)
+    return error_of(result)
 
 
 def _times_table(rows: Sequence[TimeRow], given: Sequence[Any]) -> Table:
@@ -291,7 +314,7 @@ def _times_table(rows: Sequence[TimeRow], given: Sequence[Any]) -> Table:
     notes = [
         "Error: by how much errors of the predictions move the ratio of both times, in nine of ten cases. Errors "
         "that both times share cancel, so that a smaller difference of one scheme may be true."
-        if rows[0].error is not None
+        if any(one.error is not None for one in rows)
         else "No error is stated of times of this kind: validation is of whole layers and collectives.",
     ]
     return table(
@@ -315,7 +338,8 @@ def _difference(before: float, after: float, per: float = 1.0) -> Cell:
 
 def _summary(found: Sequence[Change], times: Sequence[TimeRow]) -> str:
     """Say which is slower, by how much, what is beyond the errors, and whether the order turns."""
-    lines = [f"{len(found)} settings or values differ" if found else "The same entered both"]
+    differ = "1 setting or value differs" if len(found) == 1 else f"{len(found)} settings or values differ"
+    lines = [differ if found else "The same entered both"]
     shares = [one.change for one in times if one.change is not None]
     if len(shares) == 1:
         (one,), (share,) = times, shares
@@ -328,12 +352,12 @@ def _summary(found: Sequence[Change], times: Sequence[TimeRow]) -> str:
     elif shares:
         slower, quicker = (sum(way * share > 0 for share in shares) for way in (1, -1))
         lines.append(
-            f"Of {len(shares)} schemes that both have, {slower} are slower in B and {quicker} faster; in the median "
+            f"Of {len(shares)} schemes that both have, slower in B: {slower}, faster: {quicker}; in the median "
             f"one takes {_share_text(statistics.median(shares))}"
         )
         stated = [one.exceeds for one in times if one.exceeds is not None]
         if stated:
-            lines.append(f"{stated.count('yes')} of the differences exceed the error of the predictions")
+            lines.append(f"More than the error of the predictions: {stated.count('yes')} of {len(stated)} differences")
         firsts = [min(_rivals(times), key=of).name for of in (_of_a, _of_b)]
         is_one = firsts[0] == firsts[1]
         lines.append(
@@ -363,7 +387,7 @@ def _share_text(share: float) -> str:
 
 def _beyond(one: TimeRow) -> str:
     words = {None: "", "yes": "which is more than the error", "no": "which is not more than the error"}
-    return f", {words[one.exceeds]} of the predictions" if one.exceeds else ""
+    return f", {words[one.exceeds]} of the predictions" if one.exceeds and one.change else ""
 
 
 # ---- bars and tables of both ---------------------------------------------------------------------
@@ -416,6 +440,7 @@ def _both_bars(one: Bars, other: Bars, again: Mapping[str, str]) -> Bars | None:
     longest = max(end * factor for end, (_, factor) in zip(ends, sides, strict=True))
     return dataclasses.replace(
         one,
+        title=_both_titles(one.title, other.title),
         labels=[f"{sides[k][0].labels[places[k][label]]}, {SIDES[k]}" for label, k in rows],
         parts=[
             BarPart(name, [value(name, *row) for row in rows], part.is_hatched)
@@ -432,7 +457,12 @@ def _both_plot(one: Plot, other: Plot) -> Plot | None:
         return None
     sides = zip(SIDES, (one, other), strict=True)
     lines = [dataclasses.replace(line, name=f"{line.name}, {side}") for side, plot in sides for line in plot.lines]
-    return dataclasses.replace(one, lines=lines)
+    return dataclasses.replace(one, title=_both_titles(one.title, other.title), lines=lines)
+
+
+def _both_titles(one: str, other: str) -> str:
+    """Title of what both have, or both titles where they are not the same."""
+    return one if one == other else f"A: {one}. B: {other}"
 
 
 def _factor(unit: str, into: str) -> float | None:
@@ -474,6 +504,7 @@ def _both_tables(one: Table, other: Table, again: Mapping[str, str]) -> Table | 
     places = {name: place for place, name in enumerate(_column_keys(other))}
     columns = [one.columns[0]]
     cells: list[Sequence[Cell]] = [[key[0] for key in keys]]
+    is_one = one.title == other.title
     is_same = rows[0].keys() == rows[1].keys()
     for place, (key, column) in enumerate(zip(_column_keys(one), one.columns, strict=True)):
         if not place or key not in places:
@@ -490,12 +521,13 @@ def _both_tables(one: Table, other: Table, again: Mapping[str, str]) -> Table | 
         is_same = False
         columns += [dataclasses.replace(column, name=f"{column.name}, {side}") for side in SIDES]
         cells += [first, second]
-        if not column.is_text:
+        if not column.is_text and (is_one or not column.name.startswith("speed-up")):  # over the same
             columns.append(Column("B - A", column.unit, f"+{column.form.lstrip('+')}", column.rank))
             cells.append([_change(*both) for both in zip(first, second, strict=True)])
     if is_same:
         return None
-    return Table(one.name, one.title, columns, list(zip(*cells, strict=True)), one.notes)
+    title, notes = _both_titles(one.title, other.title), dict.fromkeys([*one.notes, *other.notes])
+    return Table(one.name, title, columns, list(zip(*cells, strict=True)), tuple(notes))
 
 
 def _column_keys(of: Table) -> list[tuple[str, int]]:

@@ -135,15 +135,18 @@ def launch_notes(results: Sequence[Result]) -> list[str]:
 def practice_notes(results: Sequence[Result]) -> list[str]:
     """Notes on what hosts would do in practice where launches were bare: one, or none."""
     longer, waiting, known = dict[str, str](), dict[str, str](), False
+    strange: dict[str, None] = {}
     for result in results:
         practice = result.practice
         if practice is None:
             continue
         known, name, text = True, result.scheme.name, f"{practice.host_us:,.0f} us"
+        if not practice.stack.knows and practice.host_us > result.totals.mean_layer_us:
+            strange.setdefault(name)
         if practice.host_us > result.totals.mean_layer_us:
             longer.setdefault(name, f"{text} under {practice.stack.name}")
         elif practice.waits:
-            waiting.setdefault(name, f"{text}, {practice.waits} waits")
+            waiting.setdefault(name, f"{text}, {practice.waits} wait{'s' if practice.waits > 1 else ''}")
     if not known:
         return []
     said = [
@@ -152,7 +155,8 @@ def practice_notes(results: Sequence[Result]) -> list[str]:
     ]
     parts = [text for text, some in zip(said, (longer, waiting), strict=True) if some]
     took = "; ".join(parts) or "less than such a layer, and none waits"
-    return [f"Hosts in practice, which --stack practice pays, take for a layer's calls {took}."]
+    assumed = f" Not in that software's list, which is assumed: {', '.join(strange)}." if strange else ""
+    return [f"Hosts in practice, which --stack practice pays, take for a layer's calls {took}.{assumed}"]
 
 
 def heading(*results: Result) -> str:
