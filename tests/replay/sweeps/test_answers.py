@@ -98,7 +98,7 @@ def test_a_lead_within_the_error_is_told() -> None:
 
 def test_what_is_assumed_says_what_it_turns() -> None:
     (line,) = a_race(straight).turns()
-    assert line.startswith(f"Tiles (assumed: {STATED}): with {OTHER}, 2 of 3 cases turn, most a over b by 540 %")
+    assert line.startswith(f"Tiles (assumed: {STATED}): with {OTHER}, in 2 of 3 cases it turns, most a over b by 540 %")
     same = a_race(lambda tokens, scheme, tiles, seed: 1.0 if scheme == "a" else 2.0).turns()
     assert same == [f"Tiles (assumed: {STATED}): with {OTHER}, the same are first in all 3 cases (100 % ahead of b)."]
 
