@@ -16,10 +16,9 @@ Span: TypeAlias = "tuple[int, int]"
 End: TypeAlias = tuple[IntArray, int]
 
 _FEW_EDGES = 4096
-#: How much more room a column gets at a time, small or large. What is not written costs no memory: pages
-#: come when they are touched, and a small column that is moved seldom is copied less.
-_GROWTH, _GROWTH_OF_LARGE = 32, 4
-_LARGE_ROWS = 1 << 20
+#: How much more room a column gets at a time. What is not written costs no memory: pages come when
+#: they are touched.
+_GROWTH = 4
 _FEWEST_ROWS = 256
 
 #: Smallest and largest number of each type of a column, and the next wider type.
@@ -155,8 +154,7 @@ class GrowingColumn:
 
     def _grow(self, high: int) -> npt.NDArray[Any]:
         """Get room for so many rows at least."""
-        growth = _GROWTH if self._rows.size < _LARGE_ROWS else _GROWTH_OF_LARGE
-        return self._move(self._rows.dtype, max(high, growth * self._rows.size, self._expected, _FEWEST_ROWS))
+        return self._move(self._rows.dtype, max(high, _GROWTH * self._rows.size, self._expected, _FEWEST_ROWS))
 
     def _hold(self, least: int, most: int) -> npt.NDArray[Any]:
         """Become wide enough for some values."""

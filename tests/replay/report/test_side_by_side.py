@@ -56,7 +56,9 @@ def test_what_differs_and_what_one_alone_has_is_said_on_top(shown: Page) -> None
     assert "Only in A: ideal." in said
     assert "The work is not the same" not in said
     assert shown.command == "moereplay report wide.json narrow.json"
-    assert shown.summary.startswith("2 settings or values differ. Of 2 schemes that both have, slower in B: 2, faster: 0")
+    assert shown.summary.startswith(
+        "2 settings or values differ. Of 2 schemes that both have, slower in B: 2, faster: 0"
+    )
 
 
 def test_bars_of_both_stand_on_one_scale(compared: Comparison, narrow: Comparison, shown: Page) -> None:
