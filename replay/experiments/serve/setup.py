@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from replay.schemes.outside import AllowCode
     from tracegen import ModelShape, RoutingTrace
 
-DEFAULT_MODEL = "deepseek-v3"
+DEFAULT_MODEL = "qwen3-30b-a3b"  # for which a GPU of the default machine has room
 
 
 @dataclass(frozen=True)

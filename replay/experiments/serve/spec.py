@@ -47,7 +47,7 @@ class InferSpec(Spec):
     model: str | None = Field(
         None,
         description="A name of `moereplay trace models`, a TOML file, or a config.json "
-        "[the trace's own, else deepseek-v3].",
+        "[the trace's own, else qwen3-30b-a3b].",
     )
     scheme: str = Field("deepep-ll", description="Scheme of decoding: a name of `schemes`.")
     options: Options = OPTIONS

@@ -24,6 +24,8 @@ gradients of all weights follow in the same kernel, behind all minibatches.
 Left out: more rows than a macrobatch, which go through the buffers in turns, and are dispatched and
 multiplied again in a backward pass (such layers are refused), and casts of weights once a step.
 Confidence: medium for what is done and in which order, low for how long it takes.
+
+The module is long because the kernel's movers and its tiles wait for one another's counts.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 All is read off the numbers of the study's file. A *rival* is a value of the axis that competes, a
 *place* a combination of all other axes, and a *course* the places along the axis that has numbers.
+
+The module is long because numbers of an answer and the words that say them are read together.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from loops import every
 import replay
 from replay.experiments.layer.bands import Band, Uncertainty
 from replay.experiments.layer.page.spent import MOST_LONGER, SMALL, gpu_bars, waterfall
-from replay.experiments.layer.page.validity import error_of, turning_line
+from replay.experiments.layer.page.validity import reach_of, turning_line
 from replay.experiments.layer.result import Comparison, Result
 from replay.experiments.layer.tables.notes import machine_notes
 from replay.report.pages import page
@@ -147,7 +147,7 @@ def test_the_nearest_rival_is_named_with_what_would_turn_the_order(compared: Com
     deepep, dysharp = compared["deepep"], compared["dysharp"]
     line = turning_line(("dysharp*", dysharp), ("deepep", deepep))
     away = deepep.totals.makespan_us / dysharp.totals.makespan_us - 1
-    reach = math.hypot(error_of(deepep), error_of(dysharp))
+    reach = math.hypot(reach_of(deepep).share, reach_of(dysharp).share)
     assert line.startswith(f"deepep is next, {away:.1%} slower")
     assert ("may turn" in line) == (away < reach)
     # Next to itself none leads by more than an error, and nothing hangs on assumptions.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from replay.experiments.collective.experiment import EXPERIMENT as COLLECTIVE
 from replay.experiments.layer.bands import Band, Uncertainty
 from replay.experiments.layer.page.several import page_of_several
 from replay.experiments.layer.page.side_by_side import side_by_side
-from replay.experiments.layer.page.validity import error_of
+from replay.experiments.layer.page.validity import reach_of
 from replay.experiments.layer.result import Comparison, Result
 from replay.report.pages import page
 from tracegen.shared.display.content import Bars, Page, Plot, Table
@@ -76,7 +75,7 @@ def test_a_difference_is_held_against_the_error_of_both(compared: Comparison, na
     assert rows.keys() == {"deepep", "dysharp*"}
     before, after = compared["deepep"], narrow["deepep"]
     share = after.totals.makespan_us / before.totals.makespan_us - 1
-    error = math.hypot(error_of(before), error_of(after))
+    error = abs(reach_of(before).share - reach_of(after).share)  # of the same kernels, which have one error
     a, b, longer, change, said, beyond = rows["deepep"]
     assert (a, b) == (before.totals.makespan_us / LAYERS, after.totals.makespan_us / LAYERS)
     assert longer == pytest.approx(b - a)
@@ -156,17 +155,17 @@ def test_what_has_no_single_time_has_plots_of_both() -> None:
 
 
 def test_milliseconds_and_microseconds_are_told_in_one_unit(compared: Comparison) -> None:
-    from replay.experiments.layer.page.side_by_side import _both_bars, _both_tables
+    from replay.experiments.layer.page.merged_content import bars_of_both, table_of_both
 
     one = bars(side_by_side(["a", "b"], [compared, compared]))
     slow = dataclasses.replace(one, unit="ms")
-    both = _both_bars(one, slow, {})
+    both = bars_of_both(one, slow, {})
     assert both is not None
     assert both.totals()[1] == pytest.approx(1000 * both.totals()[0])
-    assert _both_bars(one, dataclasses.replace(one, unit="MB"), {}) is None
+    assert bars_of_both(one, dataclasses.replace(one, unit="MB"), {}) is None
     times = table(page(compared), "times")
     renamed = [dataclasses.replace(column, unit=column.unit and "ms") for column in times.columns]
-    pair = _both_tables(times, dataclasses.replace(times, columns=renamed), {})
+    pair = table_of_both(times, dataclasses.replace(times, columns=renamed), {})
     assert pair is not None
     row = pair.rows[0]
     assert row[2] == pytest.approx(1000 * row[1])  # type: ignore[operator]  # of numbers

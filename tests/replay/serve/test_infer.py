@@ -79,6 +79,12 @@ def test_what_does_not_fit_is_refused_saying_what_is_too_big() -> None:
         room.check(21, "here")
 
 
+def test_the_default_model_fits_the_default_machine() -> None:
+    setup = ServingSetup.of(InferSpec())
+    for phase, links in (("prefill", setup.prefill), ("decode", setup.decode)):
+        assert _positions(setup, phase, links) <= _least_room(setup, links, links.num_gpus).positions
+
+
 def test_more_tokens_than_can_be_drawn_are_refused() -> None:
     with pytest.raises(UserError, match=r"134,217,728 choices of experts.* a smaller chunk"):
         EXPERIMENT.run(SMALL, prompt=2**22, chunk=2**22, requests=1, decode_gpus=4, fit=False)

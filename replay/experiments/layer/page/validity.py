@@ -6,14 +6,13 @@ unexplained of each part of a layer. Nothing is predicted here.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from replay.experiments.base.names import UNREAL, row_names
 from replay.experiments.layer.tables.times import count
 from replay.studies.differences.path import by_phase
 from replay.studies.uncertainty.parts import parts_of
-from replay.studies.uncertainty.reach import PHASES, errors_of, plain, reach
+from replay.studies.uncertainty.reach import PHASES, Reach, between, errors_of, plain, reach
 from replay.studies.uncertainty.residuals import UNVALIDATED, row_counts
 from tracegen.shared.display.content import Column, Table
 
@@ -84,12 +83,12 @@ def experts_line(results: Sequence[Result]) -> str:
     return f"All schemes share the error of {'; '.join(found)}."
 
 
-def error_of(result: Result) -> float:
-    """Share by which a time may be off, in nine of ten cases, for the error of its communication.
+def reach_of(result: Result) -> Reach:
+    """Error of a time by its communication, in nine of ten cases.
 
     The error of each phase counts for as long as the critical path is in that phase.
     """
-    return reach(parts_of(result), by_phase(result)).share
+    return reach(parts_of(result), by_phase(result))
 
 
 def turning_line(first: tuple[str, Result], second: tuple[str, Result]) -> str:
@@ -102,14 +101,15 @@ def turning_line(first: tuple[str, Result], second: tuple[str, Result]) -> str:
     """
     times = [one.totals.makespan_us / max(count(one), 1) for _, one in (first, second)]
     away = times[1] / max(times[0], 1e-9) - 1
-    errors = [error_of(one) for _, one in (first, second)]
-    both = math.hypot(*errors)
-    holds = "the order may turn" if away < both else "the order holds against that"
-    if away >= both and any(one.scheme.assumes for _, one in (first, second)):
+    errors = [reach_of(one) for _, one in (first, second)]
+    both = between(*errors)
+    holds = "the order may turn" if away <= both else "the order holds against that"
+    if away > both and any(one.scheme.assumes for _, one in (first, second)):
         holds += ", if what they assume is so (see what is assumed)"
+    together = ", one way, since their kernels are the same" if errors[0].parts == errors[1].parts else ""
     return (
         f"{second[0]} is next, {away:.1%} slower: the error of their communication moves the two "
-        f"times by {errors[0]:.1%} and {errors[1]:.1%}, so {holds}"
+        f"times by {errors[0].share:.1%} and {errors[1].share:.1%}{together}, so {holds}"
     )
 
 

@@ -155,7 +155,9 @@ def practice_notes(results: Sequence[Result]) -> list[str]:
     ]
     parts = [text for text, some in zip(said, (longer, waiting), strict=True) if some]
     took = "; ".join(parts) or "less than such a layer, and none waits"
-    assumed = f" Not in that software's list, which is assumed: {', '.join(strange)}." if strange else ""
+    names = ", ".join(strange)
+    unknown = f" Not in that software's list, so that kernels for rows count as calls of an extension: {names}."
+    assumed = unknown if names else ""
     return [f"Hosts in practice, which --stack practice pays, take for a layer's calls {took}.{assumed}"]
 
 
