@@ -36,15 +36,60 @@ def work(
     )
 
 
-def scheduled(layer: LayerWork, **options: Any) -> Timeline:
+def scheduled(layer: LayerWork, changes: dict[str, float] | None = None, **options: Any) -> Timeline:
     chosen = {"forward_sms": 2, "backward_sms": 2, **options}
-    few = hwmodel.load("dgx-h100", {**ROUND, "gpu.num_sms": 8})
+    few = hwmodel.load("dgx-h100", {**ROUND, "gpu.num_sms": 8, **(changes or {})})
     return schedule(build_layer(layer, few, SCHEME.with_options(chosen))[0])
 
 
 def tasks(timeline: Timeline, kind: Kind, rank: int) -> np.ndarray:
     graph = timeline.graph
     return np.flatnonzero((graph.kind == kind) & (graph.rank == rank))
+
+
+ROW, READ, WRITE = 2048, 8, 4  # bytes; of memory in a picosecond
+
+
+def streams(timeline: Timeline, kind: Kind) -> list[int]:
+    """Picoseconds of memory of each stream of GPU 0."""
+    graph, mine = timeline.graph, tasks(timeline, kind, 0)
+    groups = np.array([*graph.resources.groups, ""])[graph.resource[mine]]
+    return [int(one) for one in graph.duration_ps[mine[groups == "hbm"]]]
+
+
+def test_ids_are_scheduled_before_the_kernel_and_rows_added_up_behind() -> None:
+    slow_cache = {"gpu.l2_bytes_per_clock": 2.0}
+    timeline = scheduled(work([[0]] * 300 + [[1]] * 40, [300, 40], 2), slow_cache)
+    graph = timeline.graph
+    # An id of four bytes for each of 300 tokens, in packets of 128 bytes behind a header of 16.
+    assert graph.wire_bytes[tasks(timeline, Kind.COUNT_UP, 0)].tolist() == [4 * 300 + 10 * 16]
+    # A cleared schedule of two numbers for each row of a macrobatch; all ids read, 512 padded rows written.
+    cleared, made = 2 * 4 * 131_072 // WRITE, 4 * 340 // READ + 2 * 4 * 512 // WRITE
+    assert streams(timeline, Kind.LAYOUT) == [cleared, made, 0]
+    looked = int(hwmodel.load("dgx-h100", {**ROUND, **slow_cache}).l2.read_ps(2 * 4 * 340))
+    assert looked > 100 * NS
+    alone = tasks(timeline, Kind.LAYOUT, 0)
+    assert looked in graph.duration_ps[alone[graph.resource[alone] < 0]]
+    # Tokens and gate weights are read and written where peers read them; sums read a row and write one.
+    copied = [300 * size // READ + 300 * size // WRITE for size in (ROW, 4)]
+    assert streams(timeline, Kind.DISPATCH_MEMORY)[:2] == copied
+    assert streams(timeline, Kind.UNPERMUTE) == [copied[0]]
+
+
+def test_all_meet_behind_the_ids_before_the_kernel_and_behind_it() -> None:
+    timeline = scheduled(work([[0]] * 300 + [[1]] * 40, [300, 40], 2))
+    met = {
+        kind: timeline.graph.duration_ps[tasks(timeline, kind, 0)] for kind in (Kind.DISPATCH_SYNC, Kind.COMBINE_SYNC)
+    }
+    barrier = 1010 * NS
+    assert sorted(met[Kind.DISPATCH_SYNC][met[Kind.DISPATCH_SYNC] >= barrier]) == [barrier, barrier + 9 * NS]
+    assert max(met[Kind.COMBINE_SYNC]) == barrier + 250 * NS, "stores are acknowledged first"
+
+
+def test_gradients_are_weighed_by_weights_that_come_from_the_owners() -> None:
+    forward, backward = (scheduled(work([[0]] * 300, [0, 300], 2, backward=one)) for one in (False, True))
+    sent = [int(one.graph.wire_bytes[tasks(one, Kind.DISPATCH_UP, 1)].sum()) for one in (forward, backward)]
+    assert sent[1] - sent[0] == 300 * 2 * 16, "a weight is a flit behind a header"
 
 
 def test_a_row_tile_comes_in_pieces_of_which_an_sm_has_one_at_a_time() -> None:
@@ -80,6 +125,14 @@ def test_results_leave_when_their_minibatch_is_made_and_all_rows_have_come() -> 
     assert sent[0] >= made[7] + VISIBLE + POLL
     assert sent[2 * 7] >= made[-1] + VISIBLE + POLL, "the third seven have rows of both"
     assert sent[0] >= timeline.visible_ps[tasks(timeline, Kind.DISPATCH_RECEIVE, 0)].max()
+
+
+def test_results_leave_when_their_sm_has_no_more_rows_to_fetch() -> None:
+    timeline = scheduled(work([[0]] * 2048, [0, 2048], 2), minibatch_rows=256, forward_sms=1)
+    come = timeline.visible_ps[tasks(timeline, Kind.DISPATCH_RECEIVE, 0)].max()
+    made = np.sort(timeline.visible_ps[tasks(timeline, Kind.GEMM2, 0)])
+    assert made[7] + VISIBLE + POLL < come, "those of the first minibatch are there before"
+    assert timeline.start_ps[tasks(timeline, Kind.COMBINE_SEND, 0)].min() >= come
 
 
 def test_activations_pass_through_memory_behind_both_projections() -> None:
