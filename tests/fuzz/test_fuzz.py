@@ -76,7 +76,7 @@ from tests.fuzz import running
 from tests.fuzz.base import Case, Kind, World
 
 FAULTS = {faults!r}
-running.CPU_SECONDS, running.GROWTH_BYTES = 0.5, 2**26
+running.GROWTH_BYTES = 2**26
 class Faulty(Kind):
     name = "faulty"
     def case(self, rng, world):
@@ -89,6 +89,7 @@ class Numbered(Faulty):
     def case(self, rng, world):
         world.give("number", str(self.number).encode())
         running.WALL_SECONDS = 0.5 if "sleep" in FAULTS[self.number] else 60
+        running.CPU_SECONDS = 0.5 if "iter(int" in FAULTS[self.number] else 30
         return super().case(rng, world)
 app._parser = parser
 with tempfile.TemporaryDirectory() as folder:

@@ -3,6 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
+from tracegen.shared.least import least
 from tracegen.trace.tables import expert_dtype
 
 ROWS_PER_BLOCK = 2048
@@ -80,11 +81,7 @@ def topk_without_replacement(
             race *= -per_weight
         if groups is not None:
             _leave_groups(race, *groups)
-        chosen = (
-            np.argpartition(race, topk - 1, axis=1)[:, :topk]
-            if topk < num_experts
-            else np.broadcast_to(np.arange(num_experts), race.shape)
-        )
+        chosen = least(race, topk)
         times = np.take_along_axis(race, chosen, axis=1)
         order = np.argsort(times, axis=1, kind="stable")
         out[begin : begin + rows] = np.take_along_axis(chosen, order, axis=1)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from tracegen.generate.latent_kinds import KindModel
 from tracegen.generate.latent_model import FAST_KERNEL, SCALES, LatentModel, sparse
+from tracegen.shared.least import least
 from tracegen.trace.arrays import Array, Floats, place_in_group
 from tracegen.trace.tables import expert_dtype
 
@@ -274,11 +275,9 @@ def _mixing(model: LatentModel, layer: int, kind: np.dtype[Any]) -> tuple[list[t
 
 def _best(score: Array, topk: int) -> Array:
     """Positions of the largest scores of each row, largest first."""
-    if topk < score.shape[1]:
-        chosen = np.argpartition(score, score.shape[1] - topk, axis=1)[:, -topk:]
-    else:
-        chosen = np.broadcast_to(np.arange(topk), score.shape)
-    order = np.argsort(-np.take_along_axis(score, chosen, axis=1), axis=1, kind="stable")
+    cost = -score
+    chosen = least(cost, topk)
+    order = np.argsort(np.take_along_axis(cost, chosen, axis=1), axis=1, kind="stable")
     return np.take_along_axis(chosen, order, axis=1)
 
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tracegen.shared.display.shown import Exhibit
+from tracegen.shared.least import least
 from tracegen.stats.sample import (
     Sample,
     Statistic,
@@ -247,7 +248,7 @@ def _together(sample: Sample, found: dict[str, Statistic]) -> tuple[Floats, Floa
 
 def _hits(guess: Array, present: Array, topk: int) -> Array:
     """Number of the most likely experts that each token did visit."""
-    best = np.argpartition(-guess, topk - 1, axis=1)[:, :topk]
+    best = least(-guess, topk)
     hits: Array = np.take_along_axis(present, best, axis=1).sum(axis=1)
     return hits
 

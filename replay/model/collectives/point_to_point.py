@@ -57,7 +57,7 @@ class ExchangeTasks:
         width = int(max(offset.max(initial=0), parcels.offset.max())) + 1
         lane = parcels.lane_of_piece
         place = (parcels.src[lane] * num_ranks + parcels.dst[lane]) * width + parcels.offset
-        order = np.argsort(place)
+        order = np.argsort(place, kind="stable")
         wanted = (src * num_ranks + dst) * width + offset
         piece = order[np.searchsorted(place[order], wanted, "right") - 1]
         return np.where(src == dst, self._own[src], self._sent[piece])

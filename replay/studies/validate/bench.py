@@ -15,6 +15,7 @@ from replay.model.machine.machine import Machine
 from replay.model.work.layer import ExpertShape, LayerWork, Precision
 from replay.model.work.placement import Placement, place
 from replay.schemes.ep.deepep.messages import NODE_GPUS
+from tracegen.shared.least import least
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -176,9 +177,7 @@ def _draw(tokens: int, num_experts: int, topk: int, groups: int = 1) -> Any:
         best = scores.reshape(tokens, groups, -1).min(axis=2)
         closed = best > np.partition(best, MOST_GROUPS - 1, axis=1)[:, [MOST_GROUPS - 1]]
         scores[np.repeat(closed, num_experts // groups, axis=1)] = 2.0
-    chosen = np.argpartition(scores, topk - 1, axis=1)[:, :topk]
-    # Versions of numpy leave the chosen experts in different orders.
-    ids = np.sort(chosen, axis=1).astype(np.int32)
+    ids = least(scores, topk).astype(np.int32)
     ids.flags.writeable = False
     return ids
 

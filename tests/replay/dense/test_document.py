@@ -39,34 +39,22 @@ def test_mentioned_files_exist() -> None:
         assert (FOLDER / link).exists(), link
 
 
-def table_under(heading: str) -> dict[str, dict[str, str]]:
-    """Cells of the last table of a section, by row and column."""
-    section = TEXT.split(f"### {heading}\n")[1].split("\n## ")[0].split("\n### ")[0]
-    rows = [
-        [cell.strip(" `") for cell in line.strip("|").split("|")]
-        for line in section.splitlines()
-        if line.startswith("|") and not line.startswith("|---")
-    ]
-    return {row[0]: dict(zip(rows[0][1:], row[1:], strict=True)) for row in rows[1:]}
-
-
 @pytest.mark.extended
-def test_times_of_decoding_are_what_is_replayed() -> None:
+def test_what_is_said_of_decoding_is_what_is_replayed() -> None:
     found = compare(model="llama-2-70b", tp=8, phase="decode", tokens=64)
-    table = table_under("Decoding")
-    for result in found.results:
-        assert table[result.scheme.name]["llama-2-70b"] == f"{result.time_us:,.0f}"
-    alone = found["sp-ring"].products_us
-    assert table["kernels alone"]["llama-2-70b"] == f"{alone:,.0f}"
+    in_order = sorted(SCHEMES, key=lambda name: found[name].time_us)
+    assert set(in_order[:2]) == {"fuselib", "t3-nvls"}
+    assert found["tp-nvls"].time_us > found["tp-ring"].time_us
+    assert found["sp-nvls"].time_us > found["sp-ring"].time_us
 
 
 @pytest.mark.extended
+@pytest.mark.parametrize("direction", ["forward", "training"])
 @pytest.mark.parametrize("model", ["llama-7b", "llama-2-7b"])
-def test_times_of_layers_are_what_is_replayed(model: str) -> None:
+def test_what_is_said_of_layers_is_what_is_replayed(model: str, direction: str) -> None:
     half = {"gpu.num_sms": 66, "compute.bf16_peak_TFLOP_per_s": 494.7}
     settings = {"overrides": half} if model == "llama-7b" else {"tokens": 8192}
-    table = table_under("Layers, forward and training")
-    passes = [compare(model=model, tp=8, direction=direction, **settings) for direction in ("forward", "training")]
-    for name in SCHEMES:
-        times = " / ".join(f"{one[name].time_us:,.0f}" for one in passes)
-        assert table[name][model] == times, name
+    found = compare(model=model, tp=8, direction=direction, **settings)
+    in_order = sorted(SCHEMES, key=lambda name: found[name].time_us)
+    assert set(in_order[:3]) == {"t3", "t3-nvls", "cais"}
+    assert set(in_order[3:7]) == {"fuselib", "fuselib-nvls", "coconet", "coconet-nvls"}
