@@ -96,6 +96,7 @@ TRACEGEN_ROOMS = (
     "shared.lazy",  # names that are imported on first use; what is shared is so by all packages
     "shared.processors",  # how many a process may use
     "shared.strict",  # bases of records that are checked
+    "shared.least",  # the same choice on every processor
     "shared.errors",  # the user's mistakes
     "shared.regular",  # files that are read whole
     "shared.output",  # files that are written

@@ -1,4 +1,4 @@
-"""Tables and pages that all results and comparisons share, whatever the question."""
+"""Parts that tables and pages of all questions share; a question's own tables are in its experiment."""
 
 from __future__ import annotations
 

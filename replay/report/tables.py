@@ -25,7 +25,7 @@ def time_unit(longest_us: float) -> tuple[str, float]:
 
 
 def told(name: str, unit: str = "", form: str = "", rank: int = 0, word: str = "") -> Column:
-    """Make a column that is explained by the line of its name, or of another word."""
+    """Make a column that is explained by the line in `WORDS` of its name, or of another word that is there."""
     return Column(name, unit, form, rank, WORDS[word or name])
 
 

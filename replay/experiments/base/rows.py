@@ -52,7 +52,7 @@ COLUMNS: dict[str, type] = {
     "estimate_low_us": float,
     "estimate_high_us": float,
 }
-"""Columns of a row, and what stands in them; MODELS.md and MEASURES.md explain them."""
+"""Columns of a row, and what stands in them; MODELS.md, MEASURES.md and SWEEPS.md explain them."""
 
 
 OF_ANY: dict[str, type] = {

@@ -131,7 +131,12 @@ def number_types(precision: Precision) -> NumberTypes:
 class Totals(Strict):
     """Sums over the layers replayed.
 
-    `mean_layer_us` is the mean time of a layer: isolated, or in a chain with what lies between.
+    Attributes
+    ----------
+    mean_layer_us
+        Mean time of a layer: isolated, or in a chain with what lies between.
+    uplink_payload_bytes, downlink_payload_bytes
+        (rank,): rows of tokens that leave and reach each GPU over NVLink.
     """
 
     num_layers: int

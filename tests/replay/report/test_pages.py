@@ -11,10 +11,12 @@ from loops import every
 
 import replay
 from replay.experiments.layer.bands import Band, Uncertainty
+from replay.experiments.layer.page.sections import MECHANISMS
 from replay.experiments.layer.page.spent import MOST_LONGER, SMALL, gpu_bars, waterfall
 from replay.experiments.layer.page.validity import reach_of, turning_line
 from replay.experiments.layer.result import Comparison, Result
 from replay.experiments.layer.tables.notes import machine_notes
+from replay.experiments.layer.tables.times import BOUNDS
 from replay.report.pages import page
 from tracegen.shared.display.content import Bars, Heat, Line, Page, Plot, Table, Waterfall
 from tracegen.shared.display.html import document
@@ -71,6 +73,31 @@ def test_exposed_parts_are_hatched(compared: Comparison, shown: Page) -> None:
         late = one.totals.makespan_us - sum(ends) / one.batch.num_ranks
         assert last == pytest.approx(late / LAYERS, abs=US)
         assert bars.marks[place] == pytest.approx(one.totals.bound_us / LAYERS)
+
+
+def test_sections_are_in_the_order_in_which_a_reader_asks(shown: Page) -> None:
+    asked = [one.title for one in shown.sections]
+    first = ["Which scheme is fastest?", "What are the times and bounds?", "How sure is it?", "What is the limit?"]
+    assert [title for title in asked if title in first] == [title for title in first if title in asked]
+    assert asked[0] == first[0]
+    assert asked.index("What crosses the links?") < asked.index("Where does the time go?") < asked.index(MECHANISMS)
+
+
+def test_times_bounds_and_what_binds_are_those_of_the_results(compared: Comparison, shown: Page) -> None:
+    times = table(shown, "times")
+    for place, name in enumerate(column(times, "scheme")):
+        one = compared[name.rstrip("*")]
+        us, bound = one.totals.makespan_us / LAYERS, one.totals.bound_us / LAYERS
+        exposed = one.totals.exposed_communication_us / LAYERS
+        base = compared.base.totals.makespan_us / LAYERS
+        row = {each.name: times.rows[place][at] for at, each in enumerate(times.columns)}
+        wanted = {"layer": us, "speed-up": base / us, "exposed": exposed, "bound": bound, "bound/time": bound / us}
+        assert {key: row[key] for key in wanted} == pytest.approx(wanted, abs=US)
+        sums = {
+            BOUNDS[field]: sum(getattr(layer.measures.bounds_us, field) or 0 for layer in one.layers)
+            for field in BOUNDS
+        }
+        assert sums[row["binds"]] == max(sums.values())
 
 
 def test_rows_are_the_results_the_fastest_first(compared: Comparison, shown: Page) -> None:

@@ -1,3 +1,3 @@
 """Layers as a page: one result, or several side by side."""
 
-from replay.experiments.layer.page.pages import page as page
+from replay.experiments.layer.page.sections import page as page

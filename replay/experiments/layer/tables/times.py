@@ -85,7 +85,7 @@ def binding_of(measures: Measures) -> str:
 
 
 def times_table(compared: Comparison, results: Sequence[Result]) -> Table:
-    """Times and bounds, in the order of the results."""
+    """First table of a comparison: time, speed-up and bound of each scheme, in the order of the results."""
     base, chained = time_us(compared.base), []
     if results[0].chain is not None:
         chained = [(Column("MoE layer", "us", ",.1f", rank=4), _mean_chained_us)]
@@ -95,7 +95,7 @@ def times_table(compared: Comparison, results: Sequence[Result]) -> Table:
 
     return table(
         "times",
-        f"Time {measured(results[0])}; speed-up over {compared.base_name}",
+        f"Time {span_text(results[0])}; speed-up over {compared.base_name}",
         results,
         (Column(unit_of(results[0]), "us", ",.1f"), time_us),
         (told("speed-up", "", ".2f"), lambda one: over_time(one, base)),
@@ -111,7 +111,7 @@ def times_table(compared: Comparison, results: Sequence[Result]) -> Table:
     )
 
 
-def measured(result: Result) -> str:
+def span_text(result: Result) -> str:
     """Span of a comparison's times for its heading: one layer, per layer, or per step."""
     if result.chain is not None:
         steps = f", mean of {result.chain.num_steps} steps" if result.chain.num_steps > 1 else ""

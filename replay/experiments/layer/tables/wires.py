@@ -61,7 +61,7 @@ def payload_tables(results: Sequence[Result]) -> list[Table]:
         table("payload", f"Payload over the ports of a GPU per {unit}", results, *ports, labels=names),
         table(
             "busiest-port",
-            f"Payload of the busiest port per {unit}",
+            f"Most payload on a port per {unit}",
             results,
             (told("dispatch", "MB", ",.2f"), most("dispatch")),
             (told("combine", "MB", ",.2f"), most("combine")),

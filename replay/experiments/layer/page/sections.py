@@ -1,4 +1,4 @@
-"""A replay or a comparison of schemes as a page, in the order in which a reader asks."""
+"""A replay or a comparison of schemes as a page: its sections, in the order in which a reader asks."""
 
 from __future__ import annotations
 
