@@ -126,7 +126,7 @@ FIGURES = {
     "replay/experiments/choose/CHOOSING.md": 91,
     "replay/experiments/dense/TENSOR.md": 158,
     "replay/experiments/serve/INFERENCE.md": 112,
-    "replay/experiments/train/TRAINING.md": 186,
+    "replay/experiments/train/TRAINING.md": 175,
     "replay/measure/MEASURES.md": 21,
     "replay/model/work/PLACEMENT.md": 36,
     "replay/schemes/ADDING.md": 0,
