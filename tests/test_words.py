@@ -121,7 +121,7 @@ def typed_figures(text: str) -> int:
 FIGURES = {
     "README.md": 4,
     "replay/DESIGN.md": 0,
-    "replay/chains/MODELS.md": 93,
+    "replay/chains/MODELS.md": 85,
     "replay/engine/ENGINE.md": 48,
     "replay/experiments/choose/CHOOSING.md": 91,
     "replay/experiments/dense/TENSOR.md": 158,
