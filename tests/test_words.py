@@ -124,7 +124,7 @@ FIGURES = {
     "replay/chains/MODELS.md": 85,
     "replay/engine/ENGINE.md": 48,
     "replay/experiments/choose/CHOOSING.md": 91,
-    "replay/experiments/dense/TENSOR.md": 158,
+    "replay/experiments/dense/TENSOR.md": 115,
     "replay/experiments/serve/INFERENCE.md": 112,
     "replay/experiments/train/TRAINING.md": 175,
     "replay/measure/MEASURES.md": 21,
