@@ -125,7 +125,7 @@ FIGURES = {
     "replay/engine/ENGINE.md": 48,
     "replay/experiments/choose/CHOOSING.md": 91,
     "replay/experiments/dense/TENSOR.md": 115,
-    "replay/experiments/serve/INFERENCE.md": 112,
+    "replay/experiments/serve/INFERENCE.md": 29,
     "replay/experiments/train/TRAINING.md": 175,
     "replay/measure/MEASURES.md": 21,
     "replay/model/work/PLACEMENT.md": 36,
