@@ -122,7 +122,7 @@ FIGURES = {
     "README.md": 4,
     "replay/DESIGN.md": 0,
     "replay/chains/MODELS.md": 85,
-    "replay/engine/ENGINE.md": 48,
+    "replay/engine/ENGINE.md": 0,
     "replay/experiments/choose/CHOOSING.md": 91,
     "replay/experiments/dense/TENSOR.md": 115,
     "replay/experiments/serve/INFERENCE.md": 29,
