@@ -128,7 +128,7 @@ FIGURES = {
     "replay/experiments/serve/INFERENCE.md": 29,
     "replay/experiments/train/TRAINING.md": 175,
     "replay/measure/MEASURES.md": 21,
-    "replay/model/work/PLACEMENT.md": 36,
+    "replay/model/work/PLACEMENT.md": 11,
     "replay/schemes/ADDING.md": 0,
     "replay/schemes/COSTS.md": 29,
     "replay/schemes/MECHANISMS.md": 0,
