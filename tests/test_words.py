@@ -123,7 +123,7 @@ FIGURES = {
     "replay/DESIGN.md": 0,
     "replay/chains/MODELS.md": 85,
     "replay/engine/ENGINE.md": 0,
-    "replay/experiments/choose/CHOOSING.md": 91,
+    "replay/experiments/choose/CHOOSING.md": 42,
     "replay/experiments/dense/TENSOR.md": 115,
     "replay/experiments/serve/INFERENCE.md": 29,
     "replay/experiments/train/TRAINING.md": 175,
@@ -134,7 +134,7 @@ FIGURES = {
     "replay/schemes/MECHANISMS.md": 0,
     "replay/schemes/ep/deepep/LAYER.md": 40,
     "replay/steps/STEPS.md": 85,
-    "replay/studies/sweeps/SWEEPS.md": 11,
+    "replay/studies/sweeps/SWEEPS.md": 7,
     "replay/studies/uncertainty/UNCERTAINTY.md": 3,
     "tracegen/importers/IMPORTERS.md": 1,
 }
