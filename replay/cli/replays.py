@@ -151,7 +151,7 @@ def compare(
             then=lambda one: one if drawn is None else _assessed(one, trace, drawn),
             objects={"trace": trace},
             steps=len(set(placement or [""])) * (_num_steps(spec, trace) if is_whole else num_layers(spec, trace)),
-            unit="step" if is_whole else "layer",
+            unit="step" if is_whole else "layer" if num_layers(spec, trace) > 1 else "scheme",
             jobs=num_processors() if is_whole else _worth_two(spec, trace),
             **more,
         )

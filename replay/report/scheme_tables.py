@@ -13,7 +13,7 @@ from replay.chains import host_program
 from replay.model.work.precision import NUMBER_TYPES, VALUE_TYPES
 from replay.schemes.ep.staged import StagedScheme
 from replay.schemes.ep.traffic import NETWORK, TRAFFIC, way_back
-from replay.schemes.registry import COMPARED
+from replay.schemes.registry import COMPARED, EXAMPLES
 
 if TYPE_CHECKING:
     from replay.schemes import Scheme
@@ -90,7 +90,12 @@ def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def scheme_table() -> str:
-    """Table of the schemes: what each is, moves, overlaps, takes and proposes."""
+    """Table of the schemes: what each is, moves, overlaps, takes and proposes; and who is found by name alone."""
+    others = ", ".join(f"`{name}`" for name in EXAMPLES)
+    return f"{_compared_schemes()}\n\nFound by name, and not compared unless asked for: {others}."
+
+
+def _compared_schemes() -> str:
     return _markdown(
         ("scheme", "what it does", "what moves", "overlap", "SMs", "kernels", "graph", "proposed hardware"),
         [

@@ -12,6 +12,7 @@ from tracegen.library import catalogue as catalogues
 from tracegen.library import fetched, listed, settings
 from tracegen.library.address import check_url, full, is_url
 from tracegen.library.catalogue import BUILT_IN, Catalogue, Entry
+from tracegen.models import config
 from tracegen.shared import regular
 from tracegen.shared.errors import UserError, check_kind, unknown
 
@@ -109,6 +110,12 @@ def resolve(name: str | Path, catalogue: str | None, present: settings.Settings)
         return check_url(name)
     path = Path(name)
     if is_path(name):
+        if regular.exists(path) and config.is_config(text):
+            msg = (
+                f"{text}: a model's configuration, and no trace; "
+                f"`moereplay trace generate zipf --model {text} --out FILE` makes one of it"
+            )
+            raise UserError(msg)
         if reason := regular.why_no_file(path):
             msg = f"{text}: {reason}"
             raise UserError(msg)

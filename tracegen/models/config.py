@@ -303,6 +303,14 @@ class _Config:
         if self._text.get("attention_bias") is True and "num_heads" in self._values:
             self._take("biases", ("qkv",), f"{self._file}: attention_bias")
 
+        if "num_heads" in self._values:
+            if self.get("use_qk_norm") is True and self._type.startswith("glm4"):
+                self._take("qk_norm", "head", f"{self._file}: use_qk_norm")
+            elif "qk_norm" in self._family and self.get("use_qk_norm") is not False:
+                self._take("qk_norm", self._family["qk_norm"], CODE)
+        if self._values.get("num_shared_experts") and self._family.get("shared_gate"):
+            self._take("shared_gate", True, CODE)
+
     def _precision(self) -> tuple[str, str]:
         """Type of GEMMs and rows: fp8 where weights are quantised so, else that of the weights."""
         for config in (self._text, self._whole):

@@ -82,7 +82,15 @@ _PLAIN = {"score_function": "softmax"}
 _SOFTMAX = {**_PLAIN, "norm_topk": True}
 _TOPK = {"score_function": "topk_softmax"}
 
-FAMILIES: dict[str, dict[str, Any]] = {
+_NORMED = {  # q_norm and k_norm (or query_layernorm, q_layernorm) of the attention
+    **dict.fromkeys(("qwen3_moe", "qwen3_vl_moe", "qwen3_omni_moe", "qwen3_next", "qwen3_5_moe"), "head"),
+    **dict.fromkeys(("dots1", "exaone_moe", "hy_v3", "laguna", "afmoe", "hunyuan_v1_moe", "lfm2_moe"), "head"),
+    **dict.fromkeys(("olmoe", "minimax_m2"), "all"),
+}
+_SHARED_GATE = ("qwen2_moe", "qwen3_next", "qwen3_5_moe")
+"""Families whose shared experts have `shared_expert_gate`."""
+
+_ROUTERS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("mixtral", "minimax", "minimax_m1", "minimax_text_01"), _SOFTMAX),
     **dict.fromkeys(("qwen3_5_moe", "mistral_large4"), _SOFTMAX),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe", "qwen3_vl_moe", "qwen3_next"), _PLAIN),
@@ -104,9 +112,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "nemotron_h": {**_BIASED, "gated": False},
     "phimoe": {"score_function": "sparsemixer", "norm_topk": False},
 }
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    name: {
+        **router,
+        **({"qk_norm": _NORMED[name]} if name in _NORMED else {}),
+        **({"shared_gate": True} if name in _SHARED_GATE else {}),
+    }
+    for name, router in _ROUTERS.items()
+}
 """By `model_type`: what the modelling code of a family does and its configuration does not say.
 
-From the routers and experts of transformers 5.24 (``modeling_*.py``). What the configuration says
+From the routers, experts and attention of transformers 5.24 (``modeling_*.py``). What the configuration says
 goes before it.
 """
 

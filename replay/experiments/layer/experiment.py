@@ -29,7 +29,7 @@ class TraceExperiment(
     objects = ("trace", "system", "scheme")
     scheme_help = str(RunSpec.model_fields["scheme"].description)
     usual = "all supported"
-    usual_baseline = "deepep-ll for decode, deepep otherwise"
+    usual_baseline = "deepep-ll for decode, deepep otherwise, the first where that is not among them"
 
     BASELINES: ClassVar[Mapping[str, Sequence[str]]] = {
         "prefill": ("deepep", "nccl-alltoall"),

@@ -302,7 +302,10 @@ def load_trace(trace: RoutingTrace | str | Path | None, spec: RunSpec) -> tuple[
 
     reference = spec.trace if trace is None else str(trace) if isinstance(trace, str | Path) else ""
     if reference is None:
-        message = "no trace is given: give a file, a URL, or a name of `moereplay trace list`"
+        message = (
+            "no trace is given: give a file, a URL, or a name of `moereplay trace list`; "
+            "`moereplay trace generate zipf --model NAME --out FILE` makes one of a model"
+        )
         raise UserError(message)
     loaded = tracegen.load(reference) if isinstance(trace, str | Path | None) else trace
     check_kind("trace", loaded, tracegen.RoutingTrace, TRACE_KINDS)

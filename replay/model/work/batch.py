@@ -192,15 +192,20 @@ def _as_recorded(
     owner = trace.tokens.rank[first:last].astype(np.int32)
     counts = np.bincount(owner, minlength=has_ranks)
     if tokens_per_rank is not None and (counts != tokens_per_rank).any():
+        held = f"{counts.min()} to {counts.max()}" if counts.min() < counts.max() else counts.max()
         message = (
-            f"the trace holds {counts.min()}..{counts.max()} tokens per rank in step {step} and is "
-            f"replayed as it stands; {tokens_per_rank} were asked for"
+            f"the trace holds {held} tokens per rank in step {step} and is replayed as it stands; "
+            f"{tokens_per_rank} were asked for. Make one of them with `moereplay trace generate "
+            f"--tokens-per-rank {tokens_per_rank}`"
         )
         raise UserError(message)
     is_decode = bool(last > first) and bool((trace.tokens.phase[first:last] == DECODE_ROW).all())
     recorded_phase = "decode" if is_decode else "prefill"
     if phase is not None and phase != recorded_phase:
-        message = f"step {step} of the trace is a {recorded_phase} step; {phase} was asked for"
+        message = (
+            f"step {step} of the trace is a {recorded_phase} step; {phase} was asked for. Make one with "
+            f"`moereplay trace generate --phase {phase}`"
+        )
         raise UserError(message)
     order = np.argsort(owner, kind="stable")
     return Batch(

@@ -174,7 +174,7 @@ def test_every_decode_slot_moves_by_one_token_a_step(recorded, lengths, ranks, t
         ({"tokens_per_rank": -1}, "tokens per rank must be at least 0, not -1"),
         ({"step": -1}, "step must be at least 0, not -1"),
         ({"num_ranks": 2}, "made for 4 ranks and is replayed as it stands; 2 were asked for"),
-        ({"tokens_per_rank": 5}, "holds 6..6 tokens per rank in step 0"),
+        ({"tokens_per_rank": 5}, "holds 6 tokens per rank in step 0"),
         ({"phase": "decode"}, "step 0 of the trace is a prefill step; decode was asked for"),
         ({"step": 1}, "has 1 steps (0..0), not a step 1"),
     ],

@@ -117,3 +117,11 @@ def test_the_index_is_trusted_less_than_the_content(monkeypatch):
     monkeypatch.setattr(catalogue, "built_in", lambda: stale)
     with pytest.raises(UserError, match="is not the index's 0000"):
         library.verify("toy-zipf")
+
+
+def test_a_model_s_configuration_in_place_of_a_trace_is_told_from_one(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "qwen3_moe"}')
+    for given in (path, tmp_path):
+        with pytest.raises(UserError, match=r"a model's configuration, and no trace; .* generate zipf --model"):
+            tracegen.load(given)

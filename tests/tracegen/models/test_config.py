@@ -64,6 +64,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "deepseek-v3": V3,
     "qwen3-30b-a3b": QWEN3,
     "glm-4.5": {
+        "use_qk_norm": True,
         "model_type": "glm4_moe",
         "hidden_size": 5120,
         "moe_intermediate_size": 1536,
@@ -190,6 +191,7 @@ def test_a_configuration_gives_the_shape_of_the_catalogue(name: str) -> None:
         k: v for k, v in known.sizes().items() if k not in own
     }
     assert (found.vocab, found.mtp_layers) == (known.vocab, known.mtp_layers)
+    assert (found.qk_norm, found.shared_gate) == (known.qk_norm, known.shared_gate)
     assert set(found.sources) >= set(found.sizes()) - {"name"}, "every value has a source"
 
 
@@ -297,6 +299,15 @@ def test_families_say_what_a_shape_can_be() -> None:
     for values in config_names.FAMILIES.values():
         shared = {"shared_intermediate": 1} if "num_shared_experts" in values else {}
         models.ModelShape(**{**base, **values, **shared})
+
+
+def test_norms_of_queries_and_keys_are_the_family_s_or_as_stated() -> None:
+    def norm(**changes: Any) -> str:
+        return config.parse(json.dumps(changed(QWEN3, **changes)), "config.json").qk_norm
+
+    assert [norm(), norm(use_qk_norm=False), norm(model_type="mixtral")] == ["head", "none", "none"]
+    assert [norm(model_type="glm4_moe"), norm(model_type="glm4_moe", use_qk_norm=True)] == ["none", "head"]
+    assert norm(model_type="minimax_m2") == "all"
 
 
 def test_what_is_no_configuration_of_experts_is_refused_in_a_line(tmp_path: Path) -> None:
