@@ -26,6 +26,7 @@ def sizes_of(shape: ModelShape, plan: ParallelPlan, sequence: int) -> KernelSize
         tp=plan.tp,
         cp=plan.cp,
         chunks=plan.vpp,
+        stages=plan.pp,
     )
 
 

@@ -84,7 +84,7 @@ class LayerPasses:
     beside: Pairing | None = None
     calls: Calls | None = None
     paired: Scheme | None = None
-    _pairs: dict[tuple[int, int], tuple[ChainLink, ChainLink, PassTime | None]] = field(
+    _pairs: dict[tuple[int, int, bool], tuple[ChainLink, ChainLink, PassTime | None]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
     _met_parts: dict[tuple[int, bytes], MetPart] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -142,7 +142,7 @@ class LayerPasses:
                 return made(link, weights, back=True, hop=hops.backward)
             return behind_forward(again, made(link, weights, back=True, hop=False))
 
-        both = self._pair(forward, backward)
+        both = self._pair(forward, backward, behind_hop=hops.forward)
         if not self.splits:
             return PassTimes(ahead, back(backward, "with"), beside=both)
         inputs = self._putting_off(backward)
@@ -266,22 +266,26 @@ class LayerPasses:
         causes = _added(dense.causes, experts)
         return alone(causes, dense.activity + routed.activity.of(self._tiled(of)))
 
-    def _pair(self, forward: ChainLink, backward: ChainLink) -> PassTime | None:
-        """As `_beside`, made once: where hosts send, and what else a layer has, change nothing."""
-        key = id(forward), id(backward)
+    def _pair(self, forward: ChainLink, backward: ChainLink, *, behind_hop: bool) -> PassTime | None:
+        """As `_beside`, made once: what else a layer has changes nothing."""
+        key = id(forward), id(backward), behind_hop
         if key not in self._pairs:
-            self._pairs[key] = forward, backward, self._beside(forward, backward)
+            self._pairs[key] = forward, backward, self._beside(forward, backward, behind_hop=behind_hop)
         return self._pairs[key][2]
 
-    def _beside(self, forward: ChainLink, backward: ChainLink) -> PassTime | None:
+    def _beside(self, forward: ChainLink, backward: ChainLink, *, behind_hop: bool) -> PassTime | None:
         """A forward pass beside a backward pass, from when all GPUs have come.
 
-        None where the scheme has no such code, and where the backward pass makes all of its forward
-        pass again, which meets others on its way.
+        A chunk's first layer lies beside another chunk's last one, and the host sends and receives
+        for both, for the backward pass when it has ended. None where the scheme has no such code, and
+        where the backward pass makes all of its forward pass again, which meets others on its way.
         """
         if self.beside is None or self.recompute == "full":
             return None
-        ahead, back = self._link(forward, back=False), self._link(backward, back=True)
+        ahead, back = (
+            self._link(link, back=is_back, behind_hop=behind_hop)
+            for link, is_back in ((forward, False), (backward, True))
+        )
         try:
             pair = Replay(
                 [ahead, back],
@@ -313,10 +317,10 @@ class LayerPasses:
             own, activity = before.causes, before.activity + activity
         return PassTime(_sum(own), self._tiled(found.ends_ps[of]), _added(own, causes), activity)
 
-    def _link(self, link: ChainLink, *, back: bool) -> ChainLink:
+    def _link(self, link: ChainLink, *, back: bool, behind_hop: bool) -> ChainLink:
         """A layer's pass with what lies before it here, on the GPUs of one group of experts."""
         context = self.context[: link.work().num_ranks]
-        parts = self._parts("with", is_backward=back)
+        parts = dataclasses.replace(self._parts("with", is_backward=back), behind_hop=behind_hop)
         # Dense layers are layers of their own, as if the experts were those of the first layer.
         return dataclasses.replace(link, between=parts, context=context, decoder_layer=0)
 

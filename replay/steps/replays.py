@@ -302,9 +302,9 @@ class StepReplays:
         """Passes of a stage that begin with a layer, where a stack's host sends and receives."""
         if not self._shared.calls_at_hops:
             return {}
-        chunks = [chunk for chunk in chunks_of(self.shape, self.plan) if chunk]
-        ahead = {chunk.start for chunk in chunks if chunk.start}
-        back = {chunk.stop - 1 for chunk in chunks[:-1]}
+        chunks = chunks_of(self.shape, self.plan)  # of which the first and the last may be ends alone
+        ahead = {chunk.start for chunk in chunks[1:] if chunk}
+        back = {chunk.stop - 1 for chunk in chunks[:-1] if chunk}
         return {layer: Hops(layer in ahead, layer in back) for layer in ahead | back}
 
     def _sample(

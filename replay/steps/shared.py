@@ -124,7 +124,8 @@ class SharedTimes:
     def embedding(self) -> PassTimes:
         """The embedding, of the decoder's tokens and of those of multi-token prediction."""
         run = self._ends.embedding
-        ahead, back = self._end(run, is_backward=False), self._end(run, is_backward=True)
+        ahead = self._end(run, is_backward=False)
+        back = self._end(run, behind_hop=self._is_chunk(0), is_backward=True)
         if not self.splits_backward:
             return PassTimes(ahead, back)
         # Nothing lies before an embedding: its gradient is that of weights.
@@ -135,7 +136,8 @@ class SharedTimes:
     def head(self) -> PassTimes:
         """The output head with its loss, once for every prediction of a token."""
         run = self._ends.head
-        ahead, back = self._end(run, is_backward=False), self._end(run, is_backward=True)
+        ahead = self._end(run, behind_hop=self._is_chunk(-1), is_backward=False)
+        back = self._end(run, is_backward=True)
         if not self.splits_backward:
             return PassTimes(ahead, back)
         inputs = self._end(run, is_backward=True, weights="put off")
@@ -153,10 +155,17 @@ class SharedTimes:
         """Without a stack, what is no layer was launched long ago."""
         return None if self.stack is None else "eager"
 
-    def _end(self, run: Callable[..., Ints], **how: Any) -> PassTime:
+    def _is_chunk(self, end: int) -> bool:
+        """Tell whether an end of the model is a chunk without layers, whose host sends and receives."""
+        return self.calls_at_hops and not chunks_of(self.shape, self.plan)[end]
+
+    def _end(self, run: Callable[..., Ints], *, behind_hop: bool = False, **how: Any) -> PassTime:
         """Replay kernels of an end, once for every prediction of a token."""
 
         def add(machine: Machine, after: Ints) -> dict[Cause, Ints]:
+            if behind_hop:
+                parts = dataclasses.replace(self.parts, is_backward=how["is_backward"])
+                after = parts.hop(machine, self.context, after)
             return {"head": run(machine, after, **how)}
 
         def replayed(lead: Time) -> Stretch:

@@ -59,6 +59,8 @@ class Between:
     slices
         How groups of GPUs share these parts; every GPU has all of them for its own tokens unless it
         is said otherwise.
+    behind_hop
+        Whether `prepare` begins with `hop`: a pass in turns with others comes from another stage.
     """
 
     shape: ModelShape
@@ -68,6 +70,7 @@ class Between:
     shared_beside: bool = False
     weights: Weights = "with"
     slices: Slices = WHOLE
+    behind_hop: bool = False
     _times: dict[tuple[object, ...], int] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:

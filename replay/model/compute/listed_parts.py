@@ -49,6 +49,8 @@ class ListedParts(Between):
     def prepare(self, machine: Machine, decoder_layer: int, context: Context, after: Tasks) -> Tasks:
         """Add what lies before attention itself: (rank,) tasks."""
         assert decoder_layer - 1 not in self.shape.dense_layers, "dense layers are of their own"
+        if self.behind_hop and self.weights != "alone":
+            after = self.hop(machine, context, after)
         rows, at = self._attention_rows
         return self._ran(machine, context, after, rows[:at])
 

@@ -597,6 +597,33 @@ def test_ends_launch_what_their_lists_have(name: str) -> None:
             assert waits == sum(row.waits for row in rows)
 
 
+def test_a_batch_comes_to_the_first_and_the_last_stage() -> None:
+    """The last stage copies targets and their mask; with one stage the first has all."""
+    single, several = (ends("megatron-plain", stages=stages) for stages in (1, 2))
+    one, more = (run(lambda m, after, o=of: o.head(m, after, is_backward=False)).host_ps for of in (single, several))
+    assert more - one == 2 * (7_300_000 + 2_600_000)
+
+
+@every("stages", [1, 2])
+def test_a_batch_is_handed_to_the_tensor_parallel_group(stages: int) -> None:
+    """Two tensors a stage, a broadcast of 60 us each; all four where one stage is first and last."""
+
+    def of_group(part: str, *, tp: int) -> list[ListedOperation]:
+        names = ("tokens and positions to the group", "targets and mask to the group")
+        of = ends("megatron-plain:group_batches=true", stages=stages, tp=tp)
+        rows = of.stack.listed(of.sizes, [part], "forward")
+        found = [row for row in rows if row.name in names]
+        assert sum(of.stack.costs.ps(row) for row in found) == 120_000_000 * len(found)
+        return found
+
+    first, last = (of_group(part, tp=2) for part in ("embedding", "head"))
+    assert (len(first), len(last)) == ((2, 0) if stages == 1 else (1, 1))
+    assert sum(row.moves for row in (*first, *last)) == (16 + 12) * 2 * TOKENS
+    assert not any(of_group(part, tp=1) for part in ("embedding", "head"))
+    of = ends("megatron-plain", stages=stages, tp=2)
+    assert not any("to the group" in row.name for row in of.stack.listed(of.sizes, ["embedding", "head"], "forward"))
+
+
 def test_a_look_at_the_loss_waits_between_its_kernels() -> None:
     """Twice: a kernel, the wait for it, and the next one is launched behind."""
     of = ends("megatron-plain")

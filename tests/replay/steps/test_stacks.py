@@ -89,6 +89,7 @@ def test_sizes_of_a_gpu() -> None:
         "inner": 768,
         "vocab": 151_936 // 8,
         "chunks": 3,
+        "stages": 4,
     }
     zeros = {name: 0 for name, value in found.by_name().items() if name not in expected}
     assert found.by_name() == {**zeros, **expected, "copies": found.copies}
@@ -201,6 +202,55 @@ def test_virtual_stages_call_without_waiting(direction: Literal["forward", "back
     calls = sum(stack.costs.ps(row) for row in stack.listed(sizes, ["hop"], direction))
     kernel = H100.overheads.kernel_gap_ps() + H100.overheads.small_kernel_ps
     assert 0 < calls <= longer < calls + kernel
+
+
+def hop_ps(direction: Literal["forward", "backward"]) -> int:
+    """What a host calls for a hop of a stage with two chunks."""
+    stack = Stack.of("megatron-plain", H100)
+    sizes = sizes_of(SHAPE, ParallelPlan(**{**PLAN, "vpp": 2, "layers": (1, 1, 1, 1)}), TOKENS)
+    return sum(stack.costs.ps(row) for row in stack.listed(sizes, ["hop"], direction))
+
+
+def test_an_end_that_is_a_chunk_sends_and_receives() -> None:
+    """Embedding and head without layers beside them: head forward, embedding backward."""
+    ends, layers = {}, {}
+    for stack in ("megatron-plain", None):
+        for name, chunks in (("with", (1, 1, 1, 1)), ("alone", (0, 2, 2, 0))):
+            found = made(stack, vpp=2, layers=chunks)
+            ends[stack, name] = [
+                int(one.own.max())
+                for one in (found.head.forward, found.embedding.backward, found.head.backward, found.embedding.forward)
+            ]
+            layers[name] = [(int(one.forward.own.max()), int(one.backward.own.max())) for one in found.layers[0]]
+        if stack is not None:
+            ahead, back = ([one[at] for one in layers["alone"]] for at in (0, 1))
+            assert ahead[0] == ahead[2] > ahead[1] == ahead[3], "rows come from the embedding's stage"
+            assert back[3] == back[1] > back[0] == back[2], "gradients come from the head's stage"
+    longer = [
+        more - less for more, less in zip(ends["megatron-plain", "alone"], ends["megatron-plain", "with"], strict=True)
+    ]
+    assert longer[2:] == [0, 0]
+    kernel = H100.overheads.kernel_gap_ps() + H100.overheads.small_kernel_ps
+    assert 0 < longer[0] <= hop_ps("forward") + kernel, "of the head, the GPU lags behind the host"
+    assert hop_ps("backward") <= longer[1] <= hop_ps("backward") + kernel
+    assert ends[None, "alone"] == ends[None, "with"]
+
+
+def test_passes_beside_each_other_send_and_receive() -> None:
+    """A chunk's first layer, with the host behind; other layers of it do not."""
+    given: dict[str, Any] = {"layers": 1, "beside": "megatron"}
+    beside = []
+    for speed, chunks in ((1.0, (2, 2)), (1e9, (2, 2))):
+        system = hwmodel.load("dgx-h100", {"host.speed": speed})
+        plan = ParallelPlan(**{**PLAN, "layers": chunks})
+        stack = Stack.of("megatron-plain", system, {**facts_of(SHAPE), "overlap": "passes"})
+        steps = dataclasses.replace(replays(None), system=system, plan=plan, stack=stack, **given).under("deepep")
+        beside.append([one.beside for one in steps.layers[0]])
+    slow, quick = ([int((one.own + one.met).max()) for one in each if one is not None] for each in beside)
+    assert slow[0] == slow[1] == slow[3]
+    wait = 2 * H100.overheads.host_sync_ps
+    assert slow[2] >= slow[0] + wait
+    assert quick[2] - quick[0] < slow[2] - slow[0]
 
 
 def test_a_stack_without_a_hop_calls_nothing() -> None:

@@ -45,6 +45,8 @@ class KernelSizes:
         Values of all of them together.
     chunks
         Chunks of the model that a stage of the pipeline has.
+    stages
+        Stages of the pipeline.
     """
 
     tokens: int = 0
@@ -73,6 +75,7 @@ class KernelSizes:
     parameters: int = 0
     trained: int = 0
     chunks: int = 1
+    stages: int = 1
 
     def by_name(self) -> dict[str, int]:
         """All sizes by their names."""

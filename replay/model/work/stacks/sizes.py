@@ -21,6 +21,7 @@ def even_sizes(
     tp: int = 1,
     cp: int = 1,
     chunks: int = 1,
+    stages: int = 1,
     sharing: int = 1,
 ) -> KernelSizes:
     """Give the sizes of a GPU's work, with even routing.
@@ -34,8 +35,8 @@ def even_sizes(
         Whose rows the GPU owns.
     ranks, tp, cp
         GPUs among which experts are spread, that slice attention and dense parts, and sequences.
-    chunks
-        Of the model on a GPU.
+    chunks, stages
+        Of the model on a GPU, and of the pipeline.
     sharing
         GPUs that share each expert, with a slice of its inner width each.
     """
@@ -69,6 +70,7 @@ def even_sizes(
         dense=shape.dense_intermediate,
         vocab=-(-(shape.vocab or 0) // tp),
         chunks=chunks,
+        stages=stages,
     )
 
 
