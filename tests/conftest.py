@@ -37,8 +37,9 @@ from hypothesis import strategies as st  # noqa: E402
 settings.register_profile("moereplay", deadline=None, derandomize=True)
 settings.load_profile("moereplay")
 
-# To make the parser of all commands takes longer than most commands; `main` makes it once, too.
-typer.testing._get_command = functools.cache(typer.main.get_command)
+# To make the parser of all commands takes longer than most commands: it is made once for all tests.
+typer.main.get_command = functools.cache(typer.main.get_command)
+typer.testing._get_command = typer.main.get_command
 
 # Thousands of tests are alive at once: to look for cycles among them again and again took a sixth
 # of all time. Now it happens more rarely, and not in what the collection of tests has made.
