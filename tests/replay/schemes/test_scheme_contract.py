@@ -54,7 +54,7 @@ DEALT_ACROSS = (
     *("backward, 2 domains of 2", "tiny, 2 domains of 8", "backward, 2 domains of 8"),
 )
 """The same on several domains."""
-NUM_DEALT, NUM_DEALT_ACROSS = 3, 1
+NUM_DEALT, NUM_DEALT_ACROSS = 2, 1
 
 
 def takes(scheme: str, name: str) -> bool:
