@@ -637,7 +637,8 @@ def test_layers_are_drawn_in_one_process_and_within_memory() -> None:
             sureness(given, draws=1, max_memory=1000)
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+# `choose` bounds all of its candidates before anybody asks for memory: 11 s.
+@pytest.mark.parametrize("name", mostly_extended(EXPERIMENTS, EXPERIMENTS.keys() - {"choose"}))
 def test_a_limit_of_memory_is_kept_or_refused_with_a_reason(name: str) -> None:
     reason = EXPERIMENTS[name].lacking.get("max-memory")
     case = CASES.get(name)
