@@ -9,7 +9,7 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 # Before numpy is imported: test processes are the parallelism. Threads of BLAS that wait for one
@@ -31,18 +31,34 @@ sys.path.insert(0, str(Path(__file__).parent / "oracle"))
 import pytest  # noqa: E402
 import typer  # noqa: E402
 import typer.testing  # noqa: E402
+from _pytest import doctest as pytest_doctest  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 settings.register_profile("moereplay", deadline=None, derandomize=True)
 settings.load_profile("moereplay")
 
-# To make the parser of all commands takes longer than most commands; `main` makes it once, too.
-typer.testing._get_command = functools.cache(typer.main.get_command)
+# To make the parser of all commands takes longer than most commands: it is made once for all tests.
+typer.main.get_command = functools.cache(typer.main.get_command)
+typer.testing._get_command = typer.main.get_command
 
 # Thousands of tests are alive at once: to look for cycles among them again and again took a sixth
 # of all time. Now it happens more rarely, and not in what the collection of tests has made.
 gc.set_threshold(50_000, 20, 50)
+
+
+class DoctestFilter:
+    """Doctests are looked for in files that have some: to search all objects of a thousand took seconds."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collect_file(self, file_path: Path) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+        found = yield
+        is_wanted = len(found) > 0 and file_path.suffix == ".py" and ">>> " in file_path.read_text("utf-8")
+        return [one for one in found if is_wanted or not isinstance(one, pytest_doctest.DoctestModule)]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(DoctestFilter())  # for files outside of this folder, too
 
 
 @given(st.none())

@@ -19,11 +19,12 @@ pytestmark = pytest.mark.skipif(
 )
 
 EVERY_TIME = ("decode-chain", "sliced-decode")
-"""A chain of layers under every scheme of a machine, and a sliced layer: the default tier."""
+"""A chain of layers under every scheme of a machine, and a sliced layer: with the defaults of options,
+the default tier."""
 RUNS = [
-    pytest.param(name, label, marks=() if name in EVERY_TIME else pytest.mark.extended)
+    pytest.param(name, label, marks=() if name in EVERY_TIME and not run.options else pytest.mark.extended)
     for name, case in cases.CASES.items()
-    for label in case.runs()
+    for label, run in case.runs().items()
 ]
 COMMANDS = [
     pytest.param(name, label, marks=pytest.mark.extended if number else ())

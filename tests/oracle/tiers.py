@@ -4,7 +4,7 @@ Default tier: what a change is checked with while it is made. A test of it takes
 of CPU at most, or is the one that shows its fact: that a sweep goes on after an interrupt, that
 another process gives the same bytes. Cases that differ in nothing but a name are one test with a
 loop (`loops.every`). Schemes are examined on a few small layers each, chosen by a rule that
-`test_scheme_contract.py` states, and two of the golden cases run.
+`test_scheme_contract.py` states, and two of the golden cases run, with the defaults of options.
 
 Extended tier (marker ``extended``): all that is left out above, comparisons with tables of
 measurements, statistics of many draws, programs that are killed, clusters, every page of the

@@ -155,6 +155,7 @@ def test_a_search_is_made_again_from_its_file(space: Path, folder: Path, tmp_pat
         assert (tmp_path / "a").read_bytes() == (folder / "choice.json").read_bytes()
 
 
+@pytest.mark.extended
 def test_a_search_in_memory_finds_what_the_command_finds(space: Path, folder: Path) -> None:
     result = choose_experiment.EXPERIMENT.run(space=str(space), top=3)
     assert result.to_json() == (folder / "choice.json").read_text("utf-8")

@@ -95,11 +95,15 @@ def few_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[examine.__module__], "LAYERS", few)
 
 
-def test_either_kind_is_shown_and_checked() -> None:
+def test_either_kind_is_shown() -> None:
     for name in ("deepep", "cais"):
         assert invoke("schemes", "show", name).stdout == invoke("schemes", name).stdout
     assert invoke("schemes", "cais").stdout == invoke("tensor", "schemes", "cais").stdout
     assert invoke("schemes", "list").stdout == invoke("schemes").stdout
+
+
+@pytest.mark.extended
+def test_schemes_of_dense_layers_are_checked() -> None:
     checked = invoke("schemes", "check", "ladm")
     assert checked.exit_code == 0 and "ladm keeps the contract" in checked.stdout
     for check in TENSOR_CHECKS.values():

@@ -257,16 +257,18 @@ def variants() -> list[tuple[str, dict[str, object]]]:
     return found
 
 
+@pytest.mark.parametrize("is_backward", [False, pytest.param(True, marks=pytest.mark.extended)])
 @every(("name", "options"), variants())
-def test_no_option_leaves_the_cast_of_tokens_out(name: str, options: dict[str, object]) -> None:
+def test_no_option_leaves_the_cast_of_tokens_out(name: str, options: dict[str, object], is_backward: bool) -> None:
     """Each token is read in BF16 once, and written in FP8 where no kernel sends it at once."""
     written = 0 if name in {*SENT_ROWS, "flashinfer-push"} else BYTES["fp8"]
     expected = (TOKENS * (BYTES["bf16"] + written)).tolist()
     back = "fp8" if name == "flashinfer-push" else "bf16"
-    for is_backward in (False, True)[: len(find(name).passes)]:
-        layer = work("fp8", "fp8", back=back, is_backward=is_backward)
-        graph = graph_of(name, layer, **options)
-        assert spent(graph, Kind.TOKEN_CAST, in_memory=True) == expected
+    if is_backward and len(find(name).passes) == 1:
+        return
+    layer = work("fp8", "fp8", back=back, is_backward=is_backward)
+    graph = graph_of(name, layer, **options)
+    assert spent(graph, Kind.TOKEN_CAST, in_memory=True) == expected
 
 
 @every("is_backward", [False, True])

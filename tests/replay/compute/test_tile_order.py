@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from loops import every
 from round_machine import WHOLE_BLOCKS
 from tile_rule import Tile, key, starts
@@ -87,8 +88,19 @@ def found_starts(timeline: Timeline, tiles: RowTiles) -> dict[Tile, int]:
 
 
 @every("order", ORDERS)
-@every("seed", range(8))
+@every("seed", range(3))
 def test_sms_take_tiles_as_the_twin_does(order: str, seed: int) -> None:
+    beside_the_twin(order, seed)
+
+
+@pytest.mark.extended
+@every("order", ORDERS)
+@every("seed", range(3, 8))
+def test_sms_take_more_tiles_as_the_twin_does(order: str, seed: int) -> None:
+    beside_the_twin(order, seed)
+
+
+def beside_the_twin(order: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows = (rng.integers(0, 5, rng.integers(1, 5)) * TILE).tolist()
     rows[0] += TILE

@@ -21,7 +21,7 @@ def _setup(**settings: object) -> DenseSetup:
     return DenseSetup.of(TensorSpec(model="gpt-3-6.7b", tp=8, **settings))
 
 
-@pytest.mark.parametrize("tokens", [10**7, 2 * 10**9])
+@pytest.mark.parametrize("tokens", [10**7, pytest.param(2 * 10**9, marks=pytest.mark.extended)])
 def test_more_tokens_than_fit_are_refused_in_one_line(tokens: int) -> None:
     with pytest.raises(UnfitError, match=r"'sp-ring': .* tokens, .* tasks: about .* there are") as told:
         run(model="gpt-3-6.7b", tp=8, scheme="sp-ring", tokens=tokens, layers=100)

@@ -40,7 +40,9 @@ sys.modules["random_parts"] = random_parts
 _SPEC.loader.exec_module(random_parts)
 
 CONTENTS = list(itertools.product([False, True], repeat=4))
-SEEDS = range(5)
+a_few_seeds = pytest.mark.parametrize(
+    "seeds", [range(2), pytest.param(range(2, 5), marks=pytest.mark.extended)], ids=str
+)
 
 
 def recipe(seed: int, contents: tuple[bool, ...]) -> Any:
@@ -73,9 +75,10 @@ def pieces_of(parts: list[GraphPart]) -> Iterator[Piece]:
         yield scheduler.run()
 
 
+@a_few_seeds
 @every("contents", CONTENTS, ids=str)
-def test_parts_are_scheduled_as_the_whole(contents: tuple[bool, ...]) -> None:
-    for seed in SEEDS:
+def test_parts_are_scheduled_as_the_whole(contents: tuple[bool, ...], seeds: range) -> None:
+    for seed in seeds:
         one = recipe(seed, contents)
         whole = random_parts.build_in_parts(one).build()
         try:
@@ -99,9 +102,10 @@ def test_parts_are_scheduled_as_the_whole(contents: tuple[bool, ...]) -> None:
         assert (num_seen == 1).all()
 
 
+@a_few_seeds
 @every("contents", CONTENTS, ids=str)
-def test_the_critical_path_is_that_of_the_whole(contents: tuple[bool, ...]) -> None:
-    for seed in SEEDS:
+def test_the_critical_path_is_that_of_the_whole(contents: tuple[bool, ...], seeds: range) -> None:
+    for seed in seeds:
         one = replace(recipe(seed, contents), num_parts=6, most_tasks=10)
         whole = random_parts.build_in_parts(one).build()
         try:

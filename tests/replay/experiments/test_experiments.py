@@ -314,7 +314,9 @@ def test_options_reach_their_scheme_alone(name: str) -> None:
     assert found[second] == compared(name)[second]
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.refusing])
+@pytest.mark.parametrize(
+    "name", mostly_extended([name for name, case in CASES.items() if case.refusing], ("layer", "dense"))
+)
 def test_who_cannot_is_left_out_with_a_reason(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case, experiment = CASES[name], EXPERIMENTS[name]
     assert case.refusing is not None
@@ -351,7 +353,7 @@ def test_a_result_is_made_again_by_its_spec(name: str) -> None:
     assert again == result and calls
 
 
-@every
+@pytest.mark.parametrize("name", mostly_extended(CASES, ("layer", "train")))
 def test_a_study_spans_it(name: str, tmp_path: Path) -> None:
     """A point is the very result of a replay, with its identity, its options and its scheme."""
     case, experiment = CASES[name], EXPERIMENTS[name]
@@ -504,6 +506,8 @@ def test_who_cannot_be_explained_says_why(name: str) -> None:
 # ---- how sure it is ------------------------------------------------------------------------------
 
 DRAWN = [name for name in EXPERIMENTS if "uncertainty" not in EXPERIMENTS[name].lacking]
+EVERY_TIME = ("layer", "train", "collective")
+"""Whose draws are in the default tier."""
 
 
 @functools.cache
@@ -521,7 +525,7 @@ def drawn(name: str) -> Sureness:
     return sureness(to_draw(name), draws=3)
 
 
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", mostly_extended(DRAWN, EVERY_TIME))
 def test_draws_are_of_the_times_that_the_results_have(name: str) -> None:
     experiment, given, found = EXPERIMENTS[name], to_draw(name), drawn(name)
     nominal = {}
@@ -542,7 +546,7 @@ def test_draws_are_of_the_times_that_the_results_have(name: str) -> None:
     assert not [note for race in found.races for note in race.found.notes if "other code" in note]
 
 
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", mostly_extended(DRAWN, EVERY_TIME))
 def test_draw_n_is_one_whatever_their_number(name: str) -> None:
     few = sureness(to_draw(name), draws=1)
     for one, other in zip(few.races, drawn(name).races, strict=True):
@@ -550,7 +554,7 @@ def test_draw_n_is_one_whatever_their_number(name: str) -> None:
             assert band.times_us == more.times_us[:1]
 
 
-@pytest.mark.parametrize("name", [one for one in DRAWN if one != "layer"])
+@pytest.mark.parametrize("name", mostly_extended([one for one in DRAWN if one != "layer"], EVERY_TIME))
 def test_a_draw_is_the_experiment_on_the_drawn_machine(name: str) -> None:
     """Its values are those of `hwmodel.draws`, given as overrides."""
     experiment, given = EXPERIMENTS[name], to_draw(name)
@@ -566,7 +570,7 @@ def test_a_draw_is_the_experiment_on_the_drawn_machine(name: str) -> None:
             assert what != race.what or bands[scheme].times_us[0] == time
 
 
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", mostly_extended(DRAWN, EVERY_TIME))
 def test_a_file_says_how_sure_it_is(name: str, tmp_path: Path) -> None:
     to_draw(name).save(tmp_path / "r.json")
     target = tmp_path / "u.json"
@@ -579,7 +583,7 @@ def test_a_file_says_how_sure_it_is(name: str, tmp_path: Path) -> None:
     assert found.races[0].names[0] in (tmp_path / "u.html").read_text()
 
 
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", mostly_extended(DRAWN, EVERY_TIME))
 def test_what_is_said_of_draws_is_of_the_experiment(name: str) -> None:
     found = drawn(name)
     tables = [sureness_table(found, race) for race in found.races]
@@ -619,7 +623,7 @@ def test_who_has_nothing_to_draw_says_why(name: str) -> None:
         sureness(made, draws=1)
 
 
-@pytest.mark.parametrize("name", [one for one in DRAWN if one != "layer"])
+@pytest.mark.parametrize("name", mostly_extended([one for one in DRAWN if one != "layer"], EVERY_TIME))
 def test_errors_and_routing_are_drawn_of_layers_alone(name: str) -> None:
     with pytest.raises(UserError, match="unknown uncertainty 'routing'; known: hardware"):
         sureness(to_draw(name), draws=1, of=["routing"])
@@ -633,7 +637,8 @@ def test_layers_are_drawn_in_one_process_and_within_memory() -> None:
             sureness(given, draws=1, max_memory=1000)
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+# `choose` bounds all of its candidates before anybody asks for memory: 11 s.
+@pytest.mark.parametrize("name", mostly_extended(EXPERIMENTS, EXPERIMENTS.keys() - {"choose"}))
 def test_a_limit_of_memory_is_kept_or_refused_with_a_reason(name: str) -> None:
     reason = EXPERIMENTS[name].lacking.get("max-memory")
     case = CASES.get(name)

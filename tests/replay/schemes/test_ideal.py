@@ -34,8 +34,8 @@ OUT_OF_BALANCE = list(MACHINES)[1:]
 
 
 def turns(number: int) -> list[object]:
-    """Layers take the two machines by turns, a share of the pairs each; most are extended."""
-    return [0, *(pytest.param(turn, marks=pytest.mark.extended) for turn in range(1, number))]
+    """Layers take the two machines by turns, a share of the pairs each; all but the first are extended."""
+    return [range(1), pytest.param(range(1, number), marks=pytest.mark.extended)]
 
 
 FEW = ("zipf 8 ranks", "several tiles", "bf16 rows into fp8 GEMMs, fp32 rows back", "backward")
@@ -71,10 +71,15 @@ def due(place: int, turn: int) -> str | None:
     return OUT_OF_BALANCE[(place // 2 + turn // 2) % 2]
 
 
-@pytest.mark.parametrize("turn", turns(4))
+@pytest.mark.parametrize("some", turns(4), ids=str)
 @pytest.mark.parametrize("scheme", mostly_extended(RIVALS))
-def test_no_scheme_beats_it_on_a_machine_out_of_balance(scheme: str, turn: int) -> None:
+def test_no_scheme_beats_it_on_a_machine_out_of_balance(scheme: str, some: range) -> None:
     """On the machine as it is: test_scheme_contract.py."""
+    for turn in some:
+        no_scheme_beats_it(scheme, turn)
+
+
+def no_scheme_beats_it(scheme: str, turn: int) -> None:
     replayed = 0
     for place, (layer, make) in enumerate(small_layers.ALL.items(), RIVALS.index(scheme)):
         machine_name = due(place, turn)
@@ -98,9 +103,14 @@ def variants(scheme: Scheme) -> Iterator[dict[str, object]]:
         yield from ({one.name: value} for value in dict.fromkeys(values) if value != one.default)
 
 
-@pytest.mark.parametrize("turn", turns(len(FEW) * len(OUT_OF_BALANCE)))
+@pytest.mark.parametrize("some", turns(len(FEW) * len(OUT_OF_BALANCE)), ids=str)
 @pytest.mark.parametrize("scheme", mostly_extended([name for name in OTHERS if about(SCHEMES[name].options)]))
-def test_no_option_beats_it(scheme: str, turn: int) -> None:
+def test_no_option_beats_it(scheme: str, some: range) -> None:
+    for turn in some:
+        no_option_beats_it(scheme, turn)
+
+
+def no_option_beats_it(scheme: str, turn: int) -> None:
     taken = [name for name in FEW if not SCHEMES[scheme].refuses(small_layers.ALL[name]())]
     replayed = 0
     for number, changed in enumerate(variants(SCHEMES[scheme])):
@@ -117,12 +127,13 @@ def test_no_option_beats_it(scheme: str, turn: int) -> None:
     assert replayed
 
 
+@pytest.mark.parametrize("layers", [FEW, pytest.param((*small_layers.ALL,), marks=pytest.mark.extended)], ids=len)
 @every("form", ["fused", "kernels"])
 @every("machine_name", MACHINES)
-def test_neither_form_beats_it(machine_name: str, form: str) -> None:
+def test_neither_form_beats_it(machine_name: str, form: str, layers: tuple[str, ...]) -> None:
     scheme = SCHEMES["ideal"].with_options({"form": form})
-    for layer, make in small_layers.ALL.items():
-        time = takes_ps(machine_name, make(), scheme)
+    for layer in layers:
+        time = takes_ps(machine_name, small_layers.ALL[layer](), scheme)
         assert time is not None
         assert time >= least_ps(machine_name, layer), layer
 

@@ -157,6 +157,7 @@ def test_equal_gaps_are_asked_for_and_come_back(tmp_path: Path) -> None:
     assert json.loads(path.read_text("utf-8"))["spec"]["burstiness"] == "inf"
 
 
+@pytest.mark.extended
 def test_schemes_are_ranked_by_what_a_request_takes() -> None:
     compared = EXPERIMENT.compare(SMALL, ["deepep-ll", "dysharp"], arrivals="50", count=4)
     assert compared.baseline == "deepep-ll"
@@ -173,6 +174,10 @@ def test_a_search_ranks_by_the_largest_rate() -> None:
     found = EXPERIMENT.run(SMALL, arrivals="9", count=8, search=True, **limits)
     assert found.capacity is not None and found.capacity.rate_per_s
     assert found.headline_us == 1e6 / found.capacity.rate_per_s
+
+
+@pytest.mark.extended
+def test_a_search_that_finds_no_rate_ranks_last() -> None:
     none = EXPERIMENT.run(SMALL, arrivals="9", count=2, search=True, ttft_ms=1e-3)
     assert none.served is None and none.headline_us == float("inf")
 

@@ -72,8 +72,8 @@ def host_ps(one: PassTime) -> int:
     return int(np.sum(one.causes.get("host", 0)))
 
 
+@pytest.mark.parametrize("launch", ["eager", pytest.param("graph", marks=pytest.mark.extended)])
 @every("scheme", SCHEMES)
-@every("launch", ["eager", "graph"])
 def test_a_part_is_that_of_free_hosts_and_what_hosts_cost(scheme: str, launch: Launch) -> None:
     """The twin is a machine whose launches and waits cost nothing."""
     settings: dict[str, Any] = {"splits_backward": True, "recompute": "selective"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -140,7 +141,7 @@ def test_processes_change_no_byte(swept: SweepResult, folder: Path, tmp_path: Pa
 
 
 def test_a_file_that_holds_another_result_is_not_believed(swept: SweepResult, folder: Path, tmp_path: Path) -> None:
-    sweep(study(), tmp_path)
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     victim = tmp_path / "points" / f"{swept.identities[0]}.json"
     victim.write_text(victim.read_text().replace('"step_us": ', '"step_us": 1'))
     said: list[str] = []
