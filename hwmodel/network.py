@@ -228,9 +228,9 @@ class Network:
         """From card to card."""
         return self.leaf_ps + (self.spine_ps if over_spine else 0)
 
-    def put_ps(self, over_spine: bool) -> int:
+    def put_ps(self, over_spine: bool, by: Poster = "gpu") -> int:
         """An empty write from its posting until another GPU sees it."""
-        return self.fetched_ps() + self.under_way_ps(over_spine) + self.pcie_ps
+        return self.fetched_ps(by) + self.under_way_ps(over_spine) + self.pcie_ps
 
     def completion_ps(self, over_spine: bool) -> int:
         """From the arrival of a write until its sender knows: back to the card, and over PCIe."""

@@ -173,10 +173,11 @@ class Spec(BaseModel):
         UserError
             If a setting does not exist or a value is not possible.
         """
-        values, names = self.model_dump(), self.words()
+        # What nobody set is left to the machine, where a default hangs on that.
+        values, names = self.model_dump(exclude_unset=True), self.words()
         given = {names.get(word, word): value for word, value in settings.items()}
         for name, options in self.OPTIONS_OF.items():
-            if given.get(name, values.get(name)) != values.get(name):
+            if name in given and given[name] != getattr(self, name):
                 values[options] = {}
         return type(self)(**{**values, **given})
 

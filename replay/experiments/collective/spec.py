@@ -25,6 +25,10 @@ CODE = ("experiments/collective",)
 """Rooms that decide a result, beside those of every replay."""
 
 
+USUAL = ("nccl", "two-shot")
+"""Algorithms where none is named: the first that the machine can run."""
+
+
 class CollectiveSpec(Spec):
     """Everything that decides the times of a collective.
 
@@ -42,10 +46,10 @@ class CollectiveSpec(Spec):
         "(1M..1G); K, M and G are powers of 1024.",
     )
     algorithms: Several = Field(
-        ["nccl"],
+        [USUAL[0]],
         alias="algorithm",
         min_length=1,
-        description="A name of `moereplay collective --list`; repeatable.",
+        description="A name of `moereplay collective --list`; repeatable [nccl; without CUDA two-shot].",
     )
     system: str = SYSTEM
     overrides: Overrides = OVERRIDES

@@ -44,8 +44,8 @@ class Serving(SchemeExperiment[AnyServed, AnySetup, AnyTimed, AnyCompared]):
         return options_by_scheme(spec, *_names_of(spec))
 
     def usual_schemes(self, shared: AnyServed, given: Mapping[str, Any]) -> Sequence[str]:
-        """The spec's own: engines differ in more than a scheme."""
-        return [self.reference(shared)]
+        """The spec's own, or its machine's: engines differ in more than a scheme."""
+        return [self.reference(shared.with_scheme())]
 
     def reference(self, spec: AnyServed) -> str:
         """The scheme of decoding, behind that of prompts where it is named."""

@@ -108,6 +108,7 @@ class ServingSetup:
 
         engine = engine_of(*spec.of_engine)
         trace, shape = _routing(spec)
+        spec = spec.with_scheme()
         system = hwmodel.load(spec.system, dict(spec.overrides))
         decode = _side(system, spec.decode_gpus, spec.tp, shape)
         prefill = decode

@@ -24,6 +24,10 @@ from replay.experiments.serve.engines import engine_of_stack
 from replay.model.machine.host import Launch
 from replay.model.work.precision import NumberType
 
+DECODING = ("deepep-ll", "cann-ep", "pangu")
+"""Schemes of decoding where none is named: the first that the machine can run. The last needs no
+library of a maker's."""
+
 PREFILL_SCHEMES: Mapping[str, str] = {"deepep-ll": "deepep", "nccl-ep": "deepep"}
 """Schemes whose kernels are for decoding, and the one that their library has for prompts: DeepEP's
 normal kernels, which SGLang and vLLM run prompts with where they decode with the low-latency ones.
@@ -49,7 +53,10 @@ class InferSpec(Spec):
         description="A name of `moereplay trace models`, a TOML file, or a config.json "
         "[the trace's own, else qwen3-30b-a3b].",
     )
-    scheme: str = Field("deepep-ll", description="Scheme of decoding: a name of `schemes`.")
+    scheme: str = Field(
+        DECODING[0],
+        description="Scheme of decoding: a name of `schemes` [deepep-ll; without CUDA cann-ep or pangu].",
+    )
     options: Options = OPTIONS
     prefill_scheme: str | None = Field(
         None, description="Scheme of prompts [deepep under deepep-ll and nccl-ep, else the same]."
@@ -154,6 +161,17 @@ class InferSpec(Spec):
         if made.of_prompts == self.of_prompts or "prefill_options" in settings:
             return made
         return made.model_copy(update={"prefill_options": {}})
+
+    def with_scheme(self) -> Self:
+        """Name the scheme of decoding where that is left to the machine."""
+        import hwmodel
+        from replay.schemes.registry import find
+
+        if "scheme" in self.model_fields_set:
+            return self
+        system = hwmodel.load(self.system, dict(self.overrides))
+        usual = next(name for name in DECODING if not find(name).lacks(system))
+        return self if usual == self.scheme else self.changed(scheme=usual, options=dict(self.options))
 
     @property
     def of_prompts(self) -> str:

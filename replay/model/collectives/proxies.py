@@ -161,7 +161,7 @@ def network_ps(machine: Machine, nbytes: int) -> tuple[int, int]:
     src = machine.ranks[:1]
     (path,) = machine.path(src, machine.domains.peer(src, 1))
     slowest = max(int(hop.rate.duration_ps(nbytes)) for hop in path.hops)
-    way = network.fetched_ps("host") + network.under_way_ps(over_spine=False) + network.pcie_ps
+    way = network.put_ps(over_spine=False, by="host")
     return way + slowest, slowest
 
 

@@ -157,6 +157,10 @@ class Rdma:
         """From the arrival of a path's messages until their sender knows."""
         return Time(self._network.completion_ps(over_spine=len(path.hops) > _PORTS_OF_RAIL))
 
+    def crossed(self, path: Path) -> Time:
+        """From the moment a warp has posted a path's empty writes until they are there."""
+        return Time(self._network.put_ps(over_spine=len(path.hops) > _PORTS_OF_RAIL, by="warp"))
+
     def _pass(self, hop: Hop, message: _Message, after: Tasks, rest_ps: int, priority: int = 0) -> Tasks:
         """Occupy a port for whole messages: (message,) tasks."""
         kind, wire, payload = message

@@ -24,6 +24,8 @@ from replay.model.machine.resources import IntsLike
 from replay.model.machine.times import Time
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hwmodel import System
     from hwmodel.link import Engine, Scattered
     from replay.engine import GraphBuilder
@@ -279,9 +281,16 @@ class Transfers:
 
     def completed(self, src: Ranks, dst: Ranks) -> Time:
         """From the arrival of messages (message,) in other domains until their sources know."""
+        return self._of_paths(src, dst, self._rdma.completed)
+
+    def crossed(self, src: Ranks, dst: Ranks) -> Time:
+        """From the posting of empty writes (message,) to other domains until they are there."""
+        return self._of_paths(src, dst, self._rdma.crossed)
+
+    def _of_paths(self, src: Ranks, dst: Ranks, time: Callable[[Path], Time]) -> Time:
         late = np.empty(len(src), np.int64)
         for path in self._paths(src, dst):
-            path.assign(late, np.full(len(path.of(src)), self._rdma.completed(path).ps))
+            path.assign(late, np.full(len(path.of(src)), time(path).ps))
         return Time(late)
 
     def _acknowledge(

@@ -10,21 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from hwmodel.units import PS_PER_US
+from replay.model.machine.kinds import Kind
+from replay.model.machine.times import Time
 from replay.schemes.ep.deepep import internode_notify
 from replay.schemes.ep.deepep.low_latency import LowLatencyDeepEp
 from replay.schemes.ep.deepep.messages import NODE_GPUS
 from replay.schemes.ep.deepep.normal import DeepEp, DeepEpOptions
 from replay.schemes.ep.staged import Stages, through
-from replay.studies.validate.bench import Bench, Build, even_work, uniform_work
+from replay.studies.validate.bench import Bench, Build, Made, even_work, uniform_work
 from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, has
 
 if TYPE_CHECKING:
-    from replay.model.arrays import Ints
+    from replay.engine import Timeline
+    from replay.model.arrays import Ints, Picoseconds
     from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.base import Scheme
@@ -37,22 +40,40 @@ DOUBTFUL_GPUS = 64  # of the source's normal rows
 INTERNODE_RINGS = {"ring_tokens": 512, "rdma_ring_tokens": 128}  # as the benchmark sets them
 
 
-def _normal(bench: Bench, row: MeasurementRow, replayed: Callable[[LayerWork], float]) -> float:
-    """Time of a normal kernel, by replay or continued from replays of fewer tokens.
+def _once(
+    bench: Bench,
+    row: MeasurementRow,
+    tokens: int,
+    draw: Callable[..., LayerWork],
+    replayed: Callable[[LayerWork], Made],
+) -> Made:
+    """Replay a kernel of the row's setting with so many tokens, once for all rows that ask.
 
     As in the benchmark, tokens keep to four nodes where there are more.
     """
     setting = tuple((key, one) for key, one in row.setting.items() if key != "tokens_per_rank")
+    groups = -(-row["ep_size"] // NODE_GPUS)
+    return bench.once(
+        (replayed.__qualname__, setting, tokens, draw),
+        lambda: replayed(row.work(tokens=tokens, draw=draw, groups=groups)),
+    )
 
-    def at(tokens: int, draw: Callable[..., LayerWork]) -> float:
-        groups = -(-row["ep_size"] // NODE_GPUS)
-        return bench.once(
-            (row.table, setting, tokens, draw),
-            lambda: replayed(row.work(tokens=tokens, draw=draw, groups=groups)),
-        )
 
-    tokens = row["tokens_per_rank"]
-    most = EXACT_TOKENS * EXACT_RANKS // max(row["ep_size"], EXACT_RANKS)
+def _most(row: MeasurementRow) -> int:
+    """Tokens of a rank that are replayed, where it has more."""
+    most: int = EXACT_TOKENS * EXACT_RANKS // max(row["ep_size"], EXACT_RANKS)
+    return most
+
+
+def _normal(row: MeasurementRow, at: Callable[[int, Callable[..., LayerWork]], float]) -> float:
+    """Time of a normal kernel, by replay or continued from replays of fewer tokens.
+
+    Parameters
+    ----------
+    at
+        Time with so many tokens of a draw.
+    """
+    tokens, most = row["tokens_per_rank"], _most(row)
     if tokens <= most:
         return at(tokens, uniform_work)
     half, whole = (at(count, even_work) for count in (most // 2, most))
@@ -70,7 +91,11 @@ def predict(bench: Bench, row: MeasurementRow) -> float:
         ring_tokens=RING_TOKENS,
     )
     phase, system = getattr(DeepEp(options), row["phase"]), bench.system(row["system"])
-    return _normal(bench, row, lambda work: bench.time_us(system, row["ep_size"], partial(phase, work)))
+
+    def replayed(work: LayerWork) -> float:
+        return bench.time_us(system, row["ep_size"], partial(phase, work))
+
+    return _normal(row, lambda tokens, draw: _once(bench, row, tokens, draw, replayed))
 
 
 def predict_low_latency(bench: Bench, row: MeasurementRow) -> float:
@@ -89,24 +114,69 @@ def whole_way_us(bench: Bench, row: MeasurementRow, scheme: Scheme, work: LayerW
     return bench.time_us(bench.of_nodes(row["system"], n), n, build)
 
 
-def predict_internode(bench: Bench, row: MeasurementRow) -> float:
-    """Predict a transmit time in microseconds; the notify kernel is measured apart."""
+class _Transmit(NamedTuple):
+    """A transmit kernel between nodes that all GPUs begin together.
+
+    Attributes
+    ----------
+    makespan_us
+        Until the last is through with it.
+    left
+        (rank,): from the first GPU that leaves it until each does.
+    """
+
+    makespan_us: float
+    left: Time
+
+
+def _transmit(bench: Bench, row: MeasurementRow, tokens: int, draw: Callable[..., LayerWork]) -> _Transmit:
     scheme = DeepEp().with_options({"num_sms": row["num_sms"], **INTERNODE_RINGS})
     kernel = scheme.dispatch_kernel if row["phase"] == "dispatch" else scheme.combine_kernel
-    system, n = bench.of_nodes(row["system"], row["ep_size"]), row["ep_size"]
-    return _normal(bench, row, lambda work: bench.time_us(system, n, partial(kernel, work)))
+
+    def replayed(work: LayerWork) -> _Transmit:
+        timeline, ends_ps = _ends(bench, row, partial(kernel, work))
+        return _Transmit(timeline.makespan_ps / PS_PER_US, Time(ends_ps - ends_ps.min()))
+
+    return _once(bench, row, tokens, draw, replayed)
+
+
+def _ends(bench: Bench, row: MeasurementRow, build: Build) -> tuple[Timeline, Picoseconds]:
+    """Timeline of what `build` adds between nodes, and (rank,) the end of each rank's last task."""
+    n, last = row["ep_size"], np.zeros(0, np.int64)
+
+    def adds(machine: Machine, start: Ints) -> None:
+        nonlocal last
+        last = build(machine, start)
+
+    timeline = bench.timeline(bench.of_nodes(row["system"], n), n, adds)
+    return timeline, timeline.end_ps[last]
+
+
+def predict_internode(bench: Bench, row: MeasurementRow) -> float:
+    """Predict a transmit time in microseconds; the notify kernel is measured apart."""
+    return _normal(row, lambda tokens, draw: _transmit(bench, row, tokens, draw).makespan_us)
 
 
 def predict_internode_notify(bench: Bench, row: MeasurementRow) -> float:
-    """Predict the time of a notify kernel, of a call whose layout is known, in microseconds."""
-    n = row["ep_size"]
-    system = bench.of_nodes(row["system"], n)
+    """Predict the time of a notify kernel, of a call whose layout is known, in microseconds.
+
+    The benchmark makes the same call again and again: each GPU begins the notify kernel as much
+    later than the first as it left the transmit kernel before, and waits for all that are behind
+    it. The mean of the GPUs counts. Of more tokens than are replayed they wait as long as of those.
+    """
     build: Build = internode_notify.cached_notify
     if row["phase"] == "combine":
-        tokens = np.full(n, row["tokens_per_rank"], np.int64)
+        tokens = np.full(row["ep_size"], row["tokens_per_rank"], np.int64)
         build = partial(internode_notify.combine_notify, tokens, row["num_sms"] // 2)
-    gap = system.overheads.kernel_gap_ps() / PS_PER_US
-    return bench.time_us(system, n, build) - gap
+    late = _transmit(bench, row, min(row["tokens_per_rank"], _most(row)), uniform_work).left
+
+    def behind(machine: Machine, start: Ints) -> Ints:
+        ended: Ints = build(machine, machine.delay(Kind.DISPATCH_SYNC, late, start))
+        return ended
+
+    _, ends_ps = _ends(bench, row, behind)
+    gap_ps = bench.of_nodes(row["system"], row["ep_size"]).overheads.kernel_gap_ps()
+    return float((ends_ps - late.ps).mean() - gap_ps) / PS_PER_US
 
 
 def is_doubtful(rows: Sequence[MeasurementRow]) -> list[bool]:

@@ -151,7 +151,7 @@ def test_a_collective_has_several_spellings(word: str) -> None:
             ("--algorithm", "ring", "--system", "dgx-h100-x2"),
             "algorithm ring has no all_reduce over several NVLink domains; 2 are in use",
         ),
-        (("--system", "cloudmatrix384"), "algorithm nccl needs cuda, which cloudmatrix384"),
+        (("--system", "mi300x", "--algorithm", "nccl"), "algorithm nccl needs cuda, which mi300x"),
     ],
 )
 def test_what_is_refused_is_said_in_a_line(
@@ -163,3 +163,10 @@ def test_what_is_refused_is_said_in_a_line(
     assert stopped.value.code == 2
     assert said.startswith("error: ") and "\n" not in said
     assert message in said
+
+
+def test_the_algorithm_is_left_to_the_machine_where_none_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["collective", "--system", "mi300x", "--bytes", "1M"])
+    assert not stopped.value.code
+    assert "two-shot" in capsys.readouterr().out

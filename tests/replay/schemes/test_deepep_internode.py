@@ -128,7 +128,10 @@ def network(machine: Machine, expert: int, row: int) -> int:
     """A row from the owner to the forwarder, or back, until it is seen."""
     if expert < 8:
         return int(machine.costs.fence().ps + machine.costs.poll().ps)
-    return put_ps(machine.system, row) + int(machine.costs.poll().ps)
+    # The tail is posted behind the row, which is there before it, and carries nothing.
+    tail = machine.system.fabric.network.put_ps(over_spine=False) + machine.costs.post().ps
+    assert put_ps(machine.system, row) < tail
+    return int(tail + machine.costs.poll().ps)
 
 
 @every("expert", [0, 1, 8, 9])
@@ -218,12 +221,30 @@ def test_seven_warps_copy_tokens_at_once_and_each_looks_at_all() -> None:
     assert np.unique(graph.resource[sent]).size == 7 * 2
 
 
-@pytest.mark.parametrize(("phase", "posts"), [("dispatch", 4), ("combine", 3)])
-def test_a_warp_posts_one_chunk_after_the_other(phase: str, posts: int) -> None:
-    # Chunks of 4, 4 and 2 rows of a channel; in the dispatch, counts of rows before.
+@pytest.mark.parametrize(("phase", "posts"), [("dispatch", 7), ("combine", 6)])
+def test_a_warp_posts_one_chunk_after_the_other_and_the_tail_of_each(phase: str, posts: int) -> None:
+    # Chunks of 4, 4 and 2 rows of a channel, and as many tails; in the dispatch, counts of rows before.
     options = {"num_sms": 4, "rdma_dispatch_chunk": 4, "rdma_combine_chunk": 4}
     took = run(one_row(9, 20), phase, nodes(2, **{"nic.post_ns": 1e7}), **options).makespan_ps
     assert took // (10_000 * US) == posts
+
+
+def test_rows_and_tails_of_all_nodes_are_posted_one_after_the_other() -> None:
+    # A token for three other nodes: counts of rows by a post, then rows, tail, rows, tail, ...
+    ids = np.array([[9, 17, 25]], np.int32)
+    work = small_layers.work(ids, 32, 32, tokens_of_rank=[1] + [0] * 31, shape=ExpertShape(HIDDEN, 64))
+    timeline = run(work, "dispatch", nodes(4, **{"nic.post_ns": 1e7}), num_sms=4)
+    received = timeline.graph.kind == Kind.DISPATCH_RECEIVE
+    assert sorted(timeline.end_ps[received] // (10_000 * US)) == [3, 5, 7]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_tail_is_there_no_sooner_than_its_rows(phase: str) -> None:
+    # A card of 1 MB/s, for a row of 2 KB.
+    slow = {"nic.bandwidth_GB_per_s": 1e-3, "nic.efficiency": 1.0}
+    timeline = run(one_row(9), phase, nodes(2, **slow))
+    kind = Kind.DISPATCH_RECEIVE if phase == "dispatch" else Kind.COMBINE_RECEIVE
+    assert timeline.end_ps[timeline.graph.kind == kind].max() > 2_000 * US
 
 
 def test_the_sum_of_every_token_is_written_by_its_owner() -> None:

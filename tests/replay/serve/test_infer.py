@@ -13,6 +13,8 @@ from loops import every
 
 from replay.cli.app import main
 from replay.errors import UserError
+from replay.experiments.serve.arrivals.replay import ArrivalSetup
+from replay.experiments.serve.arrivals.spec import ArrivalSpec
 from replay.experiments.serve.experiment import EXPERIMENT
 from replay.experiments.serve.replay import _least_room, _positions, carry_out
 from replay.experiments.serve.requests import lengths_of
@@ -83,6 +85,17 @@ def test_the_default_model_fits_the_default_machine() -> None:
     setup = ServingSetup.of(InferSpec())
     for phase, links in (("prefill", setup.prefill), ("decode", setup.decode)):
         assert _positions(setup, phase, links) <= _least_room(setup, links, links.num_gpus).positions
+
+
+@every(("system", "scheme"), [("dgx-h100", "deepep-ll"), ("mi300x", "pangu"), ("cloudmatrix384", "cann-ep")])
+def test_who_decodes_is_left_to_the_machine_where_no_scheme_is_named(system: str, scheme: str) -> None:
+    spec = InferSpec().changed(system=system, decode_gpus=8)
+    assert ServingSetup.of(spec).spec.scheme == scheme
+    assert EXPERIMENT.usual_schemes(spec, {}) == [scheme]
+    arrivals = ArrivalSpec(system=system, requests=2, decode_gpus=8)
+    assert ArrivalSetup.of(arrivals).spec.scheme == scheme
+    named = spec.changed(scheme="deepep-ll")
+    assert named.with_scheme() is named
 
 
 def test_more_tokens_than_can_be_drawn_are_refused() -> None:

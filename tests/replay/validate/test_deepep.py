@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import pytest
 from loops import every
 from one_layer import replay_layer
 
+from hwmodel.units import PS_PER_US
+from replay.model.machine.times import Time
 from replay.schemes import SCHEMES
 from replay.schemes.ep.deepep.normal import DeepEp, DeepEpOptions
 from replay.studies.validate import deepep
@@ -44,6 +47,26 @@ def test_large_sizes_go_on_as_smaller_ones_do(phase: str) -> None:
     build = partial(getattr(scheme, phase), even_work(8, 8192, 128, 8, 2048))
     replayed = Bench().time_us(Bench().system("dgx-h100"), 8, build)
     assert replayed == pytest.approx(continued, rel=0.01)
+
+
+def test_a_notify_kernel_waits_for_the_gpu_that_left_the_kernel_before_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, bench = deepep.INTERNODE_NOTIFY.rows()[0], Bench()
+
+    def took(late_us: int) -> float:
+        left = Time(np.array([0] * 15 + [late_us * PS_PER_US]))
+        monkeypatch.setattr(deepep, "_transmit", lambda *_: deepep._Transmit(0.0, left))
+        return deepep.predict_internode_notify(bench, first)
+
+    # 15 of 16 wait for 160 us; the last finds the flags of their first barrier there already.
+    assert 145 < took(160) - took(0) < 150
+
+
+def test_gpus_leave_a_transmit_kernel_at_different_times() -> None:
+    row = MeasurementRow("", 0, {**deepep.INTERNODE.rows()[0].setting, "tokens_per_rank": 64}, 0.0)
+    bench = Bench()
+    left = np.asarray(deepep._transmit(bench, row, 64, uniform_work).left.ps)
+    assert left.min() == 0
+    assert 0 < left.max() < deepep.predict_internode(bench, row) * PS_PER_US
 
 
 def test_rows_of_the_normal_kernels_on_64_gpus_count_in_no_statistic() -> None:

@@ -51,10 +51,10 @@ def test_the_command_prints_predictions_and_compares_with_nothing() -> None:
     shown = CliRunner().invoke(app, [*command, "--at", "tokens_per_rank=128", "--markdown"])
     assert shown.exit_code == 0
     assert [line.split("|")[-2].strip() for line in shown.output.splitlines()[2:]] == [
-        "46.51",
-        "46.51",
-        "62.92",
-        "62.92",
+        "48.98",
+        "50.52",
+        "66.05",
+        "68.56",
     ]
     wrong = CliRunner().invoke(app, [*command[:2], "--at", "ep_size"])
     assert wrong.exit_code != 0

@@ -59,7 +59,7 @@ class ArrivalSetup:
         means = (requests.prompt.mean(), requests.output.mean() - 1)
         prompt, output = (max(round(float(mean)), 1) for mean in means)
         batch = ServingSetup.of(spec.of_batch(prompt, output), SpecInputs(allow_code=given.allow_code))
-        return cls(spec, requests, batch)
+        return cls(spec.with_scheme(), requests, batch)
 
     @property
     def run_id(self) -> str:

@@ -85,7 +85,7 @@ class ArrivalSpec(InferSpec):
 
     def of_batch(self, prompt: int, output: int) -> InferSpec:
         """Make the spec of a batch by the same iterations, whose requests have one length each."""
-        own = {name: getattr(self, name) for name in InferSpec.model_fields}
+        own = {name: getattr(self, name) for name in InferSpec.model_fields if name in self.model_fields_set}
         return InferSpec(**{**own, "lengths": "even", "prompt": prompt, "output": output})
 
 

@@ -171,8 +171,9 @@ def cross(
 ) -> tuple[Ints, Ints]:
     """Put chunks into rings at the other end: two (chunk,), posted, and seen there by a poll.
 
-    A warp posts one chunk after the other. Chunks for its own node pass no NIC: a fence makes them
-    visible before their tail moves.
+    A warp posts one chunk after the other, and each of them twice: its rows, and behind them an
+    addition to the tail, with a doorbell of its own. Chunks for its own node pass no NIC: a fence
+    makes them visible before their tail moves.
 
     Parameters
     ----------
@@ -189,19 +190,24 @@ def cross(
     away = src != dst
     landed[~away] = machine.delay(kinds.sync, costs.fence(), ready[~away], src[~away])
     src, to = src[away], dst[away]
-    posted = machine.serve(warps[away], costs.post(), kind=kinds.send, rank=src, after=ready[away])
-    landed[away] = machine.transfers.store(
+    sent = machine.serve(warps[away], costs.post(), kind=kinds.send, rank=src, after=ready[away])
+    stored = machine.transfers.store(
         kinds,
         src,
         to,
         row_bytes[0],
-        posted,
+        sent,
         rows=rows[away],
         meta_bytes=row_bytes[1],
         writes=Writes(by="warp"),
     ).arrived
+    # The tail follows its rows in their queue, and at the warp before the rows of any other chunk.
+    told = machine.serve(warps[away], costs.post(), kind=kinds.sync, rank=src, after=sent, priority=-1)
+    tail = machine.delay(kinds.sync, machine.transfers.crossed(src, to), told, to)
+    landed[away] = machine.mark(to, tail)
+    machine.order(stored, landed[away])
     ended = ready.copy()
-    ended[away] = posted
+    ended[away] = told
     return ended, machine.delay(kinds.sync, costs.poll(), landed, dst)
 
 
