@@ -31,7 +31,7 @@ class Overheads:
     row_copy_ps
         A single row that a kernel copies to another place, beside its bytes.
     fence_ps
-        Fence of system scope before what others wait for, such as the signal of a barrier.
+        Fence of DeepEP's normal kernels; fitted to whole calls, whose other single costs are in it.
     grid_barrier_ps
         All thread blocks of one GPU, inside a kernel.
     poll_ps
@@ -103,7 +103,7 @@ class Overheads:
         Notes
         -----
         ``base + (n - 1) x per_peer``: each member writes a flag to every other one
-        and polls for theirs.
+        and polls for theirs. What it stored before and waits for first is not in it.
         """
         members: int = whole(num_gpus, "num_gpus")
         if members < 2:

@@ -219,7 +219,7 @@ class WarpSpec(StrictDocument):
     choice_ns: Quantity[NonNegative]
     """A row of one of a token's choices beside its bytes, as a slot and a release of the GPU."""
     release_ns: Quantity[NonNegative]
-    """A release of system scope behind stores to peers, for each of them."""
+    """A release of system scope of low-latency kernels, for each peer, behind the acknowledgement."""
 
 
 class HbmSpec(StrictDocument):
@@ -366,11 +366,19 @@ class OverheadsSpec(StrictDocument):
     grid_barrier_us: Quantity[NonNegative]
     """A barrier of all thread blocks of a kernel on one GPU."""
     barrier_base_ns: Quantity[NonNegative]
-    """A barrier of two GPUs within running kernels, from when the last one arrives."""
+    """A barrier of two GPUs within running kernels, from when the last one arrives.
+
+    A flag (store, way, visibility, poll) is in it; an acknowledgement of stores before it is not, nor
+    is a launch. Where only whole kernels were measured (MI300X, MI355X) all of these are in it.
+    """
     barrier_per_peer_ns: Quantity[NonNegative]
     """Added for each further GPU of that barrier."""
     fence_us: Quantity[NonNegative]
-    """Fence of system scope before what others wait for, such as the signal of a barrier."""
+    """Fence of DeepEP's normal kernels before they tell others, of whatever was written.
+
+    Fitted to whole calls of these, where there are any: beside fences of system scope it holds what
+    else such a call pays once, as waits of streams and a cooperative launch.
+    """
     poll_ns: Quantity[NonNegative]
     """Until a polling loop has seen a flag that is already visible."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -190,6 +190,43 @@ def outlined(
         begun = machine.enter(UNSTAGED, machine.mark(machine.ranks), is_backward=work.is_backward)
         scheme.build(work, machine, begun)
     return machine
+
+
+class LayerWaits(NamedTuple):
+    """Numbers of a typical layer, on each GPU.
+
+    Attributes
+    ----------
+    kernels
+        Kernels launched.
+    host_waits
+        Times that the host waits for a number from its GPU.
+    meetings
+        Times that all GPUs meet.
+    fences
+        Waits for stores, or for all that was written, before others are told. Those of single
+        chunks in rings and in NCCL's kernels are not among them.
+    flags
+        Rounds in which GPUs tell one another by counts or flags of their own.
+    """
+
+    kernels: int
+    host_waits: int
+    meetings: int
+    fences: int
+    flags: int
+
+
+def typical_waits(scheme: Scheme, *, is_backward: bool = False) -> LayerWaits | None:
+    """Count the kernels of a typical layer and what its GPUs wait for; None if the scheme builds none."""
+    for types in TYPES:
+        with suppress(UserError):
+            work = typical_layer(types, is_backward)
+            machine = outlined(scheme, work, preset(SYSTEMS[scheme.platform or "cuda"]))
+            done, met = machine.host.program, machine.notes.meetings
+            waits = sum(not one.launches for one in done)
+            return LayerWaits(num_kernels(done), waits, met["meetings"], met["fences"], met["rounds of flags"])
+    return None
 
 
 def num_kernels(operations: Iterable[Operation]) -> int:

@@ -196,12 +196,14 @@ def hardware(scheme: AnyScheme) -> str:
 def to_json(scheme: AnyScheme) -> dict[str, Any]:
     """Everything about a scheme as plain values."""
     from replay.schemes import Scheme
+    from replay.schemes.modules import modules_of
     from replay.schemes.options import about
 
     return {
         **scheme.describe(),
         "kind": scheme.kind,
         "summary": scheme.summary,
+        "modelled_in": modules_of(scheme),
         "needs": sorted(scheme.needs),
         "candidates": {name: list(values) for name, values in scheme.candidates.items()},
         "about_options": [one.to_json() for one in about(scheme.options)],
@@ -216,7 +218,7 @@ def _of_experts(scheme: Scheme) -> dict[str, Any]:
     listed = {
         name: host_program.typical_program(scheme, is_backward=name == "backward") for name in ("forward", "backward")
     }
-    forward = listed["forward"]
+    forward, waits = listed["forward"], host_program.typical_waits(scheme)
     return {
         "overlap": scheme.overlap,
         "network": scheme.network,
@@ -232,6 +234,7 @@ def _of_experts(scheme: Scheme) -> dict[str, Any]:
         "communication_sms": {SYSTEM: communicating_sms(scheme)},
         "kernels": None if forward is None else host_program.num_kernels(forward),
         "captured": host_program.can_be_captured(forward),
+        "waits": None if waits is None else waits._asdict(),
         "operations": {name: [one._asdict() for one in operations or ()] for name, operations in listed.items()},
     }
 
@@ -239,6 +242,7 @@ def _of_experts(scheme: Scheme) -> dict[str, Any]:
 def explain(scheme: AnyScheme, as_json: bool) -> None:
     """Print everything about a scheme."""
     from replay.schemes import Scheme
+    from replay.schemes.modules import modules_of
     from replay.schemes.options import about
     from replay.schemes.tp.base import TensorScheme
 
@@ -255,11 +259,12 @@ def explain(scheme: AnyScheme, as_json: bool) -> None:
         "proposes": ", ".join(sorted(scheme.proposes)) or "no new hardware",
         "assumes": scheme.assumes or "nothing beyond its source",
         "source": scheme.source,
+        "modelled in": ", ".join(modules_of(scheme)),
         **({"code": f"SHA-256 {scheme.code}"} if scheme.code else {}),
     }
     print(f"{scheme.name}: {scheme.summary}\n")
     for name, text in facts.items():
-        print(indented(text, f"  {name:<10}", " " * 12))
+        print(indented(text, f"  {name:<9} ", " " * 12))
     if isinstance(scheme, TensorScheme):
         print("\n  A share is the rows that one of N GPUs owns: tokens / N.")
     elif isinstance(scheme, Scheme):
@@ -324,6 +329,13 @@ def _operations(scheme: Scheme) -> None:
     ends = "the first wait of the host ends what a CUDA graph can hold"
     every = "a CUDA graph can hold all of it"
     print(indented(every if host_program.can_be_captured(listed) else ends, "  ", "  "))
+    waits = host_program.typical_waits(scheme)
+    if waits is not None:
+        counts = (
+            f"host waits {waits.host_waits}, meetings of all GPUs {waits.meetings}, "
+            f"fences before them or flags {waits.fences}, rounds of flags {waits.flags}"
+        )
+        print(indented(counts, "  ", "  "))
 
 
 def shown(one: OptionFacts) -> str:

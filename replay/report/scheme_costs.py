@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from replay.chains.host_program import typical_waits
 from replay.chains.layer import build_layer
 from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape
 from replay.model.work.precision import Precision
 from replay.schemes.contract import layers
 from replay.schemes.contract.case import system_for
+from replay.schemes.modules import modules_of
 from replay.schemes.registry import COMPARED, EXAMPLES
 
 if TYPE_CHECKING:
@@ -161,10 +163,21 @@ def costs_of(scheme: Scheme) -> list[tuple[SchemeCost, bool, str]]:
     return [(cost, cost.name in found, "" if cost.name in found else reason(scheme, cost)) for cost in COSTS]
 
 
+def _linked(name: str, scheme: Scheme) -> str:
+    """Name of a scheme with a link to its file, from the folder of all schemes."""
+    return f"[`{name}`]({modules_of(scheme)[0].removeprefix('replay/schemes/')})"
+
+
+def wait_rows() -> list[tuple[str, ...]]:
+    """Rows of the table of kernels and meetings: a scheme, and its numbers in a forward pass."""
+    found = ((name, scheme, typical_waits(scheme)) for name, scheme in schemes().items())
+    return [(_linked(name, scheme), *map(str, waits)) for name, scheme, waits in found if waits is not None]
+
+
 def cost_rows() -> list[tuple[str, ...]]:
     """Rows of the matrix: a scheme, and a mark for each cost."""
     return [
-        (f"`{name}`", *(PAID if is_paid else SPARED for _, is_paid, _ in costs_of(scheme)))
+        (_linked(name, scheme), *(PAID if is_paid else SPARED for _, is_paid, _ in costs_of(scheme)))
         for name, scheme in schemes().items()
     ]
 

@@ -145,6 +145,13 @@ def cost_table() -> str:
     return _markdown(("scheme", *(cost.name for cost in COSTS)), cost_rows())
 
 
+def wait_table() -> str:
+    """Kernels of a layer, and what its GPUs and hosts wait for, by scheme."""
+    from replay.report.scheme_costs import wait_rows
+
+    return _markdown(("scheme", "kernels", "host waits", "meetings", "fences", "rounds of flags"), wait_rows())
+
+
 def spared_list() -> str:
     """List of the costs, and of who goes without each for which reason."""
     from replay.report import scheme_costs
@@ -158,6 +165,7 @@ TABLES = {
     "network": network_table,
     "costs": cost_table,
     "spared": spared_list,
+    "waits": wait_table,
 }
 
 

@@ -19,7 +19,7 @@ from replay.experiments.dense.setup import DenseSetup
 from replay.experiments.dense.spec import TensorSpec
 from replay.schemes import supported
 from replay.schemes.ep.staged import StagedScheme
-from replay.schemes.registry import COMPARED
+from replay.schemes.registry import COMPARED, EXAMPLES, TENSOR_EXAMPLES
 from tracegen.generate import generate
 
 FOLDER = Path(__file__).parent
@@ -68,6 +68,8 @@ class Case:
         Runs with options, beside one run of every scheme with its defaults.
     without
         Schemes that refuse the case for more than their number types and passes.
+    by_name
+        Schemes that it runs, of those that are found by name alone; none for all that are compared.
     """
 
     system: str
@@ -76,10 +78,13 @@ class Case:
     load: Mapping[str, Any] | None = None
     more: tuple[Run, ...] = ()
     without: tuple[str, ...] = ()
+    by_name: tuple[str, ...] = ()
 
     def runs(self) -> dict[str, Run]:
         """Every run of the case by its label, of the schemes whose code has its layers."""
         direction, precision = self.settings.get("direction"), self.settings.get("precision")
+        if self.by_name:
+            return {run.label: run for run in (*map(Run, self.by_name), *self.more)}
         plain = [
             Run(name)
             for name in supported(hwmodel.load(self.system))
@@ -101,14 +106,17 @@ class SlicedCase:
         Keyword arguments of `replay.experiments.dense.run` that all runs share.
     more
         Runs with options, beside one run of every scheme with its defaults.
+    by_name
+        See `Case`.
     """
 
     settings: Mapping[str, Any]
     more: tuple[Run, ...] = ()
+    by_name: tuple[str, ...] = ()
 
     def runs(self) -> dict[str, Run]:
         """Every run of the case by its label."""
-        plain = [Run(name) for name in tensor.SCHEMES if self._has(name)]
+        plain = [Run(name) for name in self.by_name or tensor.SCHEMES if self._has(name)]
         return {run.label: run for run in (*plain, *self.more)}
 
     def _has(self, scheme: str) -> bool:
@@ -368,6 +376,32 @@ CASES: dict[str, Case | SlicedCase] = {
             Run("nccl-alltoall", {"slots": 2, "chunk_bytes": 2048, "ll_bytes": 0}),
             Run("pangu", {"chunks": 2, "counts": "histogram"}),
         ),
+    ),
+    # Schemes that comparisons leave out unless they are named.
+    "by-name": Case(
+        system="dgx-h100",
+        generate={
+            "kind": "zipf",
+            "model": "olmoe-1b-7b",
+            "ranks": 4,
+            "tokens_per_rank": 64,
+            "layers": 1,
+            "phase": "prefill",
+            "seed": 34,
+            "skew": 0.6,
+        },
+        settings={"direction": "training"},
+        by_name=tuple(EXAMPLES),
+        more=(
+            Run("plain", {"num_sms": 8}),
+            Run("nccl-allgather", {"gathers_at_once": False}),
+            Run("mok", {"minibatch_rows": 512, "pad_tiles": False}),
+        ),
+    ),
+    "sliced-by-name": SlicedCase(
+        settings={"model": "llama-2-7b", "tp": 4, "tokens": 64, "direction": "training"},
+        by_name=tuple(TENSOR_EXAMPLES),
+        more=(Run("sp-direct", {"num_sms": 8}),),
     ),
     # Both passes of a sliced layer whose rows are gathered and sums reduced.
     "sliced-training": SlicedCase(

@@ -10,8 +10,7 @@ import frozen
 import pytest
 from numba import config
 
-from replay.schemes.registry import COMPARED
-from replay.schemes.registry import TENSOR_SCHEMES as SCHEMES
+from replay.schemes.registry import COMPARED, EXAMPLES, TENSOR_EXAMPLES, TENSOR_SCHEMES
 
 pytestmark = pytest.mark.skipif(
     bool(config.DISABLE_JIT),
@@ -82,12 +81,14 @@ def ran(kind: type[cases.Case | cases.SlicedCase]) -> tuple[set[str], set[str]]:
 
 def test_every_scheme_runs_with_its_defaults_and_with_other_options() -> None:
     plain, varied = ran(cases.Case)
-    assert plain == set(COMPARED)
-    has_options = {name for name, one in COMPARED.items() if dataclasses.fields(one.options)}
+    known = COMPARED | EXAMPLES
+    assert plain == set(known)
+    has_options = {name for name, one in known.items() if dataclasses.fields(one.options)}
     assert varied == has_options - {"ideal"}  # two forms of one bound
 
 
 def test_every_sliced_scheme_runs_with_its_defaults_and_with_other_options() -> None:
     plain, varied = ran(cases.SlicedCase)
-    assert plain == set(SCHEMES)
-    assert varied == {name for name, one in SCHEMES.items() if dataclasses.fields(one.options)}
+    known = TENSOR_SCHEMES | TENSOR_EXAMPLES
+    assert plain == set(known)
+    assert varied == {name for name, one in known.items() if dataclasses.fields(one.options)}

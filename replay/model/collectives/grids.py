@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -26,10 +26,7 @@ if TYPE_CHECKING:
     from replay.model.arrays import Bytes, Ints, Ranks, Tasks
     from replay.model.collectives.algorithm import CollectiveCall
     from replay.model.machine.kinds import Kind
-    from replay.model.machine.times import Time
-
-Stored = Literal["nothing", "each", "multicast"]
-"""What a kernel stores into others' memory: nothing, to each GPU apart, or to all by the switch."""
+    from replay.model.machine.times import Stored, Time
 
 ACCESS_BYTES = 16  # of a thread: a vector of four words
 LANES, MESSAGES = 8, 64
@@ -187,28 +184,22 @@ class Kernel:
     def begin(self, begun: Tasks) -> Tasks:
         """Take the SMs, and meet where the library does: (rank,) tasks."""
         started = self._blocks.begin(begun)
-        return self.meet(started) if self._style.meets_before else started
+        return self.meet(started, stored="nothing") if self._style.meets_before else started
 
-    def meet(self, after: Tasks, stored: Stored = "nothing") -> Tasks:
+    def meet(self, after: Tasks, *, stored: Stored) -> Tasks:
         """All ranks meet: (rank,) tasks.
 
         Parameters
         ----------
         stored
-            What they stored into others' memory: flags that tell of it leave when all has been
-            acknowledged.
+            What they stored into others' memory.
         """
-        return self.machine.sync.barrier(
-            self.kinds,
-            after,
-            behind_stores=stored != "nothing",
-            behind_multicast=stored == "multicast",
-        )
+        return self.machine.sync.barrier(self.kinds, after, stored=stored)
 
-    def end(self, walked: WalkTasks, stored: Stored = "nothing") -> Tasks:
+    def end(self, walked: WalkTasks, *, stored: Stored) -> Tasks:
         """Meet where the library does, and give the SMs back: (rank,) last tasks; see `meet`."""
         ended = self.machine.gather(walked.arrived, self.machine.ranks, walked.left)
-        return self.give_back(self.meet(ended, stored) if self._style.meets_after else ended)
+        return self.give_back(self.meet(ended, stored=stored) if self._style.meets_after else ended)
 
     def give_back(self, ended: Tasks) -> Tasks:
         """Give the SMs back: (rank,) last tasks."""

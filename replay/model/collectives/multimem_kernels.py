@@ -38,8 +38,8 @@ def exchange(call: CollectiveCall, begun: Tasks, style: Style = TORCH) -> Tasks:
     begins = kernel.begin(begun)
     if call.collective == "reduce_scatter":
         work = sums(kernel, touched=call.machine.num_ranks + 1)
-        return kernel.end(kernel.walk(begins, work))
-    return kernel.end(_spread(kernel, begins, adds=call.collective == "all_reduce"), "multicast")
+        return kernel.end(kernel.walk(begins, work), stored="nothing")
+    return kernel.end(_spread(kernel, begins, adds=call.collective == "all_reduce"), stored="multicast")
 
 
 def all_reduce_with_flags(call: CollectiveCall, begun: Tasks, style: Style = SAMPLE) -> Tasks:

@@ -202,7 +202,7 @@ def ring_ps(machine: Machine, nbytes: int, protocol: Protocol, steps: int, *, pa
     relayed, step = machine.domains.size > 1, machine.system.nccl.proxy_step_ps
     leaving = relayed * stores + int(costs.host_flag().ps) + step + through
     if protocol.fenced:
-        leaving += relayed * int(costs.acknowledged().ps) + step + int(costs.host_flag().ps)
+        leaving += relayed * int(costs.behind("each").ps) + step + int(costs.host_flag().ps)
     else:
         leaving += int(costs.poll().ps)
     leaving += passing + (pieces - 1) * on_card

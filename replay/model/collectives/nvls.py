@@ -95,7 +95,7 @@ def exchange(call: CollectiveCall, begun: Tasks, *, channels: int) -> Tasks:
     if sums(collective) and blocks.alone:
         staged = 2 * min(nbytes, STAGED)  # before the first access; the rest meanwhile
         started = machine.stream(kinds.memory, staged, ranks, started)
-    met = at = machine.sync.barrier(kinds, started)
+    met = at = machine.sync.barrier(kinds, started, stored="nothing")
     every, of_slice = np.repeat(ranks, slices), -(-nbytes // slices)
     if blocks.alone and not _paces(machine, collective, nbytes, channels):
         ready = met[every]
@@ -111,7 +111,7 @@ def exchange(call: CollectiveCall, begun: Tasks, *, channels: int) -> Tasks:
     if sums(collective):
         ready = multimem.reduce(machine, kinds, every, size, ready, payload=payload, requests_first=True)
     if not spreads(collective):
-        return blocks.end(machine.sync.barrier(kinds, machine.gather(ready, every, at)))
+        return blocks.end(machine.sync.barrier(kinds, machine.gather(ready, every, at), stored="nothing"))
     rows, rest = (size, 0 * size) if payload else (0 * size, size)
     spread = multimem.multicast(machine, kinds, every, rows, ready, meta_bytes=rest)
     landed = machine.gather(spread.arrived, spread.member, at)
@@ -123,7 +123,7 @@ def exchange(call: CollectiveCall, begun: Tasks, *, channels: int) -> Tasks:
             landed = blocks.both(landed, blocks.touch(3 * of_slice, there))
     elif not sums(collective):
         landed = machine.stream(kinds.memory, 2 * min(nbytes, STAGED), ranks, landed)
-    return blocks.end(machine.sync.barrier(kinds, landed, behind_multicast=True))
+    return blocks.end(machine.sync.barrier(kinds, landed, stored="multicast"))
 
 
 def fed(
@@ -153,7 +153,7 @@ def fed(
     n, ranks, costs = machine.num_ranks, machine.ranks, machine.costs
     blocks = KernelBlocks(machine, kinds, channels, call.beside)
     started = machine.delay(kinds.sync, Time(machine.system.nccl.nvls_start_ps), blocks.begin(begun))
-    met = at = machine.sync.barrier(kinds, started)
+    met = at = machine.sync.barrier(kinds, started, stored="nothing")
     shares = np.array([share_of(nbytes, rank, n) for rank in range(n)])
     done, of = [at], [ranks]
     known = np.full((n, n, parts), -1, np.int64)
@@ -164,13 +164,13 @@ def fed(
             told = machine.mark(ranks, met)
             machine.order(ready[ranks, ranks, part], told)
             src, dst = np.nonzero(~np.eye(n, dtype=bool))
-            flags = machine.sync.notify(
+            flags = machine.sync.flag(
                 src,
                 dst,
                 FLAG_BYTES,
                 ready[src, dst, part],
+                stored="any",
                 kinds=flags_of(kinds.sync),
-                waiting=costs.fence() + costs.poll(),
                 priority=REQUESTS_FIRST,
             )
             machine.order(flags, told[dst])
@@ -192,20 +192,14 @@ def fed(
                 owner = np.repeat(moved, n)
             machine.order(there, whole[member, owner])
         if collective == "all_gather":
-            waiting = costs.acknowledged() + costs.multicast_release() + costs.flag()
             rank = np.repeat(ranks, n)
-            whole = machine.delay(kinds.sync, waiting, whole.ravel(), rank).reshape(n, n)
+            whole = machine.delay(kinds.sync, costs.flag("multicast"), whole.ravel(), rank).reshape(n, n)
             known[:, :, part] = whole
         elif collective == "reduce_scatter":
             known[ranks, ranks, part] = whole[ranks, ranks]
         done, of = [*done, whole.ravel()], [*of, np.repeat(ranks, n)]
     all_done = machine.gather(np.concatenate(done), np.concatenate(of), at)
-    met = machine.sync.barrier(
-        kinds,
-        all_done,
-        behind_stores=spreads(collective),
-        behind_multicast=spreads(collective),
-    )
+    met = machine.sync.barrier(kinds, all_done, stored="multicast" if spreads(collective) else "nothing")
     return PipelinedKernel(blocks.end(met), known)
 
 
@@ -305,6 +299,7 @@ def _estimate_ps(machine: Machine, collective: Collective, nbytes: int, blocks: 
         system.nccl.nvls_start_ps
         + int(machine.costs.stream(2 * min(nbytes, STAGED)).ps)
         + 2 * system.overheads.barrier_ps(machine.num_ranks)
+        + int(machine.costs.behind("multicast" if spreads(collective) else "nothing").ps)
         + max(_port_ps(machine, collective, nbytes), int(busy.ps))
     )
 

@@ -38,14 +38,14 @@ def by_loads(call: CollectiveCall, begun: Tasks, style: Style = ENGINE) -> Tasks
     """
     kernel = Kernel(call, style, call.nbytes)
     walked = kernel.walk(kernel.begin(begun), peer_loads.add_up(kernel, touched=2))
-    return kernel.end(walked)
+    return kernel.end(walked, stored="nothing")
 
 
 def in_switch(call: CollectiveCall, begun: Tasks, style: Style = TORCH_IN_SWITCH) -> Tasks:
     """Read the sums of all ranks' buffers: (rank,) the last tasks; see `by_loads`."""
     kernel = Kernel(call, style, call.nbytes)
     work = multimem_kernels.sums(kernel, touched=2)
-    return kernel.end(kernel.walk(kernel.begin(begun), work))
+    return kernel.end(kernel.walk(kernel.begin(begun), work), stored="nothing")
 
 
 ONE_SHOT = Algorithm(

@@ -225,7 +225,7 @@ def _receive(
     costs, lane = machine.costs, parcels.chunk_lane
     is_ll, dst, inside = parcels.is_ll[lane], parcels.dst[lane], ~parcels.leaves_node[lane]
     known, near = np.empty(len(lane), np.int64), np.flatnonzero(inside)
-    told = Time.where(is_ll[near], costs.poll(), costs.acknowledged() + costs.flag())
+    told = Time.where(is_ll[near], costs.poll(), costs.flag("each"))
     known[near] = machine.delay(kinds.sync, told, started[1][lane[near]], dst[near])
     stays = inside[parcels.piece_chunk]
     machine.order(landed[stays], known[parcels.piece_chunk[stays]])

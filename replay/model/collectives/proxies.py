@@ -86,7 +86,7 @@ def cross(
         to the proxy, and the receiving GPU sees for itself what has come.
     """
     costs, relayed = machine.costs, chunks.via != chunks.src
-    fenced = costs.host_flag() if flagged else costs.acknowledged() + costs.host_flag()
+    fenced = costs.host_flag() if flagged else costs.behind("each") + costs.host_flag()
     told = Time.where(relayed, fenced, costs.host_flag())
     ready = machine.delay(kinds.sync, told, stored, chunks.via)
     posted = _step(machine, kinds, chunks.via, ready)

@@ -34,8 +34,8 @@ def all_reduce(call: CollectiveCall, begun: Tasks, style: Style = ENGINE) -> Tas
     """Loads of a share, then of all shares: (rank,) the last tasks; see `one_shot.by_loads`."""
     n, kernel = call.machine.num_ranks, Kernel(call, style, call.share)
     added = kernel.walk(kernel.begin(begun), peer_loads.add_up(kernel, touched=n + 1))
-    walked = kernel.walk(kernel.meet(added.left), peer_loads.read_all(kernel))
-    return kernel.end(walked)
+    walked = kernel.walk(kernel.meet(added.left, stored="nothing"), peer_loads.read_all(kernel))
+    return kernel.end(walked, stored="nothing")
 
 
 def half(call: CollectiveCall, begun: Tasks, style: Style = TORCH) -> Tasks:
@@ -46,7 +46,7 @@ def half(call: CollectiveCall, begun: Tasks, style: Style = TORCH) -> Tasks:
     n, kernel = call.machine.num_ranks, Kernel(call, style, call.share)
     adds = call.collective == "reduce_scatter"
     work = peer_loads.add_up(kernel, touched=n + 1) if adds else peer_loads.read_all(kernel)
-    return kernel.end(kernel.walk(kernel.begin(begun), work))
+    return kernel.end(kernel.walk(kernel.begin(begun), work), stored="nothing")
 
 
 def all_reduce_by_stores(call: CollectiveCall, begun: Tasks, style: Style = TORCH) -> Tasks:
@@ -66,7 +66,7 @@ def all_reduce_by_stores(call: CollectiveCall, begun: Tasks, style: Style = TORC
         store=partial(peer_loads.store, kernel, fan_out=fan_out),
         trips=n - 1 if in_turn else 1,
     )
-    return kernel.end(kernel.walk(kernel.begin(begun), work), "each")
+    return kernel.end(kernel.walk(kernel.begin(begun), work), stored="each")
 
 
 def _ways(call: CollectiveCall) -> list[Way]:

@@ -47,7 +47,7 @@ def reduce_gradients(machine: Machine, work: LayerWork, ends: Ints) -> Tasks:
     if plan is None or not work.is_backward:
         return ends
     if plan.planner == "moonep":
-        begun = machine.kernel(machine.sync.barrier(WEIGHTS, ends), "gradient reduction")
+        begun = machine.kernel(machine.sync.barrier(WEIGHTS, ends, stored="nothing"), "gradient reduction")
     else:
         listed = machine.small_kernels(Kind.PLAN, 0, ends, "gradient list")
         listed = machine.small_kernels(Kind.PLAN, 0, listed, "gradient counter")

@@ -117,7 +117,7 @@ def replicate(machine: Machine, work: LayerWork, start: Tasks) -> Tasks:
         planned = start if work.is_backward else _planned_by_moonep(machine, work, plan, start)
         begun = machine.kernel(planned, "weight prefetch")
         copied = copy_weights(machine, work, plan.copies, begun, begun, num_sms=MOONEP_SMS)
-        return machine.sync.barrier(WEIGHTS, copied, behind_stores=True)
+        return machine.sync.barrier(WEIGHTS, copied, stored="each")
     planned = start if work.is_backward else _planned(machine, work, plan, start)
     listed = _small(machine, 0, planned, "copy list")
     listed = _small(machine, 0, listed, "copy counters", 2)
@@ -172,12 +172,12 @@ def _planned_by_moonep(machine: Machine, work: LayerWork, plan: StepPlan, start:
     rank = machine.ranks[1:]
     zero = np.zeros_like(rank)
     told = _told(machine, rank, zero, COUNT_BYTES * plan.num_experts, begun)
-    met = machine.sync.barrier(WEIGHTS, told, behind_stores=True)
+    met = machine.sync.barrier(WEIGHTS, told, stored="each")
     rounds = costs.ns(plan.rounds * MOONEP_ROUND_SHUFFLES * SHUFFLE_NS)
     solved = machine.delay(Kind.PLAN, rounds + MOONEP_GRID_BARRIERS * costs.grid_barrier(), met)
     nbytes = COUNT_BYTES * (3 * plan.num_experts * n + 4 * n * work.num_experts)
     told = _told(machine, zero, rank, nbytes, solved)
-    met = machine.sync.barrier(WEIGHTS, told, behind_stores=True)
+    met = machine.sync.barrier(WEIGHTS, told, stored="each")
     # Sorted by expert, twice read, and its place written.
     moved = MemoryTraffic(2 * _ids(work), _ids(work))
     return machine.stream(Kind.PLAN, moved, machine.ranks, met)
@@ -202,12 +202,6 @@ def _small(machine: Machine, nbytes: Bytes | int, after: Tasks, name: str, count
 
 def _told(machine: Machine, src: Ranks, dst: Ranks, nbytes: int, after: Tasks) -> Tasks:
     """Store a few bytes into other GPUs, which poll for them: (rank,) tasks."""
-    arrived = machine.sync.notify(
-        src,
-        dst,
-        nbytes,
-        after[src],
-        kinds=(Kind.LOADS_UP, Kind.LOADS_DOWN),
-        waiting=machine.costs.poll(),
-    )
+    kinds = (Kind.LOADS_UP, Kind.LOADS_DOWN)
+    arrived = machine.sync.flag(src, dst, nbytes, after[src], stored="nothing", kinds=kinds)
     return machine.gather(arrived, dst, after)

@@ -164,7 +164,7 @@ def _done(machine: Machine, messages: WeightMessages, sent: SentWeights, after: 
     sends = np.bincount(messages.src, minlength=len(after)) > 0
     if sends.any():
         rank = np.flatnonzero(sends)
-        known = machine.delay(WEIGHTS.sync, machine.costs.acknowledged(), left[rank], rank)
+        known = machine.sync.fence(WEIGHTS, left[rank], rank, stored="each")
         left = machine.gather(known, rank, left)
     return machine.gather(sent.written, messages.dst, left)
 
@@ -174,16 +174,15 @@ def _chunks_told(machine: Machine, messages: WeightMessages, arrived: Tasks) -> 
     chunk, first, of = np.unique(messages.chunk, return_index=True, return_inverse=True)
     src, dst = messages.src[first], messages.dst[first]
     whole = machine.join(arrived, of, src)
-    waiting = machine.costs.acknowledged() + machine.costs.poll()
     # Packets of all SMs interleave, so that a flag does not wait for tiles that others have begun.
     told = np.full(int(chunk[-1]) + 1, -1, np.int64)
-    told[chunk] = machine.sync.notify(
+    told[chunk] = machine.sync.flag(
         src,
         dst,
         FLAG_BYTES,
         whole,
+        stored="each",
         kinds=(Kind.LOADS_UP, Kind.LOADS_DOWN),
-        waiting=waiting,
         priority=-1,
     )
     return told

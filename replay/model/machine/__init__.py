@@ -13,20 +13,22 @@ itself (tasks.py)       mark, gather, join, order, meet, delay, serve; kernel, m
                         small_kernels, stream; path
 `resources`             ports, memories, hosts, hubs: made `once`, each with its class
 `costs` (times.py)      sm_store, sm_load, sm_copy, sm_add; warp_scan, warp_copy, warps_add,
-                        warps_add_late; stream, cached, memory_load, cache_load, visible;
-                        acknowledged, remote_load, entering, fence, poll, flag, grid_barrier; ns for
-                        times that a scheme states
+                        warps_add_late; stream, cached, memory_load, cache_load, visible; behind,
+                        flag, poll, host_flag, write_through, release, remote_load, entering,
+                        grid_barrier; ns for times that a scheme states
 `domains`               of, local, peer, members, crosses: who shares NVLink (domains.py)
 `network`               ports between domains (network.py), which rdma.py writes over
 `transfers`             store, load over the hops of a path (paths.py); fan_out; packets
 `switch` (in_switch)    multicast, reduce
+`merging`               load, reduce, meet: requests for one address that a switch merges
 `sms`                   split, pool, channels, warp_lanes, units; the ledger of who holds how many
 `buffers`               pools, unnamed, outboxes_of, rings
 `caches`                tables, new_keys, touch
 `l2`                    new_blocks, read: weights and activations of tiles
 `host`                  begin, row (launches, of `kernel` and `small_kernels`); wait, poll, work
-`sync`                  barrier, exchange_counts, notify
-`notes`                 follow, count, ratio, tile, poll: what a result reports
+`sync`                  barrier, rails: GPUs that meet; flag, exchange_counts, notify: GPUs that
+                        tell others; fence: what they wait for before either
+`notes`                 follow, count, ratio, tile, poll, meet: what a result or page reports
 ======================  ==========================================================================
 
 Every message over NVLink takes room in the switch (input_buffers.py), unasked.

@@ -139,7 +139,7 @@ class Machine:
         self.caches = Caches(graph, self.resources, self.notes)
         self.l2 = L2Caches(system, graph, self.resources, self.caches)
         self.host = Host(system, self.resources, tasks, self.notes, launch, lead, calls)
-        self.sync = Sync(system, tasks, paths, self.transfers, rdma)
+        self.sync = Sync(system, tasks, paths, self.transfers, rdma, self.notes)
         self.switch = InSwitch(
             system,
             graph,

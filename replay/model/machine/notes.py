@@ -7,6 +7,7 @@ the schedule knows is remembered as tasks and touches, and read off it in
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -91,6 +92,9 @@ class Notes:
         All that were launched, in order.
     accesses
         By what accesses them, blocks of (access,) addresses and tasks.
+    meetings
+        How often GPUs wait for one another, by what for: "meetings" of all, "meetings of nodes",
+        "meetings of rails", "rounds of flags" and "fences" before either.
     tokens
         (token,): numbers by which the tokens of the work that is being added are remembered, where
         it is a part of a layer; None for their own.
@@ -109,6 +113,7 @@ class Notes:
     held_up: list[tuple[Ints, Ints, Ints]] = field(default_factory=list)
     kernels: list[KernelLaunches] = field(default_factory=list)
     accesses: dict[str, list[tuple[Ints, Ints]]] = field(default_factory=dict)
+    meetings: Counter[str] = field(default_factory=Counter)
     tokens: Ints | None = None
     layer: int = 0
     _followed: dict[Way, list[tuple[int, Ints, Ints]]] = field(default_factory=lambda: {"sent": [], "combined": []})
@@ -118,7 +123,7 @@ class Notes:
         taken = replace(self)
         self.counters, self.ratios, self.touches, self.reads = {}, {}, {}, {}
         self.tiles, self.row_tiles, self.polls = [], [], []
-        self.held_up, self.kernels, self.accesses = [], [], {}
+        self.held_up, self.kernels, self.accesses, self.meetings = [], [], {}, Counter()
         self._followed = {"sent": [], "combined": []}
         return taken
 
@@ -200,6 +205,10 @@ class Notes:
             (block,): the GPU.
         """
         self.polls.append((held, begun, rank))
+
+    def meet(self, how: str) -> None:
+        """Count what all GPUs of a machine do once to wait for one another; see `meetings`."""
+        self.meetings[how] += 1
 
     def access(self, what: str, address: Ints, task: Tasks) -> None:
         """Remember accesses of GPUs to addresses, of which several GPUs access each.

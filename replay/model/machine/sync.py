@@ -8,15 +8,17 @@ import numpy as np
 
 from replay.model.machine.kinds import Kind, flags_of
 from replay.model.machine.rdma import ONE_WRITE, Writes
-from replay.model.machine.times import NO_TIME, Time
+from replay.model.machine.times import NO_TIME, Costs, Time
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.arrays import Ints, Ranks, Tasks
     from replay.model.machine.kinds import PhaseKinds
+    from replay.model.machine.notes import Notes
     from replay.model.machine.paths import Paths
     from replay.model.machine.rdma import Rdma
     from replay.model.machine.tasks import TaskBuilder
+    from replay.model.machine.times import Stored
     from replay.model.machine.transfers import Transfers
 
 
@@ -24,32 +26,30 @@ FLAG_BYTES = 8
 
 
 class Sync:
-    """Barriers, counts and notifications."""
+    """Barriers, counts and flags.
 
-    def __init__(self, system: System, tasks: TaskBuilder, paths: Paths, transfers: Transfers, rdma: Rdma) -> None:
-        self._system, self._tasks = system, tasks
+    Who tells others of its stores says by `stored` what these were; `Costs.behind` has what it then
+    waits for first. A cost there reaches every scheme that pays it.
+    """
+
+    def __init__(
+        self, system: System, tasks: TaskBuilder, paths: Paths, transfers: Transfers, rdma: Rdma, notes: Notes
+    ) -> None:
+        self._system, self._tasks, self._notes = system, tasks, notes
         self._paths, self._transfers, self._rdma = paths, transfers, rdma
+        self._costs = Costs(system)
 
-    def barrier(
-        self,
-        kinds: PhaseKinds,
-        after: Tasks,
-        *,
-        behind_stores: bool = False,
-        behind_multicast: bool = False,
-        inside: bool = False,
-    ) -> Tasks:
+    def barrier(self, kinds: PhaseKinds, after: Tasks, *, stored: Stored, inside: bool = False) -> Tasks:
         """All ranks wait for all ranks: (rank,) tasks.
 
         Parameters
         ----------
+        stored
+            What `after` have written that others read behind the barrier. ``"each"`` and
+            ``"multicast"`` are stores that have arrived. Between domains flags follow rows in one
+            queue.
         inside
             Whether ranks wait for those of their own NVLink domain alone.
-        behind_stores
-            Whether `after` are stores that have arrived at other GPUs. A flag that tells of them
-            leaves when they have been acknowledged. Between domains flags follow rows in one queue.
-        behind_multicast
-            Whether these are stores that the switch copied, which a fence takes longer to see to.
 
         Notes
         -----
@@ -57,17 +57,37 @@ class Sync:
         other one, as DeepEP's ``nvshmem_sync_with_same_gpu_idx`` and barrier of a node do. Both
         are counted from the last rank on: its own domain waits for the others' flags, too.
         """
-        domains, fabric = self._paths.domains, self._system.fabric
+        domains = self._paths.domains
         most = min(len(self._paths.ranks), domains.size)
-        ps = self._system.overheads.barrier_ps(most)
-        if behind_stores and most > 1:
-            ps += fabric.uplink_latency_ps + fabric.downlink_latency_ps
-        if behind_multicast and most > 1:
-            ps += self._system.switch.multicast_release_ps
+        late = Time(self._system.overheads.barrier_ps(most))
+        if stored == "any":
+            after = self.fence(kinds, after, stored=stored)
+        elif most > 1:
+            late += self._behind(stored)
         alone = inside and domains.num > 1
+        self._notes.meet("meetings of nodes" if alone else "meetings")
         meeting = self._tasks.meet(after, domains.of(self._paths.ranks) if alone else None)
-        met = self._tasks.delay(kinds.sync, Time(ps), meeting)
+        met = self._tasks.delay(kinds.sync, late, meeting)
         return met if alone or domains.num == 1 else self._meet_peers(kinds, met)
+
+    def fence(
+        self, kinds: PhaseKinds, after: Tasks, rank: Ranks | None = None, *, stored: Stored, late: Time = NO_TIME
+    ) -> Tasks:
+        """Wait until flags may tell of what `after` have stored: (task,) tasks.
+
+        Parameters
+        ----------
+        rank
+            (task,): who waits; without it, one task of each rank.
+        late
+            Waiting besides.
+        """
+        return self._tasks.delay(kinds.sync, self._behind(stored) + late, after, rank)
+
+    def _behind(self, stored: Stored) -> Time:
+        if stored != "nothing":
+            self._notes.meet("fences")
+        return self._costs.behind(stored)
 
     def _meet_peers(self, kinds: PhaseKinds, met: Ints) -> Ints:
         """Every rank is told by a rank of each other domain: (rank,) marks."""
@@ -90,6 +110,7 @@ class Sync:
         and waits for the one 2^k domains before.
         """
         domains, ranks = self._paths.domains, self._paths.ranks
+        self._notes.meet("meetings of rails")
         poll = Time(self._system.overheads.poll_ps)
         met, distance = after, 1
         while distance < domains.num:
@@ -113,8 +134,37 @@ class Sync:
             others &= ~self._paths.domains.crosses(ranks[:, None], ranks)
         src, dst = np.nonzero(others)
         kinds = (Kind.COUNT_UP, Kind.COUNT_DOWN)
+        self._notes.meet("rounds of flags")
         arrived = self._tell(kinds, src, dst, bytes_to_each, after[src], NO_TIME)
         return self._tasks.gather(arrived, dst, after)
+
+    def flag(
+        self,
+        src: Ranks,
+        dst: Ranks,
+        nbytes: int,
+        after: Tasks,
+        *,
+        stored: Stored,
+        kinds: tuple[Kind, Kind] = (Kind.NOTIFY_UP, Kind.NOTIFY_DOWN),
+        late: Time = NO_TIME,
+        priority: int = 0,
+    ) -> Tasks:
+        """Tell other GPUs by flags for which they poll: (flag,) tasks, seen by the poll.
+
+        Parameters
+        ----------
+        stored
+            What the flag tells of; it leaves behind that.
+        late
+            Pure waiting besides, before the flag or behind its poll.
+
+        See Also
+        --------
+        notify : the other parameters.
+        """
+        waiting = self._behind(stored) + late + self._costs.poll()
+        return self.notify(src, dst, nbytes, after, kinds=kinds, waiting=waiting, priority=priority)
 
     def notify(
         self,
@@ -128,7 +178,9 @@ class Sync:
         priority: int = 0,
         writes: Writes = ONE_WRITE,
     ) -> Tasks:
-        """Store a counter update into another GPU's memory: (message,) tasks, visible to a poll.
+        """Store a few bytes into another GPU's memory: (message,) tasks, visible to a poll.
+
+        What it tells of and the poll are not in it; `flag` has them.
 
         Parameters
         ----------
@@ -137,13 +189,13 @@ class Sync:
         kinds
             What the message is on its way out and on its way in.
         waiting
-            Pure waiting before and after it, such as a fence and a poll, which is added to its
-            latency.
+            Pure waiting before and after it, which is added to its latency.
         priority
             Order of the messages on the way out of their GPUs; smaller first.
         writes
             How messages to other domains are written there.
         """
+        self._notes.meet("rounds of flags")
         return self._tell(kinds, src, dst, nbytes, after, waiting, priority, writes)
 
     def _tell(

@@ -9,7 +9,7 @@ nanoseconds (`Costs.ns`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,19 @@ if TYPE_CHECKING:
     from hwmodel import System
 
 PS_PER_NS = 1000
+
+Stored = Literal["nothing", "each", "multicast", "any"]
+"""What others are told of, and what a GPU waits for before it tells them:
+
+- ``"nothing"``: it has stored nothing that they read, or its stores say so themselves (flags in the
+  data; puts of a queue that the flag follows). It waits for nothing.
+- ``"each"``: stores to each peer, whose acknowledgement comes back.
+- ``"multicast"``: stores that the switch copied, whose acknowledgement comes back, and behind it
+  ``switch.multicast_release_ns``.
+- ``"any"``: whatever it wrote, in its own memory or elsewhere, by a fence as DeepEP's notify kernels
+  have it: ``overheads.fence_us``. That is fitted to whole calls of DeepEP and holds what else such
+  a call pays once; it is no time of one instruction.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,22 +224,34 @@ class Costs:
         """A warp's work for a write to another domain and for the signal behind it."""
         return Time(self._system.fabric.network.post_ps)
 
-    def acknowledged(self) -> Time:
-        """From a store's arrival at a peer until its source knows."""
-        fabric = self._system.fabric
-        return Time(fabric.uplink_latency_ps + fabric.downlink_latency_ps)
+    def behind(self, stored: Stored) -> Time:
+        """Time from the arrival of stores until a flag that tells of them may leave.
 
-    def stored(self) -> Time:
-        """From a store to a peer until its source knows that it is in the peer's memory."""
-        return self.acknowledged() + self.visible() + self.acknowledged()
+        All barriers and flags pay it (`Sync.fence`, `Sync.flag`, `Sync.barrier`), and the tails of
+        rings and of NCCL's chunks, which are times without a message of their own.
+        """
+        way = self._system.fabric.uplink_latency_ps + self._system.fabric.downlink_latency_ps
+        behind_ps = {
+            "nothing": 0,
+            "each": way,
+            "multicast": way + self._system.switch.multicast_release_ps,
+            "any": self._system.overheads.fence_ps,
+        }
+        return Time(behind_ps[stored])
+
+    def write_through(self) -> Time:
+        """From a store to a peer until its source knows that it is in the peer's memory.
+
+        It is `behind` with the way there.
+        """
+        return self.behind("each") + self.visible() + self.behind("each")
 
     def release(self, peers: IntsLike) -> Time:
-        """A release of system scope behind stores to peers, beside their acknowledgement."""
-        return Time(peers * self._system.warps.release_ps)
+        """Time that low-latency kernels' release waits for each peer, behind `behind("each")`.
 
-    def multicast_release(self) -> Time:
-        """Extra time of a fence behind stores that the switch has copied."""
-        return Time(self._system.switch.multicast_release_ps)
+        ``gpu.release_ns``, fitted to these kernels, which alone pay it.
+        """
+        return Time(peers * self._system.warps.release_ps)
 
     def remote_load(self) -> Time:
         """One load from a peer's memory, there and back, where nothing else is on the way."""
@@ -239,17 +264,16 @@ class Costs:
         link = self._system.link
         return Time(link.port_duration_ps(link.response_wire_bytes(nbytes, 1)))
 
-    def fence(self) -> Time:
-        """A fence of system scope: what was written is visible to every GPU."""
-        return Time(self._system.overheads.fence_ps)
-
     def poll(self) -> Time:
         """Time until a loop that polls has seen a flag that is already visible."""
         return Time(self._system.overheads.poll_ps)
 
-    def flag(self) -> Time:
-        """A flag to another GPU: store, way, visibility, poll."""
-        return Time(self._system.overheads.flag_ps)
+    def flag(self, stored: Stored = "nothing") -> Time:
+        """A flag to another GPU behind stores: what they wait for, store, way, visibility, poll.
+
+        A time without a message; `Sync.flag` adds one that takes its room on the ports.
+        """
+        return self.behind(stored) + Time(self._system.overheads.flag_ps)
 
     def copy_engine_start(self) -> Time:
         """Starting one copy on a copy engine."""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from replay.schemes.contract.counting import RoutingLists
 
 
+FAR_NS = 10_000_000  # the layers of the contract take some 100 us on few GPUs
 PAIRS = 20_000_000  # of queries and keys: some 50 us of attention
 
 
@@ -59,6 +60,12 @@ def system_for(num_ranks: int, domain_size: int | None = None, platform: str = "
     if domain_size is None:
         return hwmodel.load(small if num_ranks <= 8 else large)
     return hwmodel.load(several, _domains(domain_size, -(-num_ranks // domain_size)))
+
+
+@cache
+def far_system(platform: str = "cuda") -> System:
+    """A system whose links are so long that all work of a small layer is short beside a way."""
+    return hwmodel.load(SYSTEMS[platform or "cuda"][0], {"link.propagation_ns": FAR_NS})
 
 
 def _domains(size: int, num: int) -> dict[str, int]:
@@ -281,6 +288,12 @@ class Case(AnyCase):
     def stated_sms(self) -> int | None:
         """SMs that only communicate, as the scheme states them."""
         return self.scheme.communication_sms(self.system)
+
+    @cached_property
+    def far(self) -> LayerRun:
+        """The layer on links whose ways alone take time; see `far_system`."""
+        begins_ps = np.zeros(self.num_ranks, np.int64)
+        return LayerRun(self.scheme, self.work, self.machine(far_system(self.scheme.platform)), begins_ps)
 
     @cached_property
     def carried(self) -> CarriedLayer:

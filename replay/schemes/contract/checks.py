@@ -29,6 +29,7 @@ from replay.schemes.contract.order import (
     experts_wait,
     rows_return,
     starts,
+    stores_known,
     tokens_wait,
 )
 from replay.schemes.ep.base import DROPPED, PADDED
@@ -182,6 +183,7 @@ CHECKS = {
     "waits": Check("experts wait for rows, owners for results", WAITED, experts_wait),
     "sums": Check("a token's sum waits for all its experts", (*TINY_NAMES, *TINY_ACROSS), tokens_wait),
     "returns": Check("a sum waits for all rows that come back", (ONE_TOKEN,), rows_return),
+    "told": Check("stored rows are used when their GPU has been told", (ONE_TOKEN, TINY_NAMES[0]), stores_known),
     "starts": Check("nothing begins before its start", WAITED, starts),
     "aftermath": Check("nothing that matters ends last", EVERY, basics.aftermath),
     "bounds": Check("no layer is faster than its bounds", ALL, bounds),

@@ -11,6 +11,7 @@ from replay.model.machine.kinds import Kind
 from replay.schemes.contract import basics
 from replay.schemes.contract.bytes_on_ports import row_bytes
 from replay.schemes.contract.case import Case
+from replay.schemes.contract.reading import Dependencies
 
 if TYPE_CHECKING:
     from replay.engine import TaskGraph
@@ -102,6 +103,37 @@ def rows_return(case: Case) -> Iterator[str]:
                 f"token {token} is combined without waiting for {len(unheeded)} of "
                 f"{len(arriving)} messages with its results"
             )
+
+
+def stores_known(case: Case) -> Iterator[str]:
+    """Stored rows are used when the storing GPU knows that they are there, or a reason is stated.
+
+    That takes a way back at least, which no barrier or flag is spared that claims to stand behind
+    the rows. On `Case.far` nothing else takes as long. Rows that were asked for need none of it.
+    """
+    far, scheme = case.far, case.scheme
+    graph, timeline, fabric = far.graph, far.timeline, far.machine.system.fabric
+    waits, way_ps = Dependencies(timeline), fabric.uplink_latency_ps + fabric.downlink_latency_ps
+    enters = np.isin(np.array([*graph.resources.groups, "none"])[graph.resource], WAYS_IN) & (graph.payload_bytes > 0)
+    on_sm = np.isin(graph.resource, far.machine.sms.resources)
+    multiplied = np.flatnonzero(on_sm & (graph.kind == int(Kind.GEMM1)))
+    token, combined = far.machine.notes.followed("combined")
+    for phase, users, ranks, asked, kind in (
+        ("dispatch", multiplied, graph.rank[multiplied], Kind.DISPATCH_REQUEST_UP, Kind.DISPATCH_DOWN),
+        ("combine", combined, case.work.source_rank[token], Kind.COMBINE_REQUEST_UP, Kind.COMBINE_DOWN),
+    ):
+        if phase in scheme.unacknowledged or (graph.kind == int(asked)).any():
+            continue
+        rows = np.flatnonzero(enters & (graph.kind == int(kind)))
+        for user, rank in sorted(set(zip(users.tolist(), ranks.tolist(), strict=True))):
+            came = [row for row in waits.before([user]).intersection(rows.tolist()) if graph.rank[row] == rank]
+            after_ps = min((int(timeline.start_ps[user] - timeline.visible_ps[row]) for row in came), default=way_ps)
+            if after_ps < way_ps:
+                yield (
+                    f"{phase}: GPU {rank} uses a row {after_ps / way_ps:.2f} ways after it came, before who stored it "
+                    "can know and tell: sync.barrier and sync.flag have stored='each'; unacknowledged says why not"
+                )
+                break
 
 
 def starts(case: Case) -> Iterator[str]:

@@ -85,6 +85,9 @@ class Scheme(AnyScheme):
         Layers where it is ahead of schemes near to it, and behind, each with the reason.
     spares
         Reasons why a layer of it has no work of a cost, by names of `replay.report.scheme_costs`.
+    unacknowledged
+        Reasons why stored rows of a phase, "dispatch" or "combine", are used before they have been
+        acknowledged to who stored them, by phase: flags in the data, hardware that counts.
     """
 
     kind = "ep"
@@ -110,6 +113,7 @@ class Scheme(AnyScheme):
     wins: str = ""
     loses: str = ""
     spares: Mapping[str, str] = MappingProxyType({})
+    unacknowledged: Mapping[str, str] = MappingProxyType({})
 
     @property
     def uplinks(self) -> Discipline:
@@ -234,6 +238,9 @@ class Scheme(AnyScheme):
           number of their expert as ``tag``. Together they multiply exactly the rows that are routed
           to the expert, on the rank that has it, and none runs before its rows are there. Tasks
           of `replay.model.compute.experts` are like this.
+        - Rows that a peer stored are used when it has been told that they are there, and has told of
+          them: `Sync.barrier` and `Sync.flag` with ``stored="each"``. `unacknowledged` says why
+          where that is not so.
         - Shared experts that the layer has beside its dispatch (`LayerWork.shared`) run on the SMs
           of their rank, as `replay.model.compute.shared` does it.
         - The payload on every port is that of the scheme's class of `traffic`, and of its class of

@@ -110,6 +110,7 @@ class CannEp(StagedScheme):
             "kernels for sums": "vector cores of the owner add",
         }
     )
+    unacknowledged = MappingProxyType({"combine": "each row back has its flag"})
     traffic = "pair"
     network = "direct"
     platform = "cann"
@@ -179,7 +180,7 @@ class CannEp(StagedScheme):
         machine.notes.follow("sent", work.pair_token[order], stored)
         arrived = self._store(machine, src, dst, (row, beside), stored)
         sent = machine.gather(arrived, src, read)
-        met = machine.delay(DISPATCH.sync, costs.acknowledged() + vectors.sync_all(), sent)
+        met = machine.sync.fence(DISPATCH, sent, stored="each", late=vectors.sync_all())
         # A flag from every rank to every expert, with the number of its rows.
         hosts = np.repeat(machine.ranks, [len(experts) for experts in work.experts_of_rank])
         teller, told = np.repeat(machine.ranks, len(hosts)), np.tile(hosts, work.num_ranks)
@@ -187,13 +188,13 @@ class CannEp(StagedScheme):
         seen[~remote] = machine.delay(
             DISPATCH.sync, costs.visible() + costs.poll(), met[teller[~remote]], told[~remote]
         )
-        seen[remote] = machine.sync.notify(
+        seen[remote] = machine.sync.flag(
             teller[remote],
             told[remote],
             FLAG_BYTES,
             met[teller[remote]],
+            stored="nothing",  # each core has waited for its rows
             kinds=(Kind.SIGNAL_UP, Kind.SIGNAL_DOWN),
-            waiting=costs.poll(),
         )
         all_there = machine.gather(seen, told, machine.gather(arrived, dst, met))
         counted = machine.delay(DISPATCH.sync, vectors.sync_all(), all_there)

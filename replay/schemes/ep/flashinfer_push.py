@@ -160,14 +160,8 @@ class FlashInferPush(Scheme):
         taken = costs.remote_load() if n > 1 else costs.cache_load()
         done = machine.delay(DISPATCH.sync, 2 * costs.cache_load() + taken, began)
         src, dst = np.nonzero(~np.eye(n, dtype=bool))
-        told = machine.sync.notify(
-            src,
-            dst,
-            FLAG_BYTES,
-            done[src],
-            kinds=(Kind.COUNT_UP, Kind.COUNT_DOWN),
-            waiting=costs.poll(),
-        )
+        kinds = (Kind.COUNT_UP, Kind.COUNT_DOWN)
+        told = machine.sync.flag(src, dst, FLAG_BYTES, done[src], stored="nothing", kinds=kinds)
         return done, machine.gather(told, dst, done)
 
     def _inbox(self, work: LayerWork) -> int:
@@ -222,11 +216,11 @@ class FlashInferPush(Scheme):
     ) -> Ints:
         """Flag (flag,) what has been stored, behind a fence: (rank,) when all flags are seen."""
         costs = machine.costs
-        sync = DISPATCH.sync if kinds[0] == Kind.SIGNAL_UP else COMBINE.sync
-        seen = machine.delay(sync, costs.visible() + costs.poll(), whole, dst)
+        phase = DISPATCH if kinds[0] == Kind.SIGNAL_UP else COMBINE
+        seen = machine.delay(phase.sync, costs.visible() + costs.poll(), whole, dst)
         away = np.flatnonzero(src != dst)
-        known = machine.delay(sync, costs.acknowledged(), whole[away], src[away])
-        seen[away] = machine.sync.notify(src[away], dst[away], FLAG_BYTES, known, kinds=kinds, waiting=costs.poll())
+        known = machine.sync.fence(phase, whole[away], src[away], stored="each")
+        seen[away] = machine.sync.flag(src[away], dst[away], FLAG_BYTES, known, stored="nothing", kinds=kinds)
         sent = machine.gather(whole, src, begun)
         return machine.gather(seen, dst, sent)
 

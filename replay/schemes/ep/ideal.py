@@ -26,6 +26,7 @@ and them: one fused kernel, and the kernels of separate GEMMs with their gaps.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -85,6 +86,7 @@ class Ideal(Scheme):
     platform = ""
     overlap = "nothing to overlap"
     phases_separated = False
+    unacknowledged = MappingProxyType({"dispatch": "a bound", "combine": "a bound"})
     combine_types = frozenset(NUMBER_TYPES)
     options: IdealOptions = IdealOptions()
 

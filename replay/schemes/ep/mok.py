@@ -194,10 +194,10 @@ class MixtureOfKittens(Scheme):
         for _ in range(1 + work.is_backward):  # a backward pass copies tokens, too
             start = machine.memory_kernel(DISPATCH.memory, MemoryTraffic(own, own), start, FILL)
         start = machine.memory_kernel(DISPATCH.memory, MemoryTraffic(weights, weights), start, WEIGHTS)
-        met = machine.sync.barrier(DISPATCH, machine.kernel(start, MEETING))
+        met = machine.sync.barrier(DISPATCH, machine.kernel(start, MEETING), stored="nothing")
         met = machine.small_kernels(Kind.LAYOUT, np.zeros(machine.num_ranks, np.int64), met, COUNTERS)
         ends = self._kernel(work, machine).add(machine.kernel(met, LAYER))
-        met = machine.sync.barrier(COMBINE, machine.kernel(ends, MEETING), behind_stores=True)
+        met = machine.sync.barrier(COMBINE, machine.kernel(ends, MEETING), stored="each")
         back = tokens * topk * work.combine_row_bytes
         shared = 0 if work.shared is None else own
         ends = machine.memory_kernel(
@@ -214,7 +214,7 @@ class MixtureOfKittens(Scheme):
             has = np.flatnonzero(ids)
             spread = multimem.multicast(machine, COUNTS, has, 0, begun[has], meta_bytes=ids[has])
             begun = machine.gather(spread.arrived, spread.member, begun)
-            begun = machine.sync.barrier(DISPATCH, machine.kernel(begun, MEETING), behind_multicast=True)
+            begun = machine.sync.barrier(DISPATCH, machine.kernel(begun, MEETING), stored="multicast")
         numbers = np.full(machine.num_ranks, 2 * self.options.macrobatch_rows * ID_BYTES)
         start = machine.small_kernels(Kind.LAYOUT, MemoryTraffic(np.zeros_like(numbers), numbers), begun, CLEARED)
         # Ids are counted once and read twice by the blocks of each (expert, source), from the cache.

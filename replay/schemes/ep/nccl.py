@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -94,10 +95,15 @@ class NcclOptions(Options):
         }
 
 
+FLAGS_IN_DATA = MappingProxyType(dict.fromkeys(("dispatch", "combine"), "few bytes have NCCL's flags in the data"))
+"""`Scheme.unacknowledged` of what NCCL moves: protocol LL. By Simple a chunk's step is acknowledged."""
+
+
 class SendsByNccl(Scheme):
     """A scheme whose rows travel in NCCL's grouped sends and receives."""
 
     options: NcclOptions = NcclOptions()
+    unacknowledged = FLAGS_IN_DATA
 
     @property
     def network(self) -> str:  # type: ignore[override]  # an option decides; nobody sets it

@@ -29,6 +29,7 @@ from replay.schemes.ep.dense_exchange import (
     DenseExchange,
 )
 from replay.schemes.ep.facts import LIBRARY_WEIGHTS
+from replay.schemes.ep.nccl import FLAGS_IN_DATA
 from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class NcclAllGather(DenseExchange):
             "host waits": "buffers have room for the worst case",
         }
     )
+    unacknowledged = FLAGS_IN_DATA
     traffic = "ring"
     weight_types = LIBRARY_WEIGHTS
     validity = "inference; gradients are assumed to take the same kernels"

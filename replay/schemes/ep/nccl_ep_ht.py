@@ -228,7 +228,7 @@ class NcclEpHt(StagedScheme):
         pushed = kernels.push_rows(work, machine, split, shape, rows, begun)
         # The last block of the grid tells the other GPUs of the node, and all wait for these.
         flushed = machine.delay(DISPATCH.sync, machine.costs.grid_barrier(), pushed)
-        received = machine.sync.barrier(DISPATCH, flushed, behind_stores=True, inside=True)
+        received = machine.sync.barrier(DISPATCH, flushed, stored="each", inside=True)
         copies = work.matrix("copies").sum(axis=0)
         most = work.num_ranks * int(own.max(initial=0))  # rows of the worst case
         if not options.is_captured:
@@ -250,7 +250,7 @@ class NcclEpHt(StagedScheme):
             results = work.matrix("copies").sum(axis=0) * back
             offered = MemoryTraffic(results, results)
             after = machine.memory_kernel(COMBINE.memory, offered, after, OFFERED)
-        begun = machine.sync.barrier(COMBINE, machine.kernel(after, "combine"), inside=True)
+        begun = machine.sync.barrier(COMBINE, machine.kernel(after, "combine"), stored="nothing", inside=True)
         chunk = STREAMED_TOKENS if machine.num_domains > 1 else CHUNK_TOKENS
         split, rows = self.split(machine, "num_sms"), self._rows(work, machine)
         shape = options.num_sms, chunk

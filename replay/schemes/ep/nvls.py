@@ -196,7 +196,7 @@ class Nvls(DenseExchange):
             )
             done, ranks = [*done, spread.arrived], [*ranks, spread.member]
         arrived = machine.gather(np.concatenate(done), np.concatenate(ranks), begun)
-        met = machine.sync.barrier(DISPATCH, arrived, behind_stores=True, behind_multicast=True)
+        met = machine.sync.barrier(DISPATCH, arrived, stored="multicast")
         return first, met
 
     def _behind(self, machine: Machine, owner: Ranks, hops: int) -> Ints:
@@ -234,7 +234,7 @@ class Nvls(DenseExchange):
         if machine.num_ranks == 1:
             machine.notes.follow("combined", token, after[work.source_rank])
             return after
-        begun = machine.sync.barrier(COMBINE, machine.kernel(after, SUM))
+        begun = machine.sync.barrier(COMBINE, machine.kernel(after, SUM), stored="nothing")
         nbytes = rows * work.combine_row_bytes
         pool, row_bytes, loops = (self._pool(machine), work.combine_row_bytes, self.options.loopback)
         came = None  # sums of the nodes before

@@ -86,7 +86,7 @@ class Plain(Scheme):
         stored, arrived = self._store(machine, DISPATCH, owner, expert_rank, work.dispatch_row_bytes, begun)
         machine.notes.follow("sent", work.pair_token, stored)
         landed = machine.gather(arrived, expert_rank, begun)
-        dispatched = machine.sync.barrier(DISPATCH, landed, behind_stores=True)
+        dispatched = machine.sync.barrier(DISPATCH, landed, stored="each")
 
         split = self.split(machine, "num_sms")
         dispatched = shared_kernels(machine, work, split, start, dispatched)
@@ -98,7 +98,7 @@ class Plain(Scheme):
 
         _, arrived = self._store(machine, COMBINE, expert_rank, owner, work.combine_row_bytes, begun)
         landed = machine.gather(arrived, owner, begun)
-        combined = machine.sync.barrier(COMBINE, landed, behind_stores=True)
+        combined = machine.sync.barrier(COMBINE, landed, stored="each")
         # Reads the results of every token, writes their sum.
         summed = MemoryTraffic(
             read=work.matrix("pairs").sum(axis=1) * work.combine_row_bytes,

@@ -78,4 +78,4 @@ class Direct(TensorScheme):
         issued = machine.serve(pool[src], time, kind=kinds.send, rank=src, after=begun[src])
         stored = machine.transfers.store(kinds, src, dst, row_bytes, issued, on=pool[src])
         landed = machine.gather(stored.arrived, dst, begun)
-        return machine.sync.barrier(kinds, landed, behind_stores=True)
+        return machine.sync.barrier(kinds, landed, stored="each")

@@ -234,8 +234,7 @@ class FuseLib(OverlapScheme):
                 np.repeat(np.arange(len(src)), n),
             )
             # The flag is a store of the same kind, to the same members.
-            flagged = costs.acknowledged() + costs.multicast_release() + costs.flag()
-            told = machine.delay(GATHER.sync, flagged, arrived, member)
+            told = machine.delay(GATHER.sync, costs.flag("multicast"), arrived, member)
         else:
             member, message = (src + hop) % n, np.arange(len(src))
             left, arrived = machine.transfers.store(
@@ -247,14 +246,8 @@ class FuseLib(OverlapScheme):
                 rows=rows[block],
                 on=sms[pusher],
             )
-            told = machine.sync.notify(
-                src,
-                member,
-                FLAG_BYTES,
-                arrived,
-                kinds=flags_of(GATHER.sync),
-                waiting=costs.acknowledged() + costs.poll(),
-            )
+            kinds = flags_of(GATHER.sync)
+            told = machine.sync.flag(src, member, FLAG_BYTES, arrived, stored="each", kinds=kinds)
         same = pusher[1:] == pusher[:-1]
         machine.order(stored[:-1][same], stored[1:][same])
         first = np.flatnonzero(np.append(True, ~same))
@@ -395,7 +388,7 @@ def _store(
         rows=parts.rows[part],
         on=pool[src],
     )
-    told = machine.sync.notify(src, dst, FLAG_BYTES, arrived, waiting=costs.acknowledged() + costs.poll())
+    told = machine.sync.flag(src, dst, FLAG_BYTES, arrived, stored="each")
     written = machine.stream(REDUCE.memory, MemoryTraffic(0, nbytes), dst, arrived)
     return PartStores(left, told, written)
 
@@ -405,12 +398,12 @@ def _add_in_switch(machine: Machine, pool: Pools, parts: TileParts, after: Tasks
     costs, ranks, owner, n = machine.costs, machine.ranks, parts.owner, machine.num_ranks
     nbytes, kinds = parts.nbytes, REDUCE
     src, part = np.nonzero(owner != ranks[:, None])
-    told = machine.sync.notify(
+    told = machine.sync.flag(
         src,
         owner[part],
         FLAG_BYTES,
         parts.made[src, part],
-        waiting=costs.fence() + costs.poll(),
+        stored="any",
         priority=REQUESTS_FIRST,
     )
     own = parts.made[owner, np.arange(len(owner))]
@@ -426,8 +419,7 @@ def _add_in_switch(machine: Machine, pool: Pools, parts: TileParts, after: Tasks
     summed, at = total, owner
     if everywhere:
         spread = multimem.multicast(machine, kinds, owner, parts.row_bytes, total, rows=parts.rows, first=True)
-        waiting = costs.acknowledged() + costs.multicast_release() + costs.flag()
-        summed = machine.delay(kinds.sync, waiting, spread.arrived, spread.member)
+        summed = machine.delay(kinds.sync, costs.flag("multicast"), spread.arrived, spread.member)
         at, nbytes = spread.member, np.repeat(nbytes, n)
     written = machine.stream(kinds.memory, MemoryTraffic(0, nbytes), at, summed)
     return machine.gather(np.concatenate((read, summed, written)), np.concatenate((member, at, at)), after)

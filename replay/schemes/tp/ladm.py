@@ -94,7 +94,7 @@ class Ladm(TensorScheme):
     def gather_and_multiply(self, kernels: TensorKernels, product: Product, after: Tasks) -> Ints:
         """Multiply in blocks that load their rows."""
         machine, layer = kernels.machine, kernels.layer
-        met = machine.sync.barrier(GATHER, after, behind_stores=False)
+        met = machine.sync.barrier(GATHER, after, stored="nothing")
         begun = machine.kernel(met, KIND_NAMES[Kind.GEMM1])
         tiles, first_row = matrices.cut(machine, product, Kind.GEMM1, machine.sms.compute)
         if self.options.own_rows_first:
@@ -251,7 +251,7 @@ def _loading_kernel(
     """
     machine, row_bytes = kernels.machine, kernels.layer.row_bytes
     pool = kernels.pool[reader]
-    begun = machine.kernel(machine.sync.barrier(kinds, after), name)
+    begun = machine.kernel(machine.sync.barrier(kinds, after, stored="nothing"), name)
     asked = machine.delay(kinds.send, NO_TIME, None, reader)
     loaded = machine.transfers.load(
         kinds,

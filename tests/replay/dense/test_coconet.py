@@ -199,7 +199,7 @@ def test_the_switch_sums_when_all_gpus_have_flagged(rank: int) -> None:
         of_chunk = (first < rank * share + share // 2) & (first + rows > rank * share)
         made.append(step.timeline.end_ps[tasks[of_chunk]].max())
     costs = step.machine.costs
-    told = int((costs.fence() + costs.poll()).ps)
+    told = int((costs.behind("any") + costs.poll()).ps)
     asked = begins(step, Kind.COMBINE_REQUEST_UP, rank).min()
     assert asked > max(made) + polled_ps(step) + told
 

@@ -275,7 +275,7 @@ def test_a_source_knows_of_an_arrival_when_the_completion_is_back() -> None:
 
 def test_a_barrier_between_nodes_costs_a_write_behind_that_of_a_node() -> None:
     machine = make()
-    met = machine.sync.barrier(COMBINE, machine.mark(machine.ranks))
+    met = machine.sync.barrier(COMBINE, machine.mark(machine.ranks), stored="nothing")
     ends = schedule(machine.graph.build()).visible_ps[met]
     within = 1000 + 7 * 10
     flag_ps = 10 * NS + 8 * 20 + 1000 * NS + 500 * NS
@@ -284,7 +284,7 @@ def test_a_barrier_between_nodes_costs_a_write_behind_that_of_a_node() -> None:
 
 def test_a_barrier_reaches_the_ranks_of_a_domain_that_is_not_full() -> None:
     machine = make(num_ranks=10)
-    met = machine.sync.barrier(COMBINE, machine.mark(machine.ranks))
+    met = machine.sync.barrier(COMBINE, machine.mark(machine.ranks), stored="nothing")
     timeline = schedule(machine.graph.build())
     found = carried(timeline.graph)
     # Each rank is told once by each other domain.

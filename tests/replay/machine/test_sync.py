@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import numpy as np
+import pytest
 from round_machine import NS, round_machine
 
 from replay.engine import GraphBuilder, schedule
 from replay.model.machine.kinds import DISPATCH, KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
-from replay.model.machine.times import NO_TIME, Time
+from replay.model.machine.times import NO_TIME, Stored, Time
 
 
 def make(num_ranks: int = 4) -> Machine:
@@ -18,20 +21,49 @@ def make(num_ranks: int = 4) -> Machine:
 def test_a_barrier_waits_for_the_last_of_all_ranks() -> None:
     machine = make()
     late = machine.delay(Kind.BETWEEN, Time(np.array([0, 70 * NS, 3 * NS, 5 * NS])), machine.mark(machine.ranks))
-    met = machine.sync.barrier(DISPATCH, late)
+    met = machine.sync.barrier(DISPATCH, late, stored="nothing")
     timeline = schedule(machine.graph.build())
     assert set(timeline.visible_ps[met].tolist()) == {70 * NS + 1000 * NS + 3 * 10 * NS}
 
 
-def test_a_barrier_behind_stores_waits_for_their_acknowledgement() -> None:
-    for num_ranks, late in ((4, 250 * NS), (1, 0)):
-        ends = []
-        for behind_stores in (False, True):
-            machine = make(num_ranks)
-            start = machine.mark(machine.ranks)
-            met = machine.sync.barrier(DISPATCH, start, behind_stores=behind_stores)
-            ends.append(schedule(machine.graph.build()).visible_ps[met].max())
-        assert ends[1] - ends[0] == late
+WAY = 250 * NS  # of an acknowledgement
+BEHIND = {"nothing": 0, "each": WAY, "multicast": WAY + 9 * NS, "any": 12_400 * NS}
+
+
+def met_ps(num_ranks: int, stored: Stored) -> int:
+    machine = make(num_ranks)
+    met = machine.sync.barrier(DISPATCH, machine.mark(machine.ranks), stored=stored)
+    return int(schedule(machine.graph.build()).visible_ps[met].max())
+
+
+@pytest.mark.parametrize("stored", get_args(Stored))
+def test_barriers_flags_and_fences_wait_alike_for_what_was_stored(stored: Stored) -> None:
+    assert met_ps(4, stored) - met_ps(4, "nothing") == BEHIND[stored]
+    machine = make()
+    one, start = np.array([1]), machine.mark(machine.ranks)
+    fenced = machine.sync.fence(DISPATCH, start, stored=stored)
+    plain = machine.sync.flag(one, one + 1, 8, start[one], stored="nothing")
+    behind = machine.sync.flag(one + 1, one + 2, 8, start[one], stored=stored, late=machine.costs.ns(7))
+    ends = schedule(machine.graph.build()).visible_ps
+    assert (ends[fenced] == BEHIND[stored]).all()
+    assert ends[behind] - ends[plain] == BEHIND[stored] + 7 * NS
+    assert (machine.costs.flag(stored).ps - machine.costs.flag().ps) == BEHIND[stored]
+
+
+def test_a_rank_alone_waits_for_no_acknowledgement() -> None:
+    assert met_ps(1, "multicast") == met_ps(1, "each") == met_ps(1, "nothing") == 0
+
+
+def test_who_waits_for_whom_is_counted() -> None:
+    machine = make()
+    start = machine.mark(machine.ranks)
+    one = np.array([1])
+    machine.sync.barrier(DISPATCH, start, stored="nothing")
+    machine.sync.barrier(DISPATCH, start, stored="each")
+    machine.sync.flag(one, one + 1, 8, start[one], stored="any")
+    machine.sync.exchange_counts(start, 8)
+    assert machine.notes.meetings == {"meetings": 2, "fences": 2, "rounds of flags": 2}
+    assert machine.notes.taken().meetings and not machine.notes.meetings
 
 
 def test_counts_reach_everybody_from_everybody() -> None:

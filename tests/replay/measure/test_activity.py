@@ -66,7 +66,7 @@ def test_an_exchange_beside_a_product_is_hidden_as_long_as_that_runs() -> None:
 def test_a_kernel_that_waits_inside_is_active_and_one_that_has_not_begun_is_not() -> None:
     machine = machine_of(2)
     late = machine.delay(Kind.DELAY, Time(np.array([0, 50 * US])), machine.mark(machine.ranks))
-    met = machine.sync.barrier(DISPATCH, machine.kernel(late, "meet"))
+    met = machine.sync.barrier(DISPATCH, machine.kernel(late, "meet"), stored="nothing")
     activity, ends_ps = found(machine, met)
     barrier = H100.overheads.barrier_ps(2)
     assert ends_ps.tolist() == 2 * [50 * US + GAP + barrier]

@@ -69,6 +69,24 @@ DEFECTS: dict[str, tuple[str, str, list[tuple[str, str]], str]] = {
         [("src != dst  #", "np.cumsum(src != dst) * (src != dst) > 1  #")],
         r"dispatch: GPU \d receives [\d,]+ bytes, its experts' rows are [\d,]+ bytes: a row is",
     ),
+    "a barrier does not wait for acknowledgements": (
+        "told",
+        "one token per rank",
+        [('landed, stored="each")', 'landed, stored="nothing")')],
+        r"^dispatch: GPU \d uses a row 0\.00 ways after it came, before who stored it can know and tell",
+    ),
+    "no barrier behind the rows": (
+        "told",
+        "one token per rank",
+        [('machine.sync.barrier(DISPATCH, landed, stored="each")', "landed")],
+        r"^dispatch: GPU \d uses a row 0\.00 ways after it came",
+    ),
+    "no barrier behind the results": (
+        "told",
+        "one token per rank",
+        [('machine.sync.barrier(COMBINE, landed, stored="each")', "landed")],
+        r"^combine: GPU \d uses a row 0\.00 ways after it came",
+    ),
     "fewer SMs than are stated": (
         "communication",
         "zipf 8 ranks",

@@ -199,6 +199,7 @@ def test_dysharp_token_takes_as_long_to_one_gpu_as_to_seven(targets: list[int]) 
 
 MEET = (1000 + 10) * NS  # a barrier of two GPUs
 ACKNOWLEDGED = UP + DOWN  # of stores, before the flags of a barrier leave
+RELEASED = 9 * NS  # of copies that the switch made, behind that
 OUT, BACK = write_packets(ROW), response_packets(ROW)
 # A wave of GEMM-1, the activation of one row, a wave of GEMM-2: kernels, each behind its gap.
 KERNELS = 3 * GAP + tile_ps(64, 1024) + -(-2 * (128 + 64) // 5) + 300 * NS + tile_ps(64, 64)
@@ -259,7 +260,7 @@ def pulled_ps() -> int:
 def test_dysharp_basic_token_meets_two_barriers_and_no_notice() -> None:
     timeline = run(one_token([1], num_ranks=2), "dysharp-basic")
     pushed = pushed_ps(write_packets(ROW + 4, extra_flits=1))
-    assert timeline.makespan_ps == pushed + ACKNOWLEDGED + MEET + KERNELS + GAP + MEET + pulled_ps()
+    assert timeline.makespan_ps == pushed + ACKNOWLEDGED + RELEASED + MEET + KERNELS + GAP + MEET + pulled_ps()
 
 
 def test_dysharp_comet_token_meets_one_gap_between_its_gemms() -> None:

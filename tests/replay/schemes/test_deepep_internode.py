@@ -105,7 +105,7 @@ def nvlink(machine: Machine, expert: int, row: int) -> int:
     ports = 2 * link.port_duration_ps(link.write_wire_bytes(row, 1))
     fabric = machine.system.fabric
     way = fabric.uplink_latency_ps + fabric.downlink_latency_ps + fabric.write_visibility_ps
-    return int(ports + way + costs.acknowledged().ps + costs.flag().ps)
+    return int(ports + way + costs.flag("each").ps)
 
 
 def put_ps(system: hwmodel.System, nbytes: int) -> int:
@@ -127,7 +127,7 @@ def there_ps(machine: Machine) -> int:
 def network(machine: Machine, expert: int, row: int) -> int:
     """A row from the owner to the forwarder, or back, until it is seen."""
     if expert < 8:
-        return int(machine.costs.fence().ps + machine.costs.poll().ps)
+        return int(machine.costs.behind("any").ps + machine.costs.poll().ps)
     # The tail is posted behind the row, which is there before it, and carries nothing.
     tail = machine.system.fabric.network.put_ps(over_spine=False) + machine.costs.post().ps
     assert put_ps(machine.system, row) < tail
@@ -337,7 +337,7 @@ def test_a_gpu_that_is_late_holds_up_everybody_s_notify(name: str, count: int) -
 @every("name", ["cached_notify", "combine_notify"])
 def test_rings_are_cleaned_between_barriers_of_nodes(name: str, count: int, rounds: int) -> None:
     took, machine = notify_ps(name, count)
-    fenced = machine.costs.fence().ps + machine.system.overheads.barrier_ps(8)
+    fenced = machine.costs.behind("any").ps + machine.system.overheads.barrier_ps(8)
     assert took == 2 * rounds * rail_ps(machine) + fenced
 
 
@@ -348,7 +348,7 @@ def test_the_first_barrier_meets_nodes_and_node_at_once() -> None:
     internode_notify.cached_notify(machine, machine.mark(machine.ranks))
     inside = machine.system.overheads.barrier_ps(8)
     took = schedule(graph.build()).makespan_ps - machine.system.overheads.kernel_gap_ps()
-    assert took == inside + rail_ps(machine) + machine.costs.fence().ps + inside
+    assert took == inside + rail_ps(machine) + machine.costs.behind("any").ps + inside
 
 
 def test_the_combine_s_notify_walks_through_the_heads_of_a_channel() -> None:
@@ -366,7 +366,7 @@ def test_notify_tells_the_nodes_then_the_node_and_then_the_host() -> None:
     # Counts of each node's rows, and of two experts, to seven GPUs; all tell the same one last.
     wire = link.port_duration_ps(link.write_wire_bytes(4 * (2 + 2), 1))
     way = fabric.uplink_latency_ps + fabric.downlink_latency_ps + fabric.write_visibility_ps
-    fenced = costs.fence().ps + system.overheads.barrier_ps(8)
+    fenced = costs.behind("any").ps + system.overheads.barrier_ps(8)
     until_host = rail_ps(machine) + told + rail_ps(machine) + 14 * wire + way + fenced
     # The host's launch waits for its poll; the kernel goes on meanwhile.
     expected = until_host + rail_ps(machine) + fenced + system.overheads.kernel_gap_ps()

@@ -103,7 +103,7 @@ def test_the_way_of_a_row_back(expert: int) -> None:
     graph, machine = built(rows_to(expert), "combine", nodes(2))
     costs, system = machine.costs, machine.system
     sent = costs.sm_store(ROW).ps + costs.memory_load().ps + stored_ps(machine, expert, ROW)
-    sent += costs.poll().ps if expert % 8 == 0 else costs.acknowledged().ps + costs.flag().ps
+    sent += costs.poll().ps if expert % 8 == 0 else costs.flag("each").ps
     sent += costs.sm_add(ROW, ROW).ps + costs.memory_load().ps
     # Its puts are completed before a channel tells the other node that it is through.
     if expert >= 8:

@@ -169,7 +169,7 @@ class CcFuser(Scheme):
             repeats=self.options.repeats,
             path=path,
         )
-        met = machine.sync.barrier(COMBINE, machine.kernel(ends, BARRIER), behind_stores=True)
+        met = machine.sync.barrier(COMBINE, machine.kernel(ends, BARRIER), stored="each")
         if work.is_backward:
             met = self._gradient(work, machine, blocks, pool, met, first=False)
         return self._added(work, machine, met)
@@ -197,7 +197,7 @@ class CcFuser(Scheme):
         zeros = _rows(work, blocks) * (row_bytes + written)
         zeros = zeros + _rows(work, blocks, remote=True) * work.combine_row_bytes
         ends = _zeros(machine, Kind.PERMUTE, zeros, ends, ZEROS)
-        return machine.sync.barrier(DISPATCH, machine.kernel(ends, BARRIER))
+        return machine.sync.barrier(DISPATCH, machine.kernel(ends, BARRIER), stored="nothing")
 
     def _gradient(
         self,

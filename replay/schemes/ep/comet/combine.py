@@ -256,9 +256,7 @@ def _send_rows(sent: _Messages, machine: Machine, pool: Pools, complete: Ints, p
         on=pool[src],
     )
     machine.order(loaded, stored.left)
-    # A fence and a flag behind the rows of a message.
-    waiting = costs.acknowledged() + costs.poll()
-    told = machine.sync.notify(src, dst, FLAG_BYTES, stored.arrived, waiting=waiting)
+    told = machine.sync.flag(src, dst, FLAG_BYTES, stored.arrived, stored="each")
 
     # Owners add the contributions of a group of tokens when all have come.
     owner = sent.owner

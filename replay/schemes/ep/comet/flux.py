@@ -120,7 +120,7 @@ class Flux(FusedKernelPair):
             start = machine.memory_kernel(Kind.LAYOUT, 2 * slots * INDEX_BYTES, counted, POSITIONS)
         own = tokens * work.dispatch_row_bytes
         filled = machine.memory_kernel(DISPATCH.memory, MemoryTraffic(own, own), start, FILL)
-        met = machine.sync.barrier(DISPATCH, machine.kernel(filled, BARRIER))
+        met = machine.sync.barrier(DISPATCH, machine.kernel(filled, BARRIER), stored="nothing")
         found = machine.memory_kernel(Kind.LAYOUT, (slots + rows) * INDEX_BYTES, met, TOKENS)
         ordered = machine.memory_kernel(Kind.LAYOUT, 3 * rows * INDEX_BYTES, found, BY_SOURCE)
         machine.host.wait(DISPATCH, ordered)
@@ -128,7 +128,7 @@ class Flux(FusedKernelPair):
 
     def between(self, work: LayerWork, machine: Machine, done: Ints) -> Tasks:
         """Barrier, activation, arguments and indices of kernel 2: (rank,) tasks."""
-        met = machine.sync.barrier(DISPATCH, machine.kernel(done, BARRIER))
+        met = machine.sync.barrier(DISPATCH, machine.kernel(done, BARRIER), stored="nothing")
         ends = machine.memory_kernel(Kind.ACTIVATION, activation_bytes(work), met, ACTIVATION)
         none = np.zeros(machine.num_ranks, np.int64)
         ends = machine.small_kernels(Kind.LAYOUT, none, ends, ARGUMENTS)
@@ -142,7 +142,7 @@ class Flux(FusedKernelPair):
 
     def behind(self, work: LayerWork, machine: Machine, sent: Ints) -> Tasks:
         """Barrier, flags set to zero, and the sums of what GPUs have stored: (rank,) tasks."""
-        met = machine.sync.barrier(COMBINE, machine.kernel(sent, BARRIER), behind_stores=True)
+        met = machine.sync.barrier(COMBINE, machine.kernel(sent, BARRIER), stored="each")
         none = np.zeros(machine.num_ranks, np.int64)
         cleared = machine.small_kernels(Kind.LAYOUT, none, met, CLEAR)
         parts, tokens = work.matrix("copies").sum(axis=1), np.diff(work.tokens_of_rank)

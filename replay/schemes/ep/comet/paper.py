@@ -81,4 +81,4 @@ class Comet(FusedKernelPair):
             counted = machine.memory_kernel(Kind.LAYOUT, tokens * work.num_experts, start)
             begun = machine.kernel(counted, "counts to all")
             start = machine.sync.exchange_counts(begun, 4 * work.num_experts)
-        return machine.sync.barrier(DISPATCH, machine.kernel(start, FIRST))
+        return machine.sync.barrier(DISPATCH, machine.kernel(start, FIRST), stored="nothing")

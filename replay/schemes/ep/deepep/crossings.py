@@ -188,7 +188,7 @@ def cross(
     """
     costs, (src, dst), landed = machine.costs, ends, ready.copy()
     away = src != dst
-    landed[~away] = machine.delay(kinds.sync, costs.fence(), ready[~away], src[~away])
+    landed[~away] = machine.sync.fence(kinds, ready[~away], src[~away], stored="any")
     src, to = src[away], dst[away]
     sent = machine.serve(warps[away], costs.post(), kind=kinds.send, rank=src, after=ready[away])
     stored = machine.transfers.store(

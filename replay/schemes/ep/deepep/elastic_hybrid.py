@@ -165,13 +165,13 @@ def counted(machine: Machine, num_experts: int, after: Tasks) -> Ints:
     rank, node = (axis.ravel() for axis in np.indices((machine.num_ranks, domains.num), np.int64))
     away = domains.of(rank) != node
     rank, to = rank[away], domains.peer(rank[away], node[away])
-    told = machine.sync.notify(
+    told = machine.sync.flag(
         rank,
         to,
         COUNT_BYTES * (domains.size + num_experts),
         after[rank],
+        stored="nothing",
         kinds=(Kind.COUNT_UP, Kind.COUNT_DOWN),
-        waiting=machine.costs.poll(),
     )
     return machine.gather(told, to, after)
 
@@ -246,7 +246,7 @@ def combine(
     _, arrived = pushes.push(machine, COMBINE, rows.sms, sends(pushes), row, begun, meta_bytes=meta)
     # Tails are stored with release order: rows are there before.
     remote = pushes.src != pushes.dst
-    release = Time.where(remote, costs.acknowledged() + costs.flag(), costs.poll())
+    release = Time.where(remote, costs.flag("each"), costs.poll())
     told = machine.delay(COMBINE.sync, release, arrived, pushes.dst)
     sources = np.bincount(chunk, pushes.rows, len(crossings.rows)).astype(np.int64)
     at = crossings.forwarder
@@ -274,12 +274,11 @@ def _through(machine: Machine, rows: Hybrid, there: Ints, added: Ints) -> Tasks:
     rank, node = (axis.ravel() for axis in np.indices((machine.num_ranks, domains.num), np.int64))
     other = domains.of(rank) != node
     rank, to = rank[other], domains.peer(rank[other], node[other])
-    told = machine.sync.notify(
+    told = machine.sync.flag(
         rank,
         to,
         FLAG_BYTES,
         flushed[rank],
-        kinds=(Kind.NOTIFY_UP, Kind.NOTIFY_DOWN),
-        waiting=machine.costs.poll(),
+        stored="nothing",
     )
     return machine.gather(told, to, flushed)

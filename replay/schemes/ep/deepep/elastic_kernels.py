@@ -91,14 +91,14 @@ def _up(nbytes: int, multiple: int) -> int:
 
 def _met(machine: Machine, kinds: PhaseKinds, begun: Tasks) -> Tasks:
     """Meet all GPUs by one SM, then let the others go on: (rank,) tasks."""
-    met = machine.sync.barrier(kinds, begun)
+    met = machine.sync.barrier(kinds, begun, stored="nothing")
     return machine.delay(kinds.sync, machine.costs.grid_barrier(), met)
 
 
 def _all_there(machine: Machine, kinds: PhaseKinds, arrived: Tasks) -> Tasks:
     """Flush the stores of all SMs, then meet the domain's GPUs behind them: (rank,) tasks."""
     flushed = machine.delay(kinds.sync, machine.costs.grid_barrier(), arrived)
-    return machine.sync.barrier(kinds, flushed, behind_stores=True, inside=True)
+    return machine.sync.barrier(kinds, flushed, stored="each", inside=True)
 
 
 def _counted(work: LayerWork, machine: Machine, num_sms: int, met: Ints) -> Tasks:

@@ -102,11 +102,12 @@ def store_rows(
             by_card[path.messages] = True
     acknowledged, costs = np.unique(group[~by_card]), machine.costs
     peers = min(machine.num_ranks, machine.domains.size, MOST_GPUS) - 1
-    told[acknowledged] = machine.delay(
-        kinds.sync,
-        costs.acknowledged() + costs.release(peers),
+    told[acknowledged] = machine.sync.fence(
+        kinds,
         told[acknowledged],
         groups[0][acknowledged],
+        stored="each",
+        late=costs.release(peers),
     )
     return KernelFlags(told, machine.gather(arrived[by_card], dst[by_card], begun))
 
@@ -130,7 +131,5 @@ def store_flags(
     """
     costs, seen, remote = machine.costs, after.copy(), src != dst
     seen[~remote] = machine.delay(kinds.sync, costs.visible() + costs.poll(), after[~remote], dst[~remote])
-    seen[remote] = machine.sync.notify(
-        src[remote], dst[remote], FLAG_BYTES, after[remote], kinds=ways, waiting=costs.poll()
-    )
+    seen[remote] = machine.sync.flag(src[remote], dst[remote], FLAG_BYTES, after[remote], stored="nothing", kinds=ways)
     return seen

@@ -89,8 +89,7 @@ def _counts(machine: Machine, channels: int, begun: Tasks) -> tuple[Ints, Ints]:
     away = domains.of(rank) != node
     rank, node, channel = rank[away], node[away], channel[away]
     to = domains.peer(rank, node)
-    costs = machine.costs
-    come = machine.sync.notify(rank, to, COUNTS * COUNT_BYTES, begun[rank], kinds=WAYS, waiting=costs.poll())
+    come = machine.sync.flag(rank, to, COUNTS * COUNT_BYTES, begun[rank], stored="nothing", kinds=WAYS)
     of = np.repeat(ranks, channels)
     known = machine.join(come, to * channels + channel, of, begun[of])
     return machine.gather(known, of, begun), known.reshape(-1, channels)
@@ -177,7 +176,7 @@ def _forward(
     lanes = sms.warp_lanes("deepep-forward", channels, NODE_GPUS)
     by, to = crossings.forwarder[chunk], work.copy_rank[copy[first]].astype(np.int64)
     # A row is loaded, stored, and waited for until it is there, before the next is.
-    through = costs.cache_load() + Time.where(by != to, costs.stored(), costs.visible())
+    through = costs.cache_load() + Time.where(by != to, costs.write_through(), costs.visible())
     pieces = rings.Chunks(
         by,
         to,

@@ -57,7 +57,7 @@ def notify(work: LayerWork, machine: Machine, channels: int, start: Tasks) -> Ta
     told = _tell_nodes(machine, COUNT_BYTES * (NODE_GPUS * (1 + most) + 1), met)
     met = machine.sync.rails(DISPATCH, told)
     arrived = machine.sync.exchange_counts(met, COUNT_BYTES * (domains.num + most), inside=True)
-    summed = _fenced_node(machine, DISPATCH, arrived)
+    summed = machine.sync.barrier(DISPATCH, arrived, stored="any", inside=True)
     machine.host.poll(DISPATCH, summed)
     cleaned = _last_barrier(machine, DISPATCH, summed)
     return machine.kernel(machine.gather(channels_counted, machine.ranks, cleaned), "dispatch")
@@ -95,18 +95,13 @@ def _clean(machine: Machine, kinds: PhaseKinds, begun: Tasks) -> Ints:
 
 def _first_barrier(machine: Machine, kinds: PhaseKinds, after: Tasks) -> Ints:
     """Meet the GPUs of the index in all nodes, and those of the node, at once."""
-    inside = machine.sync.barrier(kinds, after, inside=True)
+    inside = machine.sync.barrier(kinds, after, stored="nothing", inside=True)
     return machine.gather(machine.sync.rails(kinds, after), machine.ranks, inside)
 
 
 def _last_barrier(machine: Machine, kinds: PhaseKinds, after: Tasks) -> Ints:
     """Meet the GPUs of the index in all nodes, then those of the node behind a fence."""
-    return _fenced_node(machine, kinds, machine.sync.rails(kinds, after))
-
-
-def _fenced_node(machine: Machine, kinds: PhaseKinds, after: Tasks) -> Ints:
-    fenced = machine.delay(kinds.sync, machine.costs.fence(), after)
-    return machine.sync.barrier(kinds, fenced, inside=True)
+    return machine.sync.barrier(kinds, machine.sync.rails(kinds, after), stored="any", inside=True)
 
 
 def _tell_nodes(machine: Machine, nbytes: int, after: Tasks) -> Ints:

@@ -28,7 +28,6 @@ from replay.model.machine.kinds import COMBINE, DISPATCH, Kind
 
 if TYPE_CHECKING:
     from replay.model.arrays import Tasks
-    from replay.model.machine.kinds import PhaseKinds
     from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
 
@@ -61,22 +60,22 @@ def notify(work: LayerWork, machine: Machine, channels: int, start: Tasks) -> Ta
     in_channel = -(-np.diff(work.tokens_of_rank) // channels)
     looks = -(-in_channel // LANES) * -(-channels // NOTIFY_WARPS)
     channels_counted = machine.delay(DISPATCH.sync, machine.costs.cache_load() * looks, begun)
-    met = machine.sync.barrier(DISPATCH, begun)
+    met = machine.sync.barrier(DISPATCH, begun, stored="nothing")
     most = max((len(experts) for experts in work.experts_of_rank), default=0)
     arrived = machine.sync.exchange_counts(met, COUNT_BYTES * (1 + most))
-    summed = fenced_barrier(machine, DISPATCH, arrived)
+    summed = machine.sync.barrier(DISPATCH, arrived, stored="any")
     # The host polls a pinned counter, to size the output before it launches the dispatch. Meanwhile
     # the kernel goes on.
     machine.host.poll(DISPATCH, summed)
-    cleaned = fenced_barrier(machine, DISPATCH, summed)
+    cleaned = machine.sync.barrier(DISPATCH, summed, stored="any")
     ended = machine.gather(channels_counted, machine.ranks, cleaned)
     return machine.kernel(ended, "dispatch")
 
 
 def cached_notify(machine: Machine, start: Tasks) -> Tasks:
     """Clean the dispatch's rings between two barriers: (rank,) tasks of the kernel's end."""
-    met = machine.sync.barrier(DISPATCH, machine.kernel(start, CACHED_NOTIFY))
-    return fenced_barrier(machine, DISPATCH, met)
+    met = machine.sync.barrier(DISPATCH, machine.kernel(start, CACHED_NOTIFY), stored="nothing")
+    return machine.sync.barrier(DISPATCH, met, stored="any")
 
 
 def combine_notify(work: LayerWork, machine: Machine, channels: int, start: Tasks) -> Tasks:
@@ -86,16 +85,10 @@ def combine_notify(work: LayerWork, machine: Machine, channels: int, start: Task
     32 to a load, because a token without a row from this rank takes the head of the next one.
     """
     begun = machine.kernel(start, COMBINE_NOTIFY)
-    met = machine.sync.barrier(COMBINE, begun)
-    cleaned = fenced_barrier(machine, COMBINE, met)
+    met = machine.sync.barrier(COMBINE, begun, stored="nothing")
+    cleaned = machine.sync.barrier(COMBINE, met, stored="any")
     in_channel = -(-np.diff(work.tokens_of_rank) // channels)
     costs = machine.costs
     walk = costs.ns(HEAD_NS) * in_channel + costs.memory_load() * -(-in_channel // LANES)
     walked = machine.delay(COMBINE.sync, walk, begun)
     return machine.gather(walked, machine.ranks, cleaned)
-
-
-def fenced_barrier(machine: Machine, kinds: PhaseKinds, after: Tasks) -> Tasks:
-    """Wait until all that was written is visible to every GPU, then meet: (rank,) tasks."""
-    fenced = machine.delay(kinds.sync, machine.costs.fence(), after)
-    return machine.sync.barrier(kinds, fenced)

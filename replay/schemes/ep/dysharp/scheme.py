@@ -126,6 +126,8 @@ class DySharp(Scheme):
         self.two_kernels = fusion == "kernels"
         self.phases_separated = fusion == "none"
         self.fuses_activation = fusion != "none"
+        if fusion != "none":
+            self.unacknowledged = {"dispatch": "the hub of the receiving GPU counts rows as they come"}
         in_switch = isinstance(options, SwitchOptions)
         self.traffic = "switch" if in_switch else "copy"
         self.needs = IN_SWITCH if in_switch else frozenset()
@@ -220,14 +222,14 @@ class DySharp(Scheme):
         kernels = self._in_turn(machine)
         arrived, passed_on = Push(work, machine, self.options, units, hub, kernels[0]).push(begun)
         landed = machine.gather(arrived, work.copy_rank, begun)
-        dispatched = machine.sync.barrier(DISPATCH, landed, behind_stores=True)
+        dispatched = machine.sync.barrier(DISPATCH, landed, stored="multicast")
         dispatched = cast_received(machine, work, work.matrix("pairs").sum(axis=0), dispatched)
         in_turn = self._in_turn(machine)[0]
         dispatched = shared_kernels(machine, work, in_turn, start, dispatched)
         pool = machine.sms.pool("sm", machine.sms.count)
         # Rows were placed by expert on arrival: no permute before the GEMMs, none after.
         done = separate_kernels(machine, work, pool, dispatched)
-        begun = machine.sync.barrier(COMBINE, machine.kernel(done, "combine"))
+        begun = machine.sync.barrier(COMBINE, machine.kernel(done, "combine"), stored="nothing")
         rows = Pull(work, machine, self.options, units, hub, kernels[1])
         return rows.pull(begun, machine.mark(units.place, begun[units.place]), passed_on)
 

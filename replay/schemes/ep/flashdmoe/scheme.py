@@ -249,9 +249,10 @@ class FlashDMoe(Scheme):
         """Tell of each packet when its messages have `arrived`: (packet,) tasks, handed out."""
         costs, remote = machine.costs, packets.is_remote
         # The fence before a signal waits until the stores have been acknowledged.
+        machine.notes.meet("fences")  # each packet's own, where it has rows for a peer
         fenced = machine.serve(
             -1,
-            Time.where(remote & (packets.rows > 0), costs.acknowledged(), NO_TIME),
+            Time.where(remote & (packets.rows > 0), costs.behind("each"), NO_TIME),
             late=Time.where(remote, NO_TIME, costs.visible()),
             kind=DISPATCH.sync,
             rank=packets.source,
@@ -426,10 +427,5 @@ class FlashDMoe(Scheme):
             stored[partial] = machine.mark(dst[partial], stored[partial])
             machine.order(padding, stored[partial])
         # The fence before the flag, and the polls after it, are waiting of nobody but the tile.
-        return machine.sync.notify(
-            src,
-            dst,
-            SIGNAL_BYTES,
-            stored,
-            waiting=machine.costs.acknowledged() + self._handing_out(machine),
-        )
+        polled = machine.costs.poll()  # by its block, behind the scheduler's poll; see `_handing_out`
+        return machine.sync.flag(src, dst, SIGNAL_BYTES, stored, stored="each", late=polled)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from replay.model.machine.kinds import PhaseKinds
     from replay.model.machine.machine import Machine
     from replay.model.machine.sms import Split
+    from replay.model.machine.times import Stored
     from replay.model.work.layer import LayerWork
 
 EXPECTED, MEET = "expected values of flags", "device sync"
@@ -79,16 +80,16 @@ class RowSizes:
         return cls(out + probs, back, slot, stores + 1)
 
 
-def meet(machine: Machine, kinds: PhaseKinds, after: Tasks, *, behind_rows: bool = False) -> Tasks:
+def meet(machine: Machine, kinds: PhaseKinds, after: Tasks, *, stored: Stored) -> Tasks:
     """Launch the kernel of one thread that meets all GPUs of the node: (rank,) tasks of its end."""
-    return machine.sync.barrier(kinds, machine.kernel(after, MEET), behind_stores=behind_rows, inside=True)
+    return machine.sync.barrier(kinds, machine.kernel(after, MEET), stored=stored, inside=True)
 
 
 def _begun(machine: Machine, kinds: PhaseKinds, after: Tasks, name: str) -> Tasks:
     """Launch what precedes a kernel, and the kernel: (rank,) tasks of its begin."""
     nothing = np.zeros(machine.num_ranks, np.int64)
     expected = machine.memory_kernel(kinds.sync, nothing, after, EXPECTED)
-    return machine.kernel(meet(machine, kinds, expected), name)
+    return machine.kernel(meet(machine, kinds, expected, stored="nothing"), name)
 
 
 def _sm_of_token(work: LayerWork, num_sms: int, chunk_tokens: int) -> Ints:
@@ -102,7 +103,7 @@ def dispatch(work: LayerWork, machine: Machine, split: Split, num_sms: int, chun
     begun = _begun(machine, DISPATCH, start, "dispatch")
     shape = num_sms, chunk_tokens
     pushed = push_rows(work, machine, split, shape, RowSizes.of(work), begun)
-    return meet(machine, DISPATCH, pushed, behind_rows=True)
+    return meet(machine, DISPATCH, pushed, stored="each")
 
 
 def push_rows(
@@ -146,7 +147,8 @@ def combine(work: LayerWork, machine: Machine, split: Split, num_sms: int, chunk
     """Add the combine kernel between two meetings: (rank,) tasks of the end."""
     begun = _begun(machine, COMBINE, start, "combine")
     shape = num_sms, chunk_tokens
-    return meet(machine, COMBINE, pull_rows(work, machine, split, shape, RowSizes.of(work), begun))
+    pulled = pull_rows(work, machine, split, shape, RowSizes.of(work), begun)
+    return meet(machine, COMBINE, pulled, stored="nothing")
 
 
 def pull_rows(

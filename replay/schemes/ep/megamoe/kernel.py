@@ -118,7 +118,7 @@ class MegaKernel(ABC):
         written = machine.gather(numbers, src, counted)
         grid = machine.delay(DISPATCH.sync, costs.grid_barrier(), written)
         told = machine.sync.exchange_counts(grid, COUNT_BYTES * work.num_experts // work.num_ranks)
-        met = machine.sync.barrier(DISPATCH, told, behind_stores=True)
+        met = machine.sync.barrier(DISPATCH, told, stored="each")
         return machine.delay(DISPATCH.sync, costs.grid_barrier(), met)
 
     # ---- rows to the experts ---------------------------------------------------------------------
@@ -253,11 +253,10 @@ class MegaKernel(ABC):
         if len(shared[0]):
             done = machine.gather(*shared, done)
         grid = machine.delay(COMBINE.sync, costs.grid_barrier(), done)
-        # A release of system scope: what was stored before has been acknowledged.
         sent = machine.gather(sent_rows.arrived, sent_rows.src, grid)
         n = work.num_ranks
         flags, ends = np.nonzero(~np.eye(n, dtype=bool))
-        told = machine.sync.notify(flags, ends, FLAG_BYTES, sent[flags], waiting=costs.acknowledged() + costs.poll())
+        told = machine.sync.flag(flags, ends, FLAG_BYTES, sent[flags], stored="each")
         of = np.empty((n, n), np.int64)  # (expert's rank, owner)
         of[flags, ends], of[machine.ranks, machine.ranks] = told, grid
 
@@ -282,7 +281,7 @@ class MegaKernel(ABC):
         written = machine.stream(COMBINE.memory, sums, owner, added)
         machine.notes.follow("combined", token, written)
         # Before a GPU leaves the kernel all have done their tiles, and it has their flags.
-        left = machine.gather(told, ends, machine.sync.barrier(COMBINE, sent, behind_stores=True))
+        left = machine.gather(told, ends, machine.sync.barrier(COMBINE, sent, stored="each"))
         return machine.gather(written, owner, left)
 
     def _store(self, second: TileTasks, pool: Pools) -> Sent:

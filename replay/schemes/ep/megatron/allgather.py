@@ -30,6 +30,7 @@ from replay.model.work.capacity import CarriedLayer, with_equal_tokens
 from replay.schemes.ep.base import Scheme
 from replay.schemes.ep.facts import Buffer
 from replay.schemes.ep.megatron.experts import ExpertOptions, refused, run_experts
+from replay.schemes.ep.nccl import FLAGS_IN_DATA
 from replay.schemes.ep.nccl_alltoall import INDEX_BYTES, PERMUTES, ROW_MAP_PASSES
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class MegatronAllGather(Scheme):
         "routing"
     )
     loses = "few choices, and few tokens, by a second wait and small kernels; FP32 probabilities"
+    unacknowledged = FLAGS_IN_DATA
     traffic = "ring"
     network = "rings"
     full_nodes = "its rings go through all of each"

@@ -93,6 +93,9 @@ class MoeHub(Scheme):
             "kernels for sums": "SMs of the owner add",
         }
     )
+    unacknowledged = MappingProxyType(
+        dict.fromkeys(("dispatch", "combine"), "the hub of the receiving GPU counts rows as they come")
+    )
     proposes = frozenset({"address-allocation", "store-merging", "launch-on-arrival"})
     traffic = "pair"
     overlap = "whole layer"
@@ -187,7 +190,7 @@ class _Layer:
         ended = self._after_shared(ended)
         # The kernel of the sums is next in the stream; all rows must have come to all GPUs.
         ended = machine.gather(landed, work.pair_source, ended)
-        met = machine.sync.barrier(COMBINE, ended, behind_stores=True)
+        met = machine.sync.barrier(COMBINE, ended, stored="each")
         begun = machine.kernel(met, "sums")
         ends = self._add(begun[work.source_rank[np.unique(work.pair_token)]], begun)
         if work.is_backward:

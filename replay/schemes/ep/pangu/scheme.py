@@ -40,7 +40,7 @@ from replay.model.machine.domains import Domains
 from replay.model.work.capacity import CarriedLayer, with_equal_tokens
 from replay.schemes.ep.facts import Buffer
 from replay.schemes.ep.memory import cast_tokens, on_each
-from replay.schemes.ep.nccl import FIFO_SOURCE
+from replay.schemes.ep.nccl import FIFO_SOURCE, FLAGS_IN_DATA
 from replay.schemes.ep.pangu.exchanges import fifo_bytes, held_sms
 from replay.schemes.ep.pangu.layer import PanguLayer
 from replay.schemes.ep.pangu.options import PanguOptions
@@ -78,6 +78,7 @@ class Pangu(StagedScheme):
         "one node, where nothing is gathered and its operators are a dozen kernels more; few tokens, by two waits; "
         "many nodes and few choices, by rows that nobody wants"
     )
+    unacknowledged = FLAGS_IN_DATA
     traffic = "pair"
     network = "gather"
     full_nodes = "its all-gathers are between GPUs of one index"

@@ -29,6 +29,7 @@ from replay.schemes.ep.facts import Buffer
 if TYPE_CHECKING:
     from replay.model.arrays import Ints, Tasks
     from replay.model.machine.machine import Machine
+    from replay.model.machine.times import Stored
     from replay.model.work.layer import LayerWork
 
 ID_BYTES, WEIGHT_BYTES, FLAG_BYTES = 4, 4, 4
@@ -108,11 +109,11 @@ def _told(machine: Machine, last: Ints, *, is_combine: bool) -> Ints:
     """Tell every peer, and wait for all: (rank,) marks."""
     costs, n = machine.costs, machine.num_ranks
     src, dst = np.nonzero(~np.eye(n, dtype=bool))
-    waiting = costs.poll() if is_combine else costs.acknowledged() + costs.poll()
     if not is_combine:
         last = machine.delay(DISPATCH.sync, costs.release(max(n - 1, 0)), last)
     kinds = (Kind.NOTIFY_UP, Kind.NOTIFY_DOWN) if is_combine else (Kind.SIGNAL_UP, Kind.SIGNAL_DOWN)
-    told = machine.sync.notify(src, dst, FLAG_BYTES, last[src], kinds=kinds, waiting=waiting)
+    stored: Stored = "nothing" if is_combine else "each"  # results are read from where they lie
+    told = machine.sync.flag(src, dst, FLAG_BYTES, last[src], stored=stored, kinds=kinds)
     return machine.gather(told, dst, last)
 
 

@@ -47,6 +47,8 @@ from replay.schemes.ep.trtllm import one_sided, two_sided
 from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hwmodel import System
     from replay.model.arrays import Ints, Tasks
     from replay.model.machine.machine import Machine
@@ -119,6 +121,12 @@ class TrtLlmAllToAll(Scheme):
         if not self._one_sided and topk > two_sided.MOST_TOPK:
             return f"its kernels take {two_sided.MOST_TOPK} experts per token at most, not {topk}"
         return ""
+
+    @property
+    def unacknowledged(self) -> Mapping[str, str]:  # type: ignore[override]  # an option decides
+        """Lines of a queue carry its step."""
+        lines = "lines of a row carry the step of its queue"
+        return {} if self._one_sided else {"dispatch": lines, "combine": lines}
 
     @property
     def _one_sided(self) -> bool:

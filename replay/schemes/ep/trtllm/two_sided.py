@@ -125,13 +125,14 @@ def prepare(work: LayerWork, machine: Machine, start: Tasks) -> Tasks:
     begun = machine.kernel(start, COUNT)
     counted = machine.delay(Kind.LAYOUT, (costs.memory_load() + costs.ns(ROUND_NS)) * rounds, begun)
     src, dst = np.nonzero(~np.eye(n, dtype=bool))
-    told = machine.sync.notify(
+    told = machine.sync.flag(
         src,
         dst,
         2 * ID_BYTES,
         counted[src],
+        stored="nothing",
         kinds=(Kind.COUNT_UP, Kind.COUNT_DOWN),
-        waiting=costs.remote_load() + costs.poll(),  # the place of a count has to be free
+        late=costs.remote_load(),  # the place of a count has to be free
     )
     known = machine.gather(told, dst, counted)
     copies = np.maximum(work.matrix("copies").max(axis=1), work.matrix("copies").max(axis=0))

@@ -80,9 +80,7 @@ def normalise(kernels: TensorKernels, norm: Norm, pushing: PushingBlocks, loadin
     machine.order(normed[member], known[of])
     told = np.repeat(known[:, None], num, axis=1)
     which, other = np.nonzero(owner[:, None] != machine.ranks)
-    told[which, other] = machine.sync.notify(
-        owner[which], other, FLAG_BYTES, known[which], waiting=machine.costs.poll()
-    )
+    told[which, other] = machine.sync.flag(owner[which], other, FLAG_BYTES, known[which], stored="nothing")
     machine.order(told.T.ravel(), loading.ready[:, part].ravel())
 
     made = np.zeros(int(pushing.part[-1]) + 1, np.int64)  # last block of each row tile, anywhere

@@ -103,7 +103,7 @@ class Cais(TensorScheme):
     ) -> Tasks:
         """Launch a kernel of blocks that load rows: (rank,) tasks of its end."""
         machine = kernels.machine
-        begun = machine.kernel(machine.sync.barrier(GATHER, after), name)
+        begun = machine.kernel(machine.sync.barrier(GATHER, after, stored="nothing"), name)
         loading = load(self._blocks(kernels))
         grid = self._grid(machine, loading.resident)
         grid.add(loading.first, loading.end, loading.place)
@@ -137,7 +137,7 @@ class Cais(TensorScheme):
         grid.launch(begun)
         done = _ended(machine, pushing.end, begun)
         machine.order(pushing.added.tasks, done[pushing.added.rank])
-        return machine.sync.barrier(REDUCE, done, behind_stores=True)
+        return machine.sync.barrier(REDUCE, done, stored="each")
 
     # ---- product, norm and product ---------------------------------------------------------------
 
