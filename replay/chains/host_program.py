@@ -101,6 +101,15 @@ def typical_program(
     return None
 
 
+def about_typical(scheme: Scheme) -> str:
+    """Say which layer `typical_program` lists the kernels of."""
+    return (
+        f"of a reference layer, not of yours: {RANKS} GPUs of {SYSTEMS[scheme.platform or 'cuda']} in one NVLink "
+        f"domain, {EXPERTS} experts of which every one has a row, top-{TOP_K}, in the first types that it takes of "
+        "FP8, BF16, FP32"
+    )
+
+
 class _Outline(GraphBuilder):
     """A graph of which nothing but the number of tasks is kept: hosts launch without the rest."""
 

@@ -265,10 +265,7 @@ def _worth_two(spec: RunSpec, trace: RoutingTrace) -> int:
 
 def _show_tuned(results: Sequence[Result], *, name_all: bool) -> None:
     """Say what was chosen by replay, and if asked for also who had no choice."""
-    for result in results:
-        scheme = result.scheme
-        if scheme.tuned:
-            chosen = ", ".join(f"{option}={scheme.options[option]}" for option in scheme.tuned[0].options)
-            print(f"{scheme.name}: chose {chosen} out of {len(scheme.tuned)} tried.")
-        elif name_all:
-            print(f"{scheme.name}: has nothing to choose.")
+    from replay.experiments.layer.tables.notes import tuned_notes
+
+    for line in tuned_notes(results, name_all=name_all):
+        print(line)

@@ -322,6 +322,7 @@ def _operations(scheme: Scheme) -> None:
         return
     count = host_program.num_kernels(listed)
     print(f"\nsoftware: kernels of a layer on each GPU, if it has several experts: {count}")
+    print(indented(f"({host_program.about_typical(scheme)})", "  ", "  "))
     for one in listed:
         what = f"{one.launches:>5} x {one.name}" if one.launches else f"   wait: {one.name}"
         more = "; ".join(text for text in (one.moves, one.source) if text)

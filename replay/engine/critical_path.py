@@ -6,7 +6,7 @@ here, by one walk back through the schedule.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -43,9 +43,9 @@ class CriticalPath:
         Holding a server (or, on the null resource, the delay itself).
     latency_ps
         On the way, after leaving the server.
-    behind_ps
-        The queueing time by the kind of the tasks that were in service meanwhile (`DRAWN` for what
-        was drawn from a line); sums to the sum of ``queueing_ps``.
+    behind
+        (link,): the queueing time by the kind of the tasks that were in service meanwhile (`DRAWN`
+        for what was drawn from a line); each adds up to its ``queueing_ps``.
     """
 
     kind_names: tuple[str, ...]
@@ -57,7 +57,12 @@ class CriticalPath:
     credits_ps: Int64s
     service_ps: Int64s
     latency_ps: Int64s
-    behind_ps: dict[str, int]
+    behind: list[dict[str, int]]
+
+    @property
+    def behind_ps(self) -> dict[str, int]:
+        """The queueing time of the chain by the kind of what was in service meanwhile."""
+        return _added(self.behind)
 
     def by_cause(self) -> dict[str, int]:
         """Time by cause; adds up to the makespan."""
@@ -76,6 +81,27 @@ class CriticalPath:
         """Time by group of resources and cause; pure delays are the group ``(delay)``."""
         groups = (*self.groups, "(delay)")  # the null resource counts from the end
         return self._by([groups[where] for where in self.resource.tolist()])
+
+    def behind_by_kind(self) -> dict[str, dict[str, int]]:
+        """Queueing time by the kind of the task that waited, and of what was in service meanwhile."""
+        waited: dict[str, list[dict[str, int]]] = {}
+        for kind, behind in zip(self.kind.tolist(), self.behind, strict=True):
+            if behind:
+                waited.setdefault(self.kind_names[kind], []).append(behind)
+        return {kind: _added(behind) for kind, behind in waited.items()}
+
+    def services(self, kinds: Collection[str]) -> dict[tuple[str, str, int], int]:
+        """Count the tasks of some kinds that hold a server: by kind, group as `by_group` has it, and length."""
+        groups = (*self.groups, "(delay)")
+        found: dict[tuple[str, str, int], int] = {}
+        for kind, where, length in zip(
+            self.kind.tolist(), self.resource.tolist(), self.service_ps.tolist(), strict=True
+        ):
+            name = self.kind_names[kind]
+            if length and name in kinds:
+                key = name, groups[where], length
+                found[key] = found.get(key, 0) + 1
+        return found
 
     def _by(self, names: list[str]) -> dict[str, dict[str, int]]:
         numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
@@ -246,10 +272,6 @@ def path_of(graph: TaskGraph, links: Links, queueing_ps: Int64s, behind: list[di
     queueing_ps, behind
         (link,): how long each waited for servers, and the same by what these did.
     """
-    total: dict[str, int] = {}
-    for of_link in behind:
-        for name, time in of_link.items():
-            total[name] = total.get(name, 0) + time
     path = CriticalPath(
         graph.kind_names,
         graph.resources.groups,
@@ -260,10 +282,18 @@ def path_of(graph: TaskGraph, links: Links, queueing_ps: Int64s, behind: list[di
         links.start_ps - links.ready_ps - queueing_ps,
         links.end_ps - links.start_ps,
         links.visible_ps - links.end_ps,
-        total,
+        behind,
     )
     _check(path, graph, int(links.visible_ps.max(initial=0)))
     return path
+
+
+def _added(several: Iterable[dict[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for one in several:
+        for name, time in one.items():
+            total[name] = total.get(name, 0) + time
+    return total
 
 
 def waiting(links: Links) -> Int64s:

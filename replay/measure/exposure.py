@@ -31,23 +31,24 @@ Bools = npt.NDArray[np.bool_]
 MOVING = frozenset(kind for kind in Kind if KINDS[kind].role in ("serialisation", "copying") and kind not in ACKS)
 """Messages, and work of SMs and memory for rows that travel; nobody waits for acknowledgements."""
 
+_OF_ROLE = {role: among(kind for kind in Kind if KINDS[kind].role == role) for role in ("compute", "copying")}
 
-TILES, WHOLE, MOVES = range(3)
-"""Computing on SMs, other computing and launches, and `MOVING`: what a GPU is busy with."""
+TILES, WHOLE, MOVES, COPIES = range(4)
+"""Computing on SMs, other computing and launches, messages, SMs and memory that copy rows: what a GPU is busy with."""
 
 
 def _flags_of_kinds() -> npt.NDArray[np.int8]:
     """(2, kind): what a GPU is busy with in a task that is not, or is, on an SM; -1 for nothing."""
     flags = np.full((2, len(Kind)), -1, np.int8)
     flags[:, among(MOVING)] = MOVES
+    flags[:, _OF_ROLE["copying"]] = COPIES
     flags[:, among({*COMPUTE, Kind.LAUNCH})] = [[WHOLE], [TILES]]
     return flags
 
 
 _FLAG_OF_KIND = _flags_of_kinds()
-_OF_ROLE = {role: among(kind for kind in Kind if KINDS[kind].role == role) for role in ("compute", "copying")}
 
-NUM_SUMS = 7
+NUM_SUMS = 8
 """Numbers that a GPU's time is divided into, see `_divided`."""
 
 
@@ -138,7 +139,7 @@ class ExposureCollector:
             (rank,): when each GPU's own tokens are combined, later than all that was closed.
         """
         self._divide(pools, rank_end)
-        by_time, by_sms, unfilled = np.split(self._divided, [3, 6], axis=1)
+        by_time, copying, by_sms, unfilled = np.split(self._divided, [3, 4, 7], axis=1)
         of_gpu = (self._whole * pools.capacity[: self._num_ranks])[:, None]
         return ExposedTimes(
             by_time.sum(axis=1),
@@ -146,6 +147,7 @@ class ExposureCollector:
                 by_time=_waiting(by_time),
                 by_sms=_waiting(by_sms // of_gpu),
                 unfilled_us=(unfilled // of_gpu / 1e6)[:, 0].tolist(),
+                copying_us=(copying / 1e6)[:, 0].tolist(),
             ),
         )
 
@@ -168,7 +170,7 @@ class ExposureCollector:
         """Divide each GPU's time until some moment (rank,)."""
         num_ranks = self._num_ranks
         # Resources that come later may divide SMs in more parts; the old number divides the new.
-        self._divided[:, 3:] *= pools.whole // self._whole
+        self._divided[:, 4:] *= pools.whole // self._whole
         self._whole = pools.whole
         self._divided += _divided(
             self._until_ps,
@@ -211,7 +213,7 @@ def _busy(
         of = (WHOLE * num_ranks + rank).astype(np.int32)
         of[end <= start] = -1
         blocks += [Block(of, start), Block(of, end, sign=-1)]
-    return Levels(3 * num_ranks, blocks).covered()
+    return Levels((COPIES + 1) * num_ranks, blocks).covered()
 
 
 def _of_tasks(timeline: Timeline, tasks: Ints) -> Intervals:
@@ -263,11 +265,12 @@ def _divided(low: int, until: Ints, tiles: Intervals, parts: Ints, busy: Interva
 
     Returns
     -------
-    Picoseconds of waiting for wires, imbalance and latency by time, the same times the parts of SMs
-    that wait, and picoseconds times parts that are unfilled.
+    Picoseconds of waiting for wires, imbalance and latency by time, of wires the part in which rows
+    are copied; the three times the parts of SMs that wait, and picoseconds times parts that are unfilled.
     """
     from replay.engine.kernels.sums import (
         ANYBODY,
+        COPIED,
         PARTLY,
         TRAVELS,
         WHOLLY,
@@ -291,8 +294,13 @@ def _divided(low: int, until: Ints, tiles: Intervals, parts: Ints, busy: Interva
         )
     )
     what = np.repeat(
-        [WITHIN, PARTLY, WHOLLY, TRAVELS, ANYBODY],
-        [num_ranks, tiles.owner.size, *np.bincount(flag[some], minlength=3)[WHOLE:], num_ranks * anybody.owner.size],
+        [WITHIN, PARTLY, WHOLLY, TRAVELS, COPIED, ANYBODY],
+        [
+            num_ranks,
+            tiles.owner.size,
+            *np.bincount(flag[some], minlength=COPIES + 1)[WHOLE:],
+            num_ranks * anybody.owner.size,
+        ],
     )
     amount = np.ones(what.size, np.int64)
     amount[num_ranks : num_ranks + parts.size] = parts

@@ -24,6 +24,7 @@ from replay.measure.parts import (
     BusiestResource,
     CriticalPathTimes,
     Mechanisms,
+    OverheadTasks,
     PhaseTimes,
     Utilisation,
 )
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from replay.model.machine.notes import Notes
 
 Int32s = npt.NDArray[np.int32]
+
+OVERHEAD = frozenset(KIND_NAMES[kind] for kind in Kind if KINDS[kind].role == "overhead")
 
 CAUSES = ("compute", "serialisation", "copying", "overhead", "queueing", "latency", "credits")
 
@@ -335,4 +338,11 @@ def critical_path_of(path: GraphPath) -> CriticalPathTimes:
             group: {cause: us(time) for cause, time in times.items()} for group, times in path.by_group().items()
         },
         queueing_behind_us={name: us(time) for name, time in path.behind_ps.items()},
+        behind_by_kind_us={
+            name: {served: us(time) for served, time in of.items()} for name, of in path.behind_by_kind().items()
+        },
+        overhead=[
+            OverheadTasks(kind=kind, group=group, each_us=us(length), count=count)
+            for (kind, group, length), count in path.services(OVERHEAD).items()
+        ],
     )

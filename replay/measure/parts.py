@@ -258,11 +258,15 @@ class Exposure(Strict):
     unfilled_us
         For each GPU, that share of the instants in which it computes and nothing of its own is
         under way. Too few tiles are ready: the last ones of a kernel, or those of rows that came.
+    copying_us
+        For each GPU, the part of `by_time.wires_us` in which its SMs or memory copy rows, whatever
+        is on its ports; None in results of older versions.
     """
 
     by_time: WaitTimes
     by_sms: WaitTimes
     unfilled_us: list[float]
+    copying_us: list[float] | None = None
 
 
 class SmTime(Strict):
@@ -341,6 +345,23 @@ class Bounds(Strict):
     largest_us: float
 
 
+class OverheadTasks(Strict):
+    """Tasks of a critical path that are overhead: those of one kind, place and length.
+
+    Attributes
+    ----------
+    kind, group
+        Kind of the tasks, and class of the resource that they hold; ``(delay)`` for none.
+    each_us, count
+        Time of each, and how many there are.
+    """
+
+    kind: str
+    group: str
+    each_us: float
+    count: int
+
+
 class CriticalPathTimes(Strict):
     """One chain of tasks and waits that adds up to the layer's time.
 
@@ -355,6 +376,11 @@ class CriticalPathTimes(Strict):
         resource.
     queueing_behind_us
         The queueing time by the kind of the tasks that were served meanwhile.
+    behind_by_kind_us
+        The same by the kind of the task that waited; None in results of older versions.
+    overhead
+        Service that is overhead, by kind, place and length; it adds up to that of `by_cause_us`.
+        None in results of older versions.
     """
 
     num_tasks: int
@@ -362,6 +388,8 @@ class CriticalPathTimes(Strict):
     by_kind_us: dict[str, dict[str, float]]
     by_resource_us: dict[str, dict[str, float]]
     queueing_behind_us: dict[str, float]
+    behind_by_kind_us: dict[str, dict[str, float]] | None = None
+    overhead: list[OverheadTasks] | None = None
 
 
 class TableUse(Strict):

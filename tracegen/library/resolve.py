@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tracegen import models
 from tracegen.library import catalogue as catalogues
 from tracegen.library import fetched, listed, settings
 from tracegen.library.address import check_url, full, is_url
@@ -18,6 +20,11 @@ from tracegen.shared.errors import UserError, check_kind, unknown
 
 MARK = "#"
 """Between a catalogue and a name in it: ``https://example.org/traces#their-trace``."""
+
+SHORT = 3
+"""Letters that are too few to be the begin of a model's name."""
+ALIKE = 0.8
+"""Likeness of a name to a model's, as `difflib` counts it, from which on the model may be meant."""
 
 _log = logging.getLogger(__name__)
 
@@ -125,12 +132,23 @@ def resolve(name: str | Path, catalogue: str | None, present: settings.Settings)
         known, problems = search(catalogue, offline=present.offline)
         error = unknown("trace", text, [item.entry.name for item in known])
         said = "".join(f"; {problem}" for problem in problems)
-        msg = f"{error}; or give the path of a file{said}"
+        msg = f"{error}; or give the path of a file{_of_model(text)}{said}"
         raise UserError(msg)
     if isinstance(found.location, Path) and not found.location.is_file():
         msg = f"{text}: {found.location} is listed by {found.catalogue}, but is not there"
         raise UserError(msg)
     return found
+
+
+def _of_model(name: str) -> str:
+    """Say how a trace of a model is made, for a name that is nearly a model's; empty for others."""
+    known = [*models.names(), *models.aliases()]
+    near = [one for one in known if one.startswith(name)] if len(name) > SHORT else []
+    near = near or difflib.get_close_matches(name, known, n=1, cutoff=ALIKE)
+    if not near:
+        return ""
+    made = f"moereplay trace generate uniform --model {near[0]} --out trace.h5"
+    return f". {near[0]} is a model: `{made}` makes a trace of it; `moereplay trace models` lists all"
 
 
 def split(name: str | Path, catalogue: str | None) -> tuple[str | Path, str | None]:

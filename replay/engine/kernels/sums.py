@@ -158,9 +158,9 @@ def find_last_ends(e):
 
 
 #: What may be set of an owner's time, in this order: the whole of it, what serves with some of its
-#: parts, with all of them, what travels, anything of anybody.
-WITHIN, PARTLY, WHOLLY, TRAVELS, ANYBODY = range(5)
-NUM_SHARES = 7
+#: parts, with all of them, what travels, what is copied, anything of anybody.
+WITHIN, PARTLY, WHOLLY, TRAVELS, COPIED, ANYBODY = range(6)
+NUM_SHARES = 8
 
 
 class Flags(KernelMemory):
@@ -184,7 +184,7 @@ class Flags(KernelMemory):
 @entry(Flags)
 def divide_time(f):
     """Add up the time in which all parts are idle, and time times the parts that are, by cause."""
-    within = partly = wholly = travels = anybody = before = 0
+    within = partly = wholly = travels = copies = anybody = before = 0
     for place in range(2 * f.num_flags):
         flag = f.order[place]
         time = f.time[flag]
@@ -198,7 +198,7 @@ def divide_time(f):
         if within > 0 and length > 0 and wholly == 0:
             idle = f.most[owner] - partly
             at = NUM_SHARES * owner
-            if travels > 0:
+            if travels + copies > 0:
                 cause = 0
             elif partly == 0 and anybody > 0:
                 cause = 1
@@ -208,8 +208,10 @@ def divide_time(f):
                 cause = 3
             if partly == 0:
                 f.shares[at + cause] = f.shares[at + cause] + length
+                if copies > 0:
+                    f.shares[at + 3] = f.shares[at + 3] + length
             if idle > 0:
-                f.shares[at + 3 + cause] = f.shares[at + 3 + cause] + length * idle
+                f.shares[at + 4 + cause] = f.shares[at + 4 + cause] + length * idle
         amount = sign * f.amount[flag]
         what = f.what[flag]
         if what == WITHIN:
@@ -220,5 +222,7 @@ def divide_time(f):
             wholly += amount
         elif what == TRAVELS:
             travels += amount
+        elif what == COPIED:
+            copies += amount
         else:
             anybody += amount

@@ -8,18 +8,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from pydantic import Field
+
 from replay.errors import UserError, listed, unknown
 from replay.experiments.base.names import LACKING
-from replay.experiments.base.result import ComparisonBase, Document
+from replay.experiments.base.result import ComparisonBase, Document, TimedResult
 from replay.experiments.collective.result import CollectiveResult
 from replay.experiments.collective.spec import size_text
 from replay.experiments.layer.experiment import EXPERIMENT as LAYER
 from replay.experiments.layer.result import Comparison
+from replay.experiments.layer.tables.notes import heading, launch_notes, tuned_notes
+from replay.schemes.registry import EVERY
 from replay.studies.differences import any_experiment as of_any
 from replay.studies.differences.inputs import changes_of
 from replay.studies.differences.outcome import changed
 from replay.studies.differences.pairs import names_of
 from replay.studies.differences.parts import Change, QuantityDifference
+from replay.studies.differences.path import BARRIERS, GAPS, HOST_WAITS, LAUNCHES
 from replay.studies.differences.sides import Side, side_of
 from tracegen.shared.display.frames import flat
 from tracegen.shared.strict import Strict
@@ -35,6 +40,15 @@ DESCRIBED = ("scheme", "option")
 """Parts of the names of inputs that are of the scheme."""
 OF_THE_SCHEME = ("sequence_parallel", "is_paired")
 """Other inputs that are not the same because the schemes are not."""
+
+
+VALUES = {
+    GAPS: ("kernel_gap_stream_us", "kernel_gap_graph_us"),
+    LAUNCHES: ("launch_us", "graph_launch_us"),
+    BARRIERS: ("fence_us", "grid_barrier_us"),
+    HOST_WAITS: ("host_sync_us",),
+}
+"""Overheads of a system that parts of a path may consist of."""
 
 
 class Share(Strict):
@@ -63,6 +77,29 @@ class PhaseSpan(Strict):
     other_us: tuple[float, float] | None
 
 
+class OverheadCount(Strict):
+    """Tasks of the critical paths that are overhead: those of one length, and how many each path has.
+
+    Attributes
+    ----------
+    where, what
+        The part of the path that they add up to.
+    each_us
+        Time of each.
+    key
+        Value of the system that it is; empty where it is a constant of software or a sum.
+    one, other
+        How many the first's path has, and the second's.
+    """
+
+    where: str
+    what: str
+    each_us: float
+    key: str = ""
+    one: int
+    other: int
+
+
 class Explanation(Document):
     """Sources of the difference between the times of two results.
 
@@ -89,6 +126,12 @@ class Explanation(Document):
         What else is measured or counted and is not the same; ``before`` is the first.
     inputs
         What entered otherwise beside the scheme and its options.
+    heading, notes
+        Lines on what was replayed and how it was launched, as the comparison of layers has them.
+    overhead
+        Tasks that overhead on the paths consists of.
+    code
+        Modules of each scheme of moereplay's own, by its name.
     """
 
     LEFT_OUT_IF_NONE: ClassVar[frozenset[str]] = frozenset({"experiment"})
@@ -105,6 +148,10 @@ class Explanation(Document):
     phases: list[PhaseSpan]
     quantities: list[QuantityDifference]
     inputs: list[Change]
+    heading: list[str] = Field(default_factory=list)
+    notes: list[str] = Field(default_factory=list)
+    overhead: list[OverheadCount] = Field(default_factory=list)
+    code: dict[str, list[str]] = Field(default_factory=dict)
 
     def _rows(self) -> list[dict[str, Any]]:
         """One for each part of the critical paths."""
@@ -131,14 +178,16 @@ def explain(one: ResultBase | str | Path, other: ResultBase | str | Path) -> Exp
     _check_single(one, before)
     _check_single(other, after)
     first, second = side_of(experiment, before), side_of(experiment, after)
+    described = {"overhead": _overhead(first, second), "code": _code(before, after)}
     if experiment is LAYER:
         _check_layers(before, after)
         names = names_of([before, after])
-        return _explained(first._replace(name=names[0]), second._replace(name=names[1]))
+        described |= {"heading": _heading(before, after), "notes": _notes([before, after])}
+        return _explained(first._replace(name=names[0]), second._replace(name=names[1]), **described)
     if first.name == second.name:
         first = first._replace(name=f"{first.name} (1)")
         second = second._replace(name=f"{second.name} (2)")
-    return _explained(first, second, experiment.name)
+    return _explained(first, second, experiment=experiment.name, **described)
 
 
 def _check_layers(first: Result, second: Result) -> None:
@@ -155,10 +204,9 @@ def _check_layers(first: Result, second: Result) -> None:
         raise UserError(message)
 
 
-def _explained(one: Side, other: Side, experiment: str | None = None) -> Explanation:
+def _explained(one: Side, other: Side, **described: Any) -> Explanation:
     spans = one.spans_us if one.spans_us and other.spans_us else {}
     return Explanation(
-        experiment=experiment,
         one=one.name,
         other=other.name,
         one_us=one.time_ps / 1e6,
@@ -172,7 +220,55 @@ def _explained(one: Side, other: Side, experiment: str | None = None) -> Explana
         ],
         quantities=changed(one.numbers, other.numbers),
         inputs=[each for each in changes_of([("", one.entered, other.entered)]) if not _is_of_the_scheme(each.what)],
+        **described,
     )
+
+
+def _heading(first: Result, second: Result) -> list[str]:
+    """Lines on what both replays are of, or on each where they differ in more than scheme and placement."""
+    alike = ("trace", "system", "batch", "types")
+    if all(getattr(first, name) == getattr(second, name) for name in alike):
+        return heading(first, second).splitlines()
+    return [*dict.fromkeys(line for one in (first, second) for line in heading(one).splitlines())]
+
+
+def _notes(results: list[Result]) -> list[str]:
+    sms = {
+        one.scheme.name: [f"{name}={value}" for name, value in one.scheme.options.items() if name.endswith("sms")]
+        for one in results
+    }
+    held = "; ".join(f"{name} {', '.join(options)}" for name, options in sms.items() if options)
+    return [*launch_notes(results), *tuned_notes(results), *([f"SMs that move rows: {held}."] if held else [])]
+
+
+def _code(*results: ResultBase) -> dict[str, list[str]]:
+    """Modules of the schemes of some results, those of files and plug-ins left out."""
+    names = [each.name for one in results if isinstance(one, TimedResult) for each in one.schemes]
+    return {name: EVERY[name].modules() for name in names if name in EVERY}
+
+
+def _overhead(one: Side, other: Side) -> list[OverheadCount]:
+    """Tasks that either path has, the longest time of all of a length first."""
+    found = [
+        OverheadCount(
+            where=where,
+            what=what,
+            each_us=each_us,
+            key=_key(what, each_us, one, other),
+            one=one.overhead.get((where, what, each_us), 0),
+            other=other.overhead.get((where, what, each_us), 0),
+        )
+        for where, what, each_us in {**one.overhead, **other.overhead}
+    ]
+    return sorted(found, key=lambda each: -each.each_us * max(each.one, each.other))
+
+
+def _key(what: str, each_us: float, *sides: Side) -> str:
+    """Value of the system that tasks of a length are of; empty for none."""
+    found = (
+        key for key in VALUES.get(what, ()) for side in sides if side.entered.get(f"system.overheads.{key}") == each_us
+    )
+    return next((f"overheads.{key}" for key in found), "")
 
 
 def _is_of_the_scheme(what: str) -> bool:

@@ -9,33 +9,36 @@ from replay.report.comparisons import tables_group
 from replay.report.tables import table
 from replay.report.words import WORDS
 from replay.studies.differences.page import MOST_STEPS, quantity_columns
+from replay.studies.differences.path import NO_PHASE
 from tracegen.shared.display.content import BarPart, Bars, Column, Page, Section, Table, Waterfall
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rich.console import Group
 
-    from replay.studies.differences.explanation import Explanation, Share
+    from replay.studies.differences.explanation import Explanation, OverheadCount, Share
     from tracegen.shared.display.content import Cell, Item
 
-MOST = 12
-"""Rows of the first table; the rest is one row, so that they add up."""
+COVERED = 0.9
+"""Share of the differences, and of either time, that rows of the first table have; the rest is one row."""
 COMPOSED = {"train": ", mean over the GPUs", "serve": ""}
 """Experiments whose times are composed of many replays, without one critical path."""
 SMALL = 0.05  # us; a smaller difference is not seen in the tables
-MOST_QUANTITIES = 10
+MOST_QUANTITIES = 14
+MOST_LENGTHS = 10
 
 
 def explanation_tables(found: Explanation) -> Group:
     """Tables of what is longer by phase and cause, of GPUs' activities, of phases, and of other changes."""
     tables = [
         path_table(found),
+        overhead_table(found) if found.overhead else None,
         gpus_table(found) if found.gpus else None,
         phases_table(found) if found.phases else None,
         quantities_table(found) if found.quantities else None,
     ]
-    return tables_group(sentence(found), tables, lines(found))
+    return tables_group("\n".join([*found.heading, sentence(found)]), tables, lines(found))
 
 
 def sentence(found: Explanation) -> str:
@@ -57,12 +60,16 @@ def sentence(found: Explanation) -> str:
 
 
 def _reason(share: Share) -> str:
-    return f"{share.what} in {share.where} {share.difference_us:+,.1f} us"
+    return f"{_named(share)} {share.difference_us:+,.1f} us"
+
+
+def _named(share: Share | OverheadCount) -> str:
+    return share.what if share.where == NO_PHASE else f"{share.what} in {share.where}"
 
 
 def path_table(found: Explanation) -> Table:
     """The critical paths by phase and cause."""
-    seen = [share for share in found.path if abs(share.difference_us) >= SMALL][:MOST]
+    seen = _largest(found)
     rest = [share for share in found.path if share not in seen]
     rows: list[Sequence[Cell]] = [(share.where, share.what, *_times(share)) for share in seen]
     if rest:
@@ -72,11 +79,47 @@ def path_table(found: Explanation) -> Table:
     return Table("path", title_of_path(found), columns, rows)
 
 
+def _largest(found: Explanation) -> list[Share]:
+    """Parts that cover most of the differences and of either time, the largest difference first."""
+    seen: list[Share] = []
+    sizes: tuple[Callable[[Share], float], ...] = (
+        lambda one: abs(one.difference_us),
+        lambda one: one.one_us,
+        lambda one: one.other_us,
+    )
+    for size in sizes:
+        missing = (1 - COVERED) * sum(map(size, found.path))
+        rest = sum(size(share) for share in found.path if share not in seen)
+        for share in sorted(found.path, key=size, reverse=True):
+            if rest <= missing:
+                break
+            if share not in seen:
+                seen.append(share)
+                rest -= size(share)
+    return [share for share in found.path if share in seen and max(_times(share)[:2]) >= SMALL]
+
+
 def title_of_path(found: Explanation) -> str:
     """Title that names what the parts are of."""
     if found.experiment in COMPOSED:
         return f"Parts that it is composed of{COMPOSED[found.experiment]}"
     return "Critical path: one chain of tasks and waits"
+
+
+def overhead_table(found: Explanation) -> Table:
+    """Table of the tasks that overhead on the paths consists of: how long each is, and how many there are."""
+    seen = [one for one in found.overhead if one.each_us * max(one.one, one.other) >= SMALL][:MOST_LENGTHS]
+    return table(
+        "overhead",
+        "Overhead on the critical path: tasks of one length",
+        seen,
+        (Column("phase"), lambda each: each.where),
+        (Column("spent on"), lambda each: each.what),
+        (Column("each", "us", ",.3f"), lambda each: each.each_us),
+        (Column(found.one, form="d"), lambda each: each.one),
+        (Column(found.other, form="d"), lambda each: each.other),
+        (Column("value of the system", rank=2), lambda each: each.key or None),
+    )
 
 
 def gpus_table(found: Explanation) -> Table:
@@ -113,10 +156,11 @@ def quantities_table(found: Explanation) -> Table:
 
 
 def lines(found: Explanation) -> list[str]:
-    """Lines on the words, and on other inputs that differ."""
+    """Lines on launches and choices, the words, the code, and on other inputs that differ."""
     known = () if found.experiment in COMPOSED else WORDS  # they are of critical paths
-    shown = [cause for cause in known if any(share.what == cause for share in found.path)]
-    said = [f"{cause}: {WORDS[cause]}." for cause in shown]
+    shown = {share.what.partition(" behind ")[0] for share in found.path}
+    said = [*found.notes, *(f"{cause}: {WORDS[cause]}." for cause in known if cause in shown)]
+    said += [f"Code of {name}: {', '.join(modules)}." for name, modules in found.code.items()]
     if found.inputs:
         names = ", ".join(dict.fromkeys(each.what for each in found.inputs))
         said.append(f"Not the scheme alone: {names} entered otherwise too (`moereplay diff`).")
@@ -163,7 +207,7 @@ def page(found: Explanation, command: str = "") -> Page:
 
 def steps(found: Explanation) -> Waterfall:
     """From the first's time to the second's, one step for each part of the critical path."""
-    changes = [(f"{share.where}: {share.what}", share.difference_us) for share in found.path[:MOST_STEPS]]
+    changes = [(_named(share), share.difference_us) for share in found.path[:MOST_STEPS]]
     return Waterfall(
         name="steps",
         title=f"From {found.one} to {found.other}: "

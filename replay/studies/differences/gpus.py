@@ -10,12 +10,14 @@ if TYPE_CHECKING:
     from replay.experiments.base.result import TimedResult
     from replay.measure.result import Measures
 
-COMPUTING = "computing, launching"
-WIRES, OTHERS, LATENCIES = "waiting for wires", "waiting for other GPUs", "waiting for latencies"
+COMPUTING = "computing, between kernels"
+ON_THE_WAY = "waiting for rows on their way"
+COPYING, MESSAGES = "waiting for SMs that copy rows", "waiting for messages alone"
+OTHERS, LATENCIES = "waiting for other GPUs", "waiting for latencies"
 EXPOSED = "exposed"
 LAST = "waiting for the last GPU"
-PARTS = (COMPUTING, WIRES, OTHERS, LATENCIES, EXPOSED, LAST)
-"""All that a GPU does or waits for; `EXPOSED` where an older version does not say for what."""
+PARTS = (COMPUTING, COPYING, MESSAGES, ON_THE_WAY, OTHERS, LATENCIES, EXPOSED, LAST)
+"""All that a GPU does or waits for; `ON_THE_WAY` and `EXPOSED` where an older version does not say for what."""
 
 
 def of_gpus(result: TimedResult) -> dict[tuple[str, str], int]:
@@ -37,9 +39,13 @@ def _of_gpu(measures: Measures) -> dict[str, int]:
     ends = measures.rank_end_us
     waits = {EXPOSED: measures.exposed_communication_us_per_gpu}
     if measures.exposure is not None:
-        by_time = measures.exposure.by_time
+        by_time, copying = measures.exposure.by_time, measures.exposure.copying_us
+        moved = {ON_THE_WAY: by_time.wires_us}
+        if copying is not None:
+            alone = [both - of for both, of in zip(by_time.wires_us, copying, strict=True)]
+            moved = {COPYING: copying, MESSAGES: alone}
         waits = {
-            WIRES: by_time.wires_us,
+            **moved,
             OTHERS: by_time.imbalance_us,
             LATENCIES: by_time.latency_us,
         }

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from replay.experiments.layer.result import Result
+from replay.experiments.layer.tables.memory import memory_of
 from replay.studies.differences.any_experiment import Numbers, came_out
 from replay.studies.differences.parts import QuantityDifference, SchemeDifference, TimePart
 from replay.studies.differences.path import by_cause, by_phase, ps
@@ -17,6 +18,15 @@ if TYPE_CHECKING:
     from replay.measure.parts import PortBytes
     from replay.studies.differences.pairs import Pair
     from replay.studies.differences.path import Ps
+
+
+SM_TIMES = {
+    "SMs computing": "computing_us",
+    "SMs copying": "copying_us",
+    "SMs waiting for L2": "waiting_for_l2_us",
+    "SMs waiting for HBM": "waiting_for_hbm_us",
+}
+"""What SMs spend time on, and the fields of `SmTime` that have it."""
 
 
 def outcome(pair: Pair) -> SchemeDifference:
@@ -90,24 +100,48 @@ def _measured(result: TimedResult, phases: Mapping[str, str]) -> Iterator[tuple[
     exposed = sum(one.exposed_communication_us for one in all_of)
     yield ("exposed communication, mean of the GPUs", "us"), exposed
     yield ("bound", "us"), sum(one.bounds_us.largest_us for one in all_of)
+    bounds = [one.bounds_us for one in all_of]
+    yield ("wire bound", "us"), sum(one.port_us if one.phases_us is None else one.phases_us for one in bounds)
     for phase in ("dispatch", "combine"):
         word = phases.get(phase, phase)
         yield (f"{word} payload", "bytes"), _bytes(one.payload_bytes[phase] for one in all_of)
         yield (f"{word} on the wires", "bytes"), _bytes(one.wire_bytes[phase] for one in all_of)
-    spent = [one.sm_time_us for one in all_of if one.sm_time_us is not None]
-    for name in ("computing", "copying", "waiting_for_l2", "waiting_for_hbm"):
-        if spent:
-            time = sum(sum(getattr(one, f"{name}_us")) for one in spent)
-            yield (f"SMs {name.replace('_', ' ').replace(' l2', ' L2').replace(' hbm', ' HBM')}", "us"), time
-    room = getattr(result, "room", None)  # of layers
-    if room is not None:
-        yield ("memory of the GPU that needs most", "bytes"), room.needed_bytes
+    yield from _of_sms(result)
+    yield from _of_memory(result)
     counted: Counter[str] = Counter()
     for one in all_of:
         counted.update({name: sum(of) for name, of in one.mechanisms.counters.items()})
     for name, count in counted.items():
         yield (name, ""), count
     yield ("tasks", ""), sum(one.num_tasks for one in all_of)
+
+
+def _of_sms(result: TimedResult) -> Iterator[tuple[tuple[str, str], float]]:
+    """Time of an SM by what it does, mean over all; and SMs that only communicate, of a dense layer."""
+    spent = [one.sm_time_us for one in result.measured if one.sm_time_us is not None]
+    system = getattr(result, "system", None)
+    num_sms = None if system is None else system.values.get("gpu.num_sms")
+    for name, field in SM_TIMES.items():
+        if spent and isinstance(num_sms, int):
+            yield (f"{name}, mean of the SMs", "us"), sum(_mean(getattr(one, field)) for one in spent) / num_sms
+    number = getattr(result, "communication_sms", None)
+    if number is not None:
+        yield ("SMs that only communicate", ""), number
+
+
+def _of_memory(result: TimedResult) -> Iterator[tuple[tuple[str, str], float]]:
+    """Memory of the GPU that needs most: of a layer, and with the experts of all layers of the model."""
+    if not isinstance(result, Result):
+        return
+    memory = memory_of(result)
+    if memory is not None:
+        yield ("memory of a layer, fullest GPU", "bytes"), max(memory.total_bytes)
+    if result.room is not None:
+        yield ("memory with the experts of all layers", "bytes"), result.room.needed_bytes
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    return sum(numbers) / max(len(numbers), 1)
 
 
 def _bytes(ports: Iterable[PortBytes]) -> int:

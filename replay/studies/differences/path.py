@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from replay.engine.critical_path import DRAWN
 from replay.model.machine.kinds import KIND_NAMES, KINDS, Kind, phase_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from replay.experiments.base.result import TimedResult
     from replay.measure.parts import CriticalPathTimes
 
-LAUNCHES = "launches"
+NO_PHASE = "no phase"
 """Where the critical path's time is that belongs to no phase: hosts, and gaps between kernels."""
+
+GAPS, LAUNCHES = "gaps between kernels", "launches of hosts"
+BARRIERS, HOST_WAITS, NO_SM, READS = "barriers and flags", "waits of hosts", "no SM", "reads"
+OVERHEADS = {
+    Kind.LAUNCH: GAPS,
+    Kind.HOST: LAUNCHES,
+    Kind.DELAY: "random delays",
+    Kind.GEMM2_SYNC: "handing out tiles",
+}
+"""Service of a kind that is overhead; of all others it is of `BARRIERS`, or of `HOST_WAITS` on a host's thread."""
+
+HOST = "host"
+"""Class of the resource that a host's thread is."""
+
+SERVICES = ("compute", "copying", "serialisation", *OVERHEADS.values(), BARRIERS, HOST_WAITS)
+"""All that the path's time of service is called."""
+WAITS = ("queueing", *(f"queueing behind {what}" for what in (*SERVICES, READS)), "latency", "credits", NO_SM)
+"""All that waits of the path are called; queueing alone in results of older versions."""
 
 Ps = dict[str, int]
 
@@ -34,15 +53,46 @@ def of_paths(paths: Iterable[CriticalPathTimes]) -> dict[tuple[str, str], int]:
 
     Returns
     -------
-    Picoseconds by phase (`LAUNCHES` for none) and cause (`CriticalPathTimes.by_cause_us`); they add up
-    to the time of all.
+    Picoseconds by phase (`NO_PHASE` for none) and cause (`SERVICES`, `WAITS`); they add up to
+    the time of all. Queueing is told apart by what was served meanwhile.
     """
     spent: Counter[tuple[str, str]] = Counter()
     for path in paths:
         for kind, times in path.by_kind_us.items():
             for what, time in times.items():
-                spent[phase_of_kind(kind), role_of_kind(kind) if what == "service" else what] += ps(time)
-    return spent
+                spent[phase_of_kind(kind), _cause(kind, what)] += ps(time)
+        for kind, behind in (path.behind_by_kind_us or {}).items():
+            for served, time in behind.items():
+                spent[phase_of_kind(kind), f"queueing behind {service_of_kind(served)}"] += ps(time)
+                spent[phase_of_kind(kind), "queueing"] -= ps(time)
+        for one in overhead_of(path):
+            if one.what == HOST_WAITS:
+                spent[one.where, HOST_WAITS] += one.number * ps(one.each_us)
+                spent[one.where, BARRIERS] -= one.number * ps(one.each_us)
+    return {part: time for part, time in spent.items() if time}
+
+
+class Overhead(NamedTuple):
+    """Tasks of a path that are overhead, of one length: where, what of `SERVICES`, time of each, how many."""
+
+    where: str
+    what: str
+    each_us: float
+    number: int
+
+
+def overhead_of(path: CriticalPathTimes) -> Iterator[Overhead]:
+    """Give all overhead of a path; nothing where an older version does not say."""
+    for one in path.overhead or ():
+        what = service_of_kind(one.kind)
+        is_host = what == BARRIERS and one.group == HOST
+        yield Overhead(phase_of_kind(one.kind), HOST_WAITS if is_host else what, one.each_us, one.count)
+
+
+def _cause(kind: str, what: str) -> str:
+    if what == "service":
+        return service_of_kind(kind)
+    return NO_SM if what == "credits" and kind == KIND_NAMES[Kind.LAUNCH] else what
 
 
 def paths_of(result: TimedResult) -> list[CriticalPathTimes]:
@@ -52,20 +102,18 @@ def paths_of(result: TimedResult) -> list[CriticalPathTimes]:
 
 def by_phase(result: TimedResult) -> Ps:
     """Time of the path by phase."""
-    spent: Counter[str] = Counter()
-    for (phase, _), time in by_phase_and_cause(result).items():
-        spent[phase] += time
-    return spent
+    return _summed(result, 0)
 
 
 def by_cause(result: TimedResult) -> Ps:
-    """Time of the path by cause, where queueing is told apart by what was served meanwhile."""
+    """Time of the path by cause."""
+    return _summed(result, 1)
+
+
+def _summed(result: TimedResult, place: int) -> Ps:
     spent: Counter[str] = Counter()
-    for path in paths_of(result):
-        spent.update({cause: ps(time) for cause, time in path.by_cause_us.items()})
-        for kind, time in path.queueing_behind_us.items():
-            spent[f"queueing behind {role_of_kind(kind)}"] += ps(time)
-            spent["queueing"] -= ps(time)
+    for part, time in by_phase_and_cause(result).items():
+        spent[part[place]] += time
     return spent
 
 
@@ -73,9 +121,15 @@ def phase_of_kind(kind: str) -> str:
     """Phase of a kind by its name; older versions had kinds that are not there any more."""
     if kind not in KIND_NAMES:
         return kind
-    return phase_of(Kind(KIND_NAMES.index(kind))) or LAUNCHES
+    return phase_of(Kind(KIND_NAMES.index(kind))) or NO_PHASE
 
 
-def role_of_kind(kind: str) -> str:
-    """Name of the service of a kind."""
-    return KINDS[Kind(KIND_NAMES.index(kind))].role if kind in KIND_NAMES else kind
+def service_of_kind(kind: str) -> str:
+    """Name of the service of a kind, one of `SERVICES`; or of what was drawn from a line."""
+    if kind == DRAWN:
+        return READS
+    if kind not in KIND_NAMES:
+        return kind
+    number = Kind(KIND_NAMES.index(kind))
+    role = KINDS[number].role
+    return OVERHEADS.get(number, BARRIERS) if role == "overhead" else role

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from replay.engine import critical_path
@@ -17,7 +19,7 @@ from replay.studies.differences.any_experiment import came_out
 from replay.studies.differences.gpus import of_gpus
 from replay.studies.differences.inputs import entered
 from replay.studies.differences.outcome import numbers_of
-from replay.studies.differences.path import by_phase_and_cause, of_paths, ps
+from replay.studies.differences.path import by_phase_and_cause, of_paths, overhead_of, paths_of, ps
 
 if TYPE_CHECKING:
     from replay.experiments.base.experiment import AnyExperiment
@@ -49,6 +51,8 @@ class Side(NamedTuple):
         What is measured or counted.
     entered
         What entered, by dotted name.
+    overhead
+        Tasks of the path that are overhead, and how many have each length.
     """
 
     name: str
@@ -58,6 +62,7 @@ class Side(NamedTuple):
     spans_us: Mapping[str, tuple[float, float]]
     numbers: Numbers
     entered: Mapping[str, Any]
+    overhead: Mapping[tuple[str, str, float], int] = MappingProxyType({})
 
 
 def side_of(experiment: AnyExperiment, result: ResultBase) -> Side:
@@ -78,9 +83,8 @@ def _of_schedules(result: TimedResult, phases: Mapping[str, str]) -> Side:
         path[phases.get(phase, phase), cause] = time
     spans = {}
     if len(result.measured) == 1 and getattr(result, "chain", None) is None:
-        spans = {
-            phases.get(phase, phase): (span.start_us, span.end_us) for phase, span in result.measured[0].phases.items()
-        }
+        begun = sorted(result.measured[0].phases.items(), key=lambda one: one[1].start_us)
+        spans = {phases.get(phase, phase): (span.start_us, span.end_us) for phase, span in begun}
     return Side(
         name=result.name,
         time_ps=ps(result.headline_us),
@@ -89,7 +93,16 @@ def _of_schedules(result: TimedResult, phases: Mapping[str, str]) -> Side:
         spans_us=spans,
         numbers=numbers_of(result, phases),
         entered=entered(result),
+        overhead=_overhead(result, phases),
     )
+
+
+def _overhead(result: TimedResult, phases: Mapping[str, str]) -> Counter[tuple[str, str, float]]:
+    counts: Counter[tuple[str, str, float]] = Counter()
+    for path in paths_of(result):
+        for where, what, each_us, count in overhead_of(path):
+            counts[phases.get(where, where), what, each_us] += count
+    return counts
 
 
 def _of_collective(result: CollectiveResult) -> Side:

@@ -122,7 +122,7 @@ def test_explain_replays_two_schemes(capsys, files, tmp_path):
 
 def test_explain_reads_a_comparison(capsys, files):
     code, out, _ = run(capsys, "explain", "nccl-alltoall", "deepep", files / "a.json")
-    assert code == 0 and out.startswith("nccl-alltoall takes")
+    assert code == 0 and "\nnccl-alltoall takes" in out
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,7 @@ def test_a_broken_plugin_does_not_break_the_list(monkeypatch: pytest.MonkeyPatch
 def test_an_explanation_lists_what_the_host_launches() -> None:
     done = invoke("schemes", "nccl-alltoall")
     assert "kernels of a layer on each GPU, if it has several experts: 27" in done.stdout
+    assert "(of a reference layer, not of yours: 8 GPUs of dgx-h100" in done.stdout
     assert "3 x row map" in done.stdout
     assert "wait: counts to the host" in done.stdout
     assert "the first wait of the host ends what a CUDA graph can hold" in done.stdout

@@ -16,6 +16,7 @@ from replay.errors import UserError
 from replay.report.text import render
 from replay.studies.differences.page import difference_tables, quantity_columns
 from replay.studies.differences.parts import Difference, QuantityDifference
+from replay.studies.differences.path import HOST_WAITS
 
 OLD = Path(__file__).parents[2] / "data" / "results"
 SCHEMES = ["deepep", "nccl-alltoall", "deepep-ll"]
@@ -167,9 +168,9 @@ def test_slower_links_cost_time_on_the_wires(compared):
 
 def test_a_slower_host_costs_overhead_where_the_host_waits(compared):
     found = replay.diff(compared["nothing"], compared["host"])
-    overhead, all_of_it = changed(found, "nccl-alltoall", {"overhead"})
+    overhead, all_of_it = changed(found, "nccl-alltoall", {HOST_WAITS})
     assert all_of_it == overhead == 40 - 15  # it waits once: how many rows will it receive?
-    assert changed(found, "deepep-ll", {"overhead"}) == (0, 0)  # no host of it waits
+    assert changed(found, "deepep-ll", {HOST_WAITS}) == (0, 0)  # no host of it waits
 
 
 def test_another_input_is_a_difference_even_where_nothing_comes_of_it(compared):

@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 
 import replay
 from replay.errors import UserError
 from replay.experiments.base.names import row_names
-from replay.experiments.layer.result import Comparison
+from replay.experiments.dense.experiment import EXPERIMENT as DENSE
+from replay.experiments.layer.result import Comparison, Result
+from replay.experiments.layer.tables import tables
+from replay.model.machine.kinds import PHASES
 from replay.report.pages import page
 from replay.report.text import render
+from replay.report.words import WORDS
 from replay.studies.differences.explanation import Explanation, pick
 from replay.studies.differences.explanation_page import explanation_tables, path_table
-from replay.studies.differences.path import LAUNCHES, by_cause, by_phase, by_phase_and_cause
+from replay.studies.differences.gpus import EXPOSED, PARTS
+from replay.studies.differences.outcome import numbers_of
+from replay.studies.differences.path import (
+    HOST_WAITS,
+    NO_PHASE,
+    NO_SM,
+    SERVICES,
+    WAITS,
+    by_cause,
+    by_phase,
+    by_phase_and_cause,
+)
+from replay.studies.differences.sides import ALONE
 from tracegen.shared.display.palette import places
 
 SCHEMES = ["deepep", "nccl-alltoall", "deepep-ll", "comet"]
@@ -70,17 +87,18 @@ def test_phases_and_causes_are_two_sums_of_one_thing(compared):
         both = by_phase_and_cause(result)
         for phase, time in by_phase(result).items():
             assert time == sum(part for (where, _), part in both.items() if where == phase)
-        causes = by_cause(result)
-        behind = sum(time for name, time in causes.items() if name.startswith("queueing "))
-        for cause in ("compute", "serialisation", "copying", "overhead", "latency", "credits"):
-            assert causes[cause] == sum(part for (_, what), part in both.items() if what == cause)
-        assert behind == sum(part for (_, what), part in both.items() if what == "queueing")
+        causes, measured = by_cause(result), Counter()
+        for path in (one.critical_path for one in result.measured):
+            measured.update({cause: ps(time) for cause, time in path.by_cause_us.items()})
+        together = {"overhead": SERVICES[3:], "queueing": WAITS[:-3], "credits": ("credits", NO_SM)}
+        for cause, time in measured.items():
+            assert time == sum(causes.get(name, 0) for name in together.get(cause, (cause,)))
 
 
 def test_the_mean_gpu_waits_for_what_its_measures_say(compared):
     found = replay.explain(compared["nccl-alltoall"], compared["deepep"])
     parts = {part.where: part for part in found.gpus}
-    waits = ("wires", "other GPUs", "latencies")
+    waits = ("SMs that copy rows", "messages alone", "other GPUs", "latencies")
     exposed = sum(parts[f"waiting for {what}"].one_us for what in waits)
     total = compared["nccl-alltoall"].totals.exposed_communication_us
     assert exposed == pytest.approx(total, abs=1e-4)
@@ -91,6 +109,64 @@ def test_the_mean_gpu_waits_for_what_its_measures_say(compared):
     assert parts["waiting for the last GPU"].other_us == pytest.approx(sum(ends), abs=1e-4)
 
 
+def test_overhead_is_told_by_tasks_and_adds_up(compared):
+    found = replay.explain(compared["nccl-alltoall"], compared["deepep"])
+    parts = {(part.where, part.what): part for part in found.path}
+    for where, what in {(one.where, one.what) for one in found.overhead}:
+        of = [one for one in found.overhead if (one.where, one.what) == (where, what)]
+        assert sum(ps(one.each_us) * one.one for one in of) == ps(parts[where, what].one_us)
+        assert sum(ps(one.each_us) * one.other for one in of) == ps(parts[where, what].other_us)
+    gap = next(one for one in found.overhead if one.what == "gaps between kernels")
+    assert (gap.where, gap.each_us, gap.key) == (NO_PHASE, 2.0, "overheads.kernel_gap_stream_us")
+    assert any(one.key == "overheads.host_sync_us" and one.one for one in found.overhead)
+
+
+def test_a_result_of_an_older_version_is_explained_by_what_it_says(compared):
+    """Hosts' waits are among barriers, queueing is one, and rows on their way are not told apart."""
+    document = json.loads(compared["nccl-alltoall"].model_dump_json(by_alias=True))
+    for part in [*document["layers"], document["chain"]]:
+        if part is not None and "measures" in part:
+            del part["measures"]["exposure"]["copying_us"]
+            del part["measures"]["critical_path"]["overhead"], part["measures"]["critical_path"]["behind_by_kind_us"]
+    older = Result.model_validate(document)
+    found = replay.explain(older, older)
+    assert {"queueing", "barriers and flags"} <= {part.what for part in found.path}
+    assert HOST_WAITS not in {part.what for part in found.path} and not found.overhead
+    assert sum(ps(part.one_us) for part in found.path) == ps(found.one_us)
+    assert "waiting for rows on their way" in {part.where for part in found.gpus}
+
+
+def test_what_was_replayed_is_said_as_the_comparison_says_it(compared):
+    found = replay.explain(compared["deepep"], compared["comet"])
+    text, said = (" ".join(render(one).split()) for one in (explanation_tables(found), tables(compared, details=False)))
+    for line in (*found.heading, *found.notes[:1]):
+        assert line in text and line in said
+    (chosen,) = [note for note in found.notes if "comet: chose" in note]
+    assert "dispatch_sms=" in chosen and chosen.endswith("tried.")
+    assert found.code["deepep"] == ["replay.schemes.ep.deepep.normal", "replay.schemes.ep.staged"]
+    assert "Code of comet: replay.schemes.ep.comet.paper, replay.schemes.ep.comet.scheme." in text
+
+
+def test_rows_cover_most_of_both_times_and_of_the_difference(compared):
+    found = replay.explain(compared["deepep"], compared["comet"])
+    rows = {tuple(row[:2]) for row in path_table(found).rows}
+    for of in ("one_us", "other_us", "difference_us"):
+        seen = sum(abs(getattr(part, of)) for part in found.path if (part.where, part.what) in rows)
+        assert seen >= 0.9 * sum(abs(getattr(part, of)) for part in found.path)
+
+
+def test_every_row_has_a_word():
+    phases = [*PHASES, *DENSE.phases.values()]
+    assert {f"{phase} phase" for phase in phases} | {NO_PHASE, ALONE} <= WORDS.keys()
+    assert {*SERVICES, *WAITS, *PARTS} - {EXPOSED} <= WORDS.keys()
+
+
+def test_every_quantity_has_a_word(compared):
+    counters = {name for one in compared.results for each in one.measured for name in each.mechanisms.counters}
+    names = {name for one in compared.results for name, _ in numbers_of(one)} - counters
+    assert names | {"all else", "in all"} <= WORDS.keys()
+
+
 def test_a_slower_host_is_found_where_the_host_waits(trace):
     """DeepEP's host waits once for the counts: nothing else of its path changes."""
     one, slow = (
@@ -99,8 +175,8 @@ def test_a_slower_host_is_found_where_the_host_waits(trace):
     )
     found = replay.explain(one, slow)
     (part,) = [part for part in found.path if part.difference_us]
-    assert part.what == "overhead" and part.difference_us == found.difference_us == 40 - 15
-    assert part.where != LAUNCHES
+    assert part.what == HOST_WAITS and part.difference_us == found.difference_us == 40 - 15
+    assert part.where != NO_PHASE
     assert [each.what for each in found.inputs] == ["system.overheads.host_sync_us"]
     assert "Not the scheme alone: system.overheads.host_sync_us" in render(explanation_tables(found))
 

@@ -106,6 +106,7 @@ def test_waiting_for_credits_is_told_from_queueing() -> None:
     assert ahead < waiter
     assert path.by_cause() == {"service": 10, "queueing": 20, "latency": 0, "credits": 30}
     assert path.behind_ps == {"ahead": 20}
+    assert path.behind_by_kind() == {"wait": path.behind_ps}
 
 
 def test_timeline_sums_by_resource() -> None:

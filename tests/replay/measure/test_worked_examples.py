@@ -96,8 +96,21 @@ def test_exposed_communication_and_what_it_waits_for(two_gpus: tuple[Bench, list
     assert parts.by_sms.imbalance_us == [4, 4]
     assert parts.by_sms.latency_us == [2, 0]
     assert parts.unfilled_us == [2.25, 0]
+    assert parts.copying_us == [0, 0]
     assert parts.by_time.total_us == result.exposed_communication_us_per_gpu == [9, 7]
     assert result.exposed_communication_us == 8
+
+
+def test_rows_that_sms_copy_are_told_from_messages_alone(two_gpus: tuple[Bench, list[int]]) -> None:
+    """GPU 0 copies for a microsecond while its message arrives, and for another behind that."""
+    bench, ends = two_gpus
+    later = bench.task(Kind.MARK, 0, -1, 11)[0]
+    bench.task(COMBINE.receive, 0, bench.machine.sms.pool("copies", 1)[0], 2, later)
+    parts = bench.measured(ends).exposure
+    assert parts is not None
+    assert parts.copying_us == [2, 0]
+    assert parts.by_time.wires_us == [4, 3]  # the message alone for the first 2 of GPU 0
+    assert parts.by_time.latency_us == [1, 0]
 
 
 def test_acknowledgements_are_nothing_that_is_waited_for(

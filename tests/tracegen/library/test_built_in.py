@@ -96,6 +96,12 @@ def test_a_name_works_from_any_folder(tmp_path, monkeypatch):
             "toy-unifrom",
             r"unknown trace 'toy-unifrom' \(did you mean 'toy-uniform'\?\); known: deep",
         ),
+        (
+            "qwen3-30b",
+            r"unknown trace 'qwen3-30b'.* qwen3-30b-a3b is a model: `.* --model qwen3-30b-a3b --out trace.h5` makes",
+        ),
+        ("mixtral8x7b", "mixtral-8x7b is a model"),
+        ("toy-unifrom", "path of a file$"),
         ("absent.h5", "absent.h5: no such file"),
         ("some/where", "some/where: no such file"),
         (Path("toy-uniform"), "toy-uniform: no such file"),

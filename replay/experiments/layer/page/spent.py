@@ -13,7 +13,16 @@ from replay.model.machine.kinds import PHASES
 from replay.report.charts import parts_of
 from replay.studies.differences.gpus import COMPUTING, of_gpus
 from replay.studies.differences.gpus import PARTS as GPU_PARTS
-from replay.studies.differences.path import LAUNCHES, by_cause, by_phase, by_phase_and_cause, ps
+from replay.studies.differences.path import (
+    NO_PHASE,
+    NO_SM,
+    SERVICES,
+    WAITS,
+    by_cause,
+    by_phase,
+    by_phase_and_cause,
+    ps,
+)
 from tracegen.shared.display.content import Bars, Span, Waterfall
 
 if TYPE_CHECKING:
@@ -22,10 +31,10 @@ if TYPE_CHECKING:
     from replay.experiments.layer.result import Result
     from tracegen.shared.display.content import BarPart
 
-MOVING = frozenset({"dispatch", "combine", "placement", LAUNCHES})
+MOVING = frozenset({"dispatch", "combine", "placement", NO_PHASE})
 """Phases of the critical path in which nothing is computed for tokens."""
 
-ORDER = (LAUNCHES, *PHASES)
+ORDER = (NO_PHASE, *PHASES)
 """Phases in the order in which a layer meets them."""
 
 CAUSES = (
@@ -40,7 +49,9 @@ CAUSES = (
 )
 TOGETHER = {
     **dict.fromkeys(("permute", "unpermute"), "permute, unpermute"),
-    **{f"queueing behind {role}": "queueing" for role in ("copying", "serialisation", "overhead")},
+    **dict.fromkeys(set(WAITS) - set(CAUSES), "queueing"),
+    **dict.fromkeys(set(SERVICES) - set(CAUSES), "overhead"),
+    NO_SM: "credits",
 }
 """Small parts of a path that bars put together, so that no two parts have one colour."""
 
@@ -96,7 +107,7 @@ def cause_bars(results: Sequence[Result]) -> Bars:
         parts=_parts(results, spent, CAUSES, waiting),
         unit="us",
         says="Queueing: all servers are busy with other tasks. Credits: there is no room in a "
-        "buffer. Serialisation: bytes pass a port. Overhead: launches, barriers, flags, hosts.",
+        "buffer, or no SM is free. Serialisation: bytes pass a port. Overhead: gaps, barriers, flags, hosts.",
         longest=_longest(results),
     )
 
@@ -164,7 +175,7 @@ def _parts(
 
 def _places(one: tuple[str, str]) -> tuple[int, int]:
     """Place of a phase and a cause in a layer; what is neither is last."""
-    phase, cause = one
+    phase, cause = one[0], TOGETHER.get(one[1], one[1])
     return (
         ORDER.index(phase) if phase in ORDER else len(ORDER),
         CAUSES.index(cause) if cause in CAUSES else len(CAUSES),

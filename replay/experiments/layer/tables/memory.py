@@ -51,7 +51,7 @@ def memory_table(results: Sequence[Result]) -> Table | None:
 
     made = table(
         "memory",
-        "Device memory of the GPU that needs most",
+        "Device memory of the GPU that needs most, one layer",
         found,
         (Column("total", "MB", ",.2f"), lambda one: one.total_bytes[fullest(one)] / MB),
         (told("kept buffers", "MB", ",.2f"), lambda one: buffer_bytes(one, stays=True) / MB),

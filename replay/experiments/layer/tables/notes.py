@@ -9,7 +9,7 @@ from replay.experiments.base.names import short_placement
 from replay.report.comparisons import left_out_alike, star_notes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from replay.experiments.layer.result import Comparison, Result, Whole
     from replay.measure.result import ChainResult, LayerResult, Pairs
@@ -130,6 +130,16 @@ def launch_notes(results: Sequence[Result]) -> list[str]:
         ),
         *practice_notes(results),
     ]
+
+
+def tuned_notes(results: Sequence[Result], *, name_all: bool = False) -> Iterator[str]:
+    """Lines on what was chosen by replay, and if asked for also on who had no choice."""
+    for scheme in (result.scheme for result in results):
+        if scheme.tuned:
+            chosen = ", ".join(f"{option}={scheme.options[option]}" for option in scheme.tuned[0].options)
+            yield f"{scheme.name}: chose {chosen} out of {len(scheme.tuned)} tried."
+        elif name_all:
+            yield f"{scheme.name}: has nothing to choose."
 
 
 def practice_notes(results: Sequence[Result]) -> list[str]:

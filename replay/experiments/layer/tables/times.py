@@ -117,7 +117,7 @@ def span_text(result: Result) -> str:
         steps = f", mean of {result.chain.num_steps} steps" if result.chain.num_steps > 1 else ""
         return f"per step ({result.chain.num_layers} layers{steps})"
     number = len(result.layers)
-    layers = f"per layer (mean of {number})" if number > 1 else f"of layer {result.layers[0].decoder_layer}"
+    layers = f"per layer (mean of {number})" if number > 1 else f"of {layer_name(result.layers[0])}"
     return f"of the communication alone, {layers}" if result.spec.communication_only else layers
 
 
@@ -189,10 +189,16 @@ def slowest_part(result: Result) -> LayerResult | ChainResult:
     return max(result.parts, key=lambda part: part.measures.makespan_us)
 
 
+def layer_name(layer: LayerResult) -> str:
+    """Name a layer by its number in the model, and its place among those with experts where that is another."""
+    place = "" if layer.layer_index == layer.decoder_layer else f" (position {layer.layer_index})"
+    return f"layer {layer.decoder_layer}{place}"
+
+
 def part_name(part: LayerResult | ChainResult) -> str:
     """Name a layer or a chain for a heading."""
     if isinstance(part, LayerResult):
-        return f"layer {part.decoder_layer}"
+        return layer_name(part)
     return f"{part.num_steps} step(s) of {part.num_layers} layers"
 
 
