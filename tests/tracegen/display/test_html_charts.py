@@ -476,3 +476,40 @@ def test_a_comparison_of_twenty_schemes_is_below_a_megabyte() -> None:
     page = Page("20 schemes", "", [Section("all", items)])
     assert len(document(page).encode()) < 1_000_000
     assert len(fragment(page).encode()) < 1_000_000
+
+
+# ---- axes and legends that do not mislead ----------------------------------------------------------
+
+
+def drawn_plot(x: Axis, y: Axis, xs: list[float], ys: list[float], form: str = "line") -> str:
+    return plot.draw(Plot("p", "p", x, y, [Line("one", xs, ys, form=form)]), COLOURS, WIDE).body
+
+
+def test_counts_have_ticks_at_whole_numbers_only() -> None:
+    body = drawn_plot(Axis("GPUs", from_zero=False), Axis("us"), [2, 4], [0, 0])
+    assert re.findall(r'class="tick[^>]*>([^<]*)<', body) == ["0", "1", "2", "3", "4"]
+
+
+def test_a_logarithmic_axis_says_so_and_nothing_lies_at_its_end() -> None:
+    body = drawn_plot(Axis("us", log=True), Axis("GB/s", log=True), [1, 10], [1, 10], "points")
+    assert "us (log scale)" in body and "GB/s (log scale)" in body
+    ends = [float(one) for one in re.findall(r'cy="([\d.]+)"', body)]
+    assert plot.TOP + 5 < min(ends) and max(ends) < 340 - plot.BOTTOM - 5
+
+
+def test_bars_end_where_the_longest_does_and_not_at_the_next_tick() -> None:
+    (row,) = rects(bars.draw(Bars("b", "b", ["one"], [BarPart("part", [201])], "us"), COLOURS, NARROW).body)
+    assert row[0][1] > 0.7 * NARROW
+
+
+def test_bars_of_shares_have_no_sums_and_parts_of_nothing_no_entry() -> None:
+    parts = [BarPart("busy", [40, 70]), BarPart("idle", [60, 30]), BarPart("never", [0, 0])]
+    chart = Bars("b", "b", ["one", "two"], parts, "%")
+    assert 'class="value"' not in bars.draw(chart, COLOURS, WIDE).body
+    entries = figure(chart, COLOURS, "f").split("</ul>")[0]
+    assert "busy" in entries and "never" not in entries
+
+
+def test_values_that_its_format_would_write_as_zero_have_their_own() -> None:
+    chart = Heat("h", "h", ["row"], ["a", "b"], [[0.034, 0.002]], "ms", ",.1f")
+    assert ">0.0340<" in heat.draw(chart, COLOURS, WIDE).body and "0.0340 ms" in heat.key(chart)
