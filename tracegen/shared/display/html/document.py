@@ -146,7 +146,7 @@ def _head(page: Page) -> Iterator[str]:
     if page.command:
         yield tag(
             "div",
-            tag("code", " ".join(tag("span", text(word)) for word in page.command.split(" "))),
+            tag("code", text(page.command)),
             tag("button", "Copy", type="button", class_="tool copy", hidden=True),
             class_="command",
         )
