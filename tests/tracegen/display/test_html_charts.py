@@ -18,19 +18,23 @@ from tracegen.shared.display.content import (
     Axis,
     BarPart,
     Bars,
+    Column,
     Heat,
     Line,
     Page,
     Plot,
     Section,
     Span,
+    Table,
     Waterfall,
 )
 from tracegen.shared.display.html import bars, document, fragment, heat, plot, waterfall
 from tracegen.shared.display.html.charts import MODULES, figure
+from tracegen.shared.display.html.document import MOST_LINKED
 from tracegen.shared.display.html.drawing import NARROW, WIDE, Colours
 from tracegen.shared.display.html.labels import apart
 from tracegen.shared.display.html.paths import thinned
+from tracegen.shared.display.html.tables import TALL, table
 from tracegen.shared.display.palette import places
 
 SEVERAL = settings(max_examples=25)
@@ -513,3 +517,25 @@ def test_bars_of_shares_have_no_sums_and_parts_of_nothing_no_entry() -> None:
 def test_values_that_its_format_would_write_as_zero_have_their_own() -> None:
     chart = Heat("h", "h", ["row"], ["a", "b"], [[0.034, 0.002]], "ms", ",.1f")
     assert ">0.0340<" in heat.draw(chart, COLOURS, WIDE).body and "0.0340 ms" in heat.key(chart)
+
+
+# ---- tables ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rows", "is_tall"), [(TALL, False), (TALL + 1, True)])
+def test_a_long_table_scrolls_and_says_how_long_it_is(rows: int, is_tall: bool) -> None:
+    shown = table(Table("t", "t", [Column("row")], [[f"row {k}"] for k in range(rows)]), "t")
+    assert ('class="scroll tall"' in shown) == is_tall == (f"{rows} rows; they scroll." in shown)
+
+
+def test_a_few_long_texts_leave_the_width_to_a_column_of_many() -> None:
+    long = "a text of many words that takes several lines"
+    columns = [Column("row"), Column("few"), Column("many")]
+    shown = table(Table("t", "t", columns, [["one", long, long], ["two", "-", long], ["three", "-", long]]), "t")
+    assert shown.count('class="long few"') == 1 and shown.count('class="long"') == 3
+
+
+def test_many_details_have_no_links_above() -> None:
+    few = [Section(f"question {k}", ["text"], is_detail=k > 0) for k in range(MOST_LINKED)]
+    assert document(Page("p", "", few)).count('href="#section-') == MOST_LINKED
+    assert document(Page("p", "", [*few, Section("one more", ["text"])])).count('href="#section-') == 2
