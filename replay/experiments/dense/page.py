@@ -29,13 +29,13 @@ NUM_SLICES = 40
 def page(result: TensorResult | TensorComparison) -> Page:
     """Make the page of a replay or a comparison, the fastest first."""
     compared = beside(result, TensorComparison)
-    model = compared.base.model["name"]
+    what = f"{compared.base.model['name']} over {compared.base.tp} GPUs"
     if isinstance(result, TensorComparison):
         words = compare_command(["moereplay", "tensor", "compare"], result, EXPERIMENT, TENSOR_SCHEMES)
-        title = f"{model}: {schemes_text(len(result.results))}"
+        title = f"{what}: {schemes_text(len(result.results))}"
     else:
         words = command(["moereplay", "tensor", "run"], result.spec)
-        title = f"{result.name}: {model}"
+        title = f"{result.name}: {what}"
     return filled_page(title, summary(compared), _sections(compared, words), words)
 
 

@@ -30,7 +30,7 @@ def page(result: PlacementResult) -> Page:
     return Page(
         title=f"{result.num_experts} experts in {result.num_slots} slots on "
         f"{result.num_ranks} GPUs: {result.algorithm}",
-        summary=f"In steps {tables.steps_of(last)} the busiest GPU has {after:.2f} times the mean "
+        summary=f"In {tables.steps_words(last)} the busiest GPU has {after:.2f} times the mean "
         f"of the rows with {result.algorithm}, and {before:.2f} times with contiguous experts "
         "(mean of the layers).",
         sections=[
@@ -79,7 +79,7 @@ def _layers_plot(window: WindowImbalance, result: PlacementResult, place: int) -
     layers = [float(layer) for layer in range(len(window.before))]
     return Plot(
         f"layers-{place}",
-        f"Steps {tables.steps_of(window)}",
+        f"Rows of the busiest GPU over the mean, {tables.steps_words(window)}",
         Axis("MoE layer", from_zero=False),
         Axis("busiest over mean", from_zero=False),
         [Line(name, layers, getattr(window, field), form="points") for field, name in _named(result).items()],

@@ -32,6 +32,12 @@ def steps_of(window: WindowImbalance) -> str:
     return f"{first}" if behind == first + 1 else f"{first} to {behind - 1}"
 
 
+def steps_words(window: WindowImbalance) -> str:
+    """Steps of a window with their noun, in the singular where it is one."""
+    steps = steps_of(window)
+    return f"step{'s' if ' ' in steps else ''} {steps}"
+
+
 def imbalance_table(result: PlacementResult) -> Table:
     """Imbalance of each window with contiguous experts, as placed, and as fitted anew."""
     columns = [Column("steps")]

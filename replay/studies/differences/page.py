@@ -197,19 +197,28 @@ def page(found: Difference, before: str = "BEFORE", after: str = "AFTER", *compa
     ]
     words = ["moereplay", "diff", before, after, *compared]
     return filled_page(
-        f"{before} and {after}",
-        _summary(found, len(moved)),
+        f"What changed from {before} to {after}",
+        _summary(found, moved),
         sections,
         "" if before == "BEFORE" else command_words(words),
     )
 
 
-def _summary(found: Difference, moved: int) -> str:
+def _summary(found: Difference, moved: Sequence[SchemeDifference]) -> str:
     if found.is_same:
         return "Nothing is different: neither what entered nor what came out."
     changes = len(found.inputs)
-    entered = f"{changes} settings or values entered otherwise" if changes else ("The same entered")
-    return f"{entered}; {moved} of {len(found.outcomes)} times are not the same."
+    nouns = "setting or value" if changes == 1 else "settings or values"
+    entered = f"{changes} {nouns} entered otherwise" if changes else "The same entered"
+    if not moved:
+        return f"{entered}; no time changed."
+    most = moved[0]
+    said = f"{most.name} takes {most.after_us:,.1f} us in place of {most.before_us:,.1f}"
+    growth = _growth(most.before_us, most.after_us)
+    said += "" if growth is None else f" ({growth:+.1%})"
+    if len(found.outcomes) > 1:
+        said += f", the largest change of {len(moved)} among {len(found.outcomes)} times"
+    return f"{said}. {entered}."
 
 
 def _explained(one: SchemeDifference, place: int) -> Iterator[Item]:

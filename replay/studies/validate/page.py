@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from replay.report.command import command_words
 from replay.report.provenance import provenance
+from replay.studies.sweeps.words import words
 from replay.studies.validate.report import ERROR_COLUMNS, as_json
 from replay.studies.validate.saved import SavedValidation
 from tracegen.shared.display.content import Axis, Column, Line, Page, Plot, Section, Table
@@ -100,11 +101,11 @@ def charts(table: SavedTable) -> Iterator[Chart]:
     )
     sizes = [size for row in drawn if (size := row.size(table.size)) is not None]
     has_sizes = len(sizes) == len(drawn)
-    of = table.size if has_sizes else f"measured, {table.unit}"
+    of = words(table.size) if has_sizes else f"measured, {table.unit}"
     x = sizes if has_sizes else measured
     yield Plot(
         f"{table.name}-error",
-        f"Error over {table.size if has_sizes else 'what was measured'}",
+        f"Error over {of if has_sizes else 'what was measured'}",
         Axis(of, log=True),
         Axis("error, %"),
         [
@@ -132,7 +133,7 @@ def worst_table(table: SavedTable) -> Table:
         Column("row"),
         Column("measured", table.unit, ",.4g"),
         Column("predicted", table.unit, ",.4g"),
-        Column("error", "%", "+.0f"),
+        Column("error", "%", "+.1f"),
     ]
     rows = [
         (row.setting, row.measured, row.predicted, row.error_percent)

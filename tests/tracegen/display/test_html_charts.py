@@ -18,19 +18,23 @@ from tracegen.shared.display.content import (
     Axis,
     BarPart,
     Bars,
+    Column,
     Heat,
     Line,
     Page,
     Plot,
     Section,
     Span,
+    Table,
     Waterfall,
 )
 from tracegen.shared.display.html import bars, document, fragment, heat, plot, waterfall
 from tracegen.shared.display.html.charts import MODULES, figure
+from tracegen.shared.display.html.document import MOST_LINKED
 from tracegen.shared.display.html.drawing import NARROW, WIDE, Colours
 from tracegen.shared.display.html.labels import apart
 from tracegen.shared.display.html.paths import thinned
+from tracegen.shared.display.html.tables import TALL, table
 from tracegen.shared.display.palette import places
 
 SEVERAL = settings(max_examples=25)
@@ -476,3 +480,62 @@ def test_a_comparison_of_twenty_schemes_is_below_a_megabyte() -> None:
     page = Page("20 schemes", "", [Section("all", items)])
     assert len(document(page).encode()) < 1_000_000
     assert len(fragment(page).encode()) < 1_000_000
+
+
+# ---- axes and legends that do not mislead ----------------------------------------------------------
+
+
+def drawn_plot(x: Axis, y: Axis, xs: list[float], ys: list[float], form: str = "line") -> str:
+    return plot.draw(Plot("p", "p", x, y, [Line("one", xs, ys, form=form)]), COLOURS, WIDE).body
+
+
+def test_counts_have_ticks_at_whole_numbers_only() -> None:
+    body = drawn_plot(Axis("GPUs", from_zero=False), Axis("us"), [2, 4], [0, 0])
+    assert re.findall(r'class="tick[^>]*>([^<]*)<', body) == ["0", "1", "2", "3", "4"]
+
+
+def test_a_logarithmic_axis_says_so_and_nothing_lies_at_its_end() -> None:
+    body = drawn_plot(Axis("us", log=True), Axis("GB/s", log=True), [1, 10], [1, 10], "points")
+    assert "us (log scale)" in body and "GB/s (log scale)" in body
+    ends = [float(one) for one in re.findall(r'cy="([\d.]+)"', body)]
+    assert min(ends) > plot.TOP + 5 and max(ends) < 340 - plot.BOTTOM - 5
+
+
+def test_bars_end_where_the_longest_does_and_not_at_the_next_tick() -> None:
+    (row,) = rects(bars.draw(Bars("b", "b", ["one"], [BarPart("part", [201])], "us"), COLOURS, NARROW).body)
+    assert row[0][1] > 0.7 * NARROW
+
+
+def test_bars_of_shares_have_no_sums_and_parts_of_nothing_no_entry() -> None:
+    parts = [BarPart("busy", [40, 70]), BarPart("idle", [60, 30]), BarPart("never", [0, 0])]
+    chart = Bars("b", "b", ["one", "two"], parts, "%")
+    assert 'class="value"' not in bars.draw(chart, COLOURS, WIDE).body
+    entries = figure(chart, COLOURS, "f").split("</ul>")[0]
+    assert "busy" in entries and "never" not in entries
+
+
+def test_values_that_its_format_would_write_as_zero_have_their_own() -> None:
+    chart = Heat("h", "h", ["row"], ["a", "b"], [[0.034, 0.002]], "ms", ",.1f")
+    assert ">0.0340<" in heat.draw(chart, COLOURS, WIDE).body and "0.0340 ms" in heat.key(chart)
+
+
+# ---- tables ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rows", "is_tall"), [(TALL, False), (TALL + 1, True)])
+def test_a_long_table_scrolls_and_says_how_long_it_is(rows: int, is_tall: bool) -> None:
+    shown = table(Table("t", "t", [Column("row")], [[f"row {k}"] for k in range(rows)]), "t")
+    assert ('class="scroll tall"' in shown) == is_tall == (f"{rows} rows; they scroll." in shown)
+
+
+def test_a_few_long_texts_leave_the_width_to_a_column_of_many() -> None:
+    long = "a text of many words that takes several lines"
+    columns = [Column("row"), Column("few"), Column("many")]
+    shown = table(Table("t", "t", columns, [["one", long, long], ["two", "-", long], ["three", "-", long]]), "t")
+    assert shown.count('class="long few"') == 1 and shown.count('class="long"') == 3
+
+
+def test_many_details_have_no_links_above() -> None:
+    few = [Section(f"question {k}", ["text"], is_detail=k > 0) for k in range(MOST_LINKED)]
+    assert document(Page("p", "", few)).count('href="#section-') == MOST_LINKED
+    assert document(Page("p", "", [*few, Section("one more", ["text"])])).count('href="#section-') == 2

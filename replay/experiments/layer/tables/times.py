@@ -115,7 +115,8 @@ def span_text(result: Result) -> str:
     """Span of a comparison's times for its heading: one layer, per layer, or per step."""
     if result.chain is not None:
         steps = f", mean of {result.chain.num_steps} steps" if result.chain.num_steps > 1 else ""
-        return f"per step ({result.chain.num_layers} layers{steps})"
+        layers = "layer" if result.chain.num_layers == 1 else "layers"
+        return f"per step ({result.chain.num_layers} {layers}{steps})"
     number = len(result.layers)
     layers = f"per layer (mean of {number})" if number > 1 else f"of {layer_name(result.layers[0])}"
     return f"of the communication alone, {layers}" if result.spec.communication_only else layers

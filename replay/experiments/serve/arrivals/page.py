@@ -144,8 +144,11 @@ def distributions(served: Pairs) -> Iterator[Plot]:
             )
 
 
-def moments(served: Pairs) -> Iterator[Plot]:
-    """Requests with a place and in queues, and the cache that is held, over time."""
+def moments(served: Pairs) -> Iterator[Plot | str]:
+    """Requests with a place and in queues, and the cache that is held, over time.
+
+    A line says so where none of them was ever there.
+    """
     for what, title, unit, scale in (
         ("running", "Requests with a place", "requests", 1),
         ("waiting", "Requests in queues", "requests", 1),
@@ -162,5 +165,7 @@ def moments(served: Pairs) -> Iterator[Plot]:
             for group in run.groups
             if group.moments
         ]
-        if lines:
-            yield Plot(what, f"{title} over time", Axis("s"), Axis(unit), lines)
+        if any(any(line.y) for line in lines):
+            yield Plot(what, f"{title} over time", Axis("time, s"), Axis(unit), lines)
+        elif lines:
+            yield f"{title}: none at any time."

@@ -45,6 +45,8 @@ def draw(chart: Bars, colours: Colours, wide: float) -> Drawing:
     across = frame.across([min(one, longest) for one in values_of], [format(one, written) for one in sums], chart.unit)
     edge = math.inf if chart.longest is None else across.end
     is_broken = chart.broken()
+    # Where all bars are shares of a whole, their sums say nothing.
+    is_whole = chart.unit == "%" and len(chart.parts) > 1 and all(abs(one - 100) < 0.05 for one in sums)
     drawn = [upright_grid(across, chart.unit, HEAD, frame.height)]
     for place, row in enumerate(values):
         inside = []
@@ -89,11 +91,12 @@ def draw(chart: Bars, colours: Colours, wide: float) -> Drawing:
         if is_broken[place]:
             gap = f"M{number(end - BREAK)},{number(BAR + 2)}l6,{number(-BAR - 4)}"
             inside.append(shape("path", d=gap, class_="halo"))
-        said = format(sums[place], written)
+        said = "" if is_whole else format(sums[place], written)
         # The sum stands beside its bar: behind a mark it would be read as the mark's value.
         is_in_the_way = end - 3 < at_mark < end + 8 + width(said)
         behind = at_mark if is_in_the_way else end
-        inside.append(words(said, behind + 6, BAR / 2 + 4, "value"))
+        if said:
+            inside.append(words(said, behind + 6, BAR / 2 + 4, "value"))
         drawn.append(frame.row(place, *inside))
     return Drawing(wide, frame.height, "".join(drawn), frame.pitch)
 

@@ -81,7 +81,7 @@ def _legend(chart: Chart, colours: Colours) -> Iterator[str]:
     """Entries of the legend; none where a name stands beside what it names."""
     if isinstance(chart, Bars):
         if len(chart.parts) > 1 or chart.marks is not None:
-            for part in chart.parts:
+            for part in (one for one in chart.parts if any(one.values)):
                 fill = colours.fill(part.name, is_hatched=part.is_hatched)
                 yield _entry(part.name, shape("rect", y=1, width=18, height=12, class_=fill))
         if chart.marks is not None:

@@ -15,6 +15,8 @@ from tracegen.shared.display.html.markup import shape, tag, text
 from tracegen.shared.display.html.tables import table
 from tracegen.shared.display.palette import DARK, LIGHT, places
 
+MOST_LINKED = 12
+"""Sections up to which each has a link above; of more, those that are no detail."""
 WORDS = "What do the words mean?"
 
 
@@ -148,10 +150,12 @@ def _head(page: Page) -> Iterator[str]:
             tag("button", "Copy", type="button", class_="tool copy", hidden=True),
             class_="command",
         )
-    titles = [section.title for section in page.sections]
+    titles = [(k, section.title, section.is_detail) for k, section in enumerate(page.sections)]
     if _words(page):
-        titles.append(WORDS)
-    links = [tag("a", text(title), href=f"#section-{k}") for k, title in enumerate(titles)]
+        titles.append((len(titles), WORDS, False))
+    if len(titles) > MOST_LINKED:
+        titles = [one for one in titles if not one[2]]
+    links = [tag("a", text(title), href=f"#section-{k}") for k, title, _ in titles]
     tools = [
         tag("button", label, type="button", class_="tool", id=name, hidden=True)
         for name, label in (("fold", "Open all"), ("theme", "Dark"))

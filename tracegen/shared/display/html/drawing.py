@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ WIDE, NARROW = 820.0, 352.0
 """Width of a chart's two drawings, for a desk and for a phone; both have letters of one size."""
 GAP = 8.0
 """Between a label and what it labels."""
+AXIS = 5.0
+"""Between the line of 0 and a label that stands above its row."""
 SIDE = 250.0
 """Width from which on labels stand above their rows and not beside them."""
 
@@ -139,7 +142,7 @@ class Rows:
         """Draw a row, whose bar is from 0 to `bar`; a cut label is whole when pointed at."""
         label = self.labels[place]
         if self.is_above:
-            most, x, y = self.width, 0.0, -5.0
+            most, x, y = self.width - AXIS, AXIS, -5.0
         else:
             most = x = self.left - GAP
             y = self.bar / 2 + 4
@@ -165,8 +168,12 @@ class Rows:
         """Scale of what the rows show, with room for a text behind each and for the unit."""
         room = max(max(map(width, texts), default=0) + 10, width(unit) + 24)
         end = self.width - room
-        ticks = max(2, int((end - self.left) / 85))
-        return scale(values, self.left + 1, end, ticks, from_zero=from_zero)
+        ticks = max(2, int((end - self.left) / 75))
+        found = scale(values, self.left + 1, end, ticks, from_zero=from_zero)
+        # To the next tick, it would leave half of a phone's width empty.
+        known = [one for one in values if math.isfinite(one)]
+        high = max(known, default=0.0)
+        return found.up_to(found.low, high) if high > 0 and found.low < high else found
 
 
 def rows(labels: Sequence[str], width_: float, *, top: float, bar: float, gap: float) -> Rows:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tracegen.shared.display.content import Cell, Column, Table
 from tracegen.shared.display.html.drawing import GAP, WIDE, Drawing, rows, tip, words
 from tracegen.shared.display.html.markup import FONT, number, shape, shortened, tag, text, width
+from tracegen.shared.display.html.scales import figures
 
 if TYPE_CHECKING:
     from tracegen.shared.display.content import Heat
@@ -31,6 +32,13 @@ SMALL = 10.5
 def _values(chart: Heat) -> Iterator[float]:
     for row in chart.values:
         yield from (one for one in row if one is not None and math.isfinite(one))
+
+
+def form(chart: Heat) -> str:
+    """Format of the chart's numbers: its own, unless that writes the largest of them as 0."""
+    largest = max((abs(one) for one in _values(chart)), default=0.0)
+    is_hidden = largest > 0 and not format(largest, chart.form).strip("0.,%")
+    return figures([largest]) if is_hidden else chart.form
 
 
 def reach(chart: Heat) -> float:
@@ -66,7 +74,8 @@ def draw(chart: Heat, colours: Colours, wide: float) -> Drawing:
     frame = rows(chart.rows, wide, top=top, bar=CELL, gap=2)
     shades = chart.shades()
     most = reach(shades)
-    texts = [["" if v is None else format(v, chart.form) for v in row] for row in chart.values]
+    written = form(chart)
+    texts = [["" if v is None else format(v, written) for v in row] for row in chart.values]
     has_texts = all(width(t, SMALL) <= cell - 4 for row in texts for t in row)
     drawn = [head]
     for place, row in enumerate(chart.values):
@@ -77,8 +86,7 @@ def draw(chart: Heat, colours: Colours, wide: float) -> Drawing:
             x = frame.left + column * cell
             shown = shades.values[place][column]
             kind, share = ("heat", 0.0) if shown is None else shade(shades, shown, most)
-            written = texts[place][column]
-            said = f"{chart.columns[column]}: {written} {chart.unit}"
+            said = f"{chart.columns[column]}: {texts[place][column]} {chart.unit}"
             # As a thick line, a cell takes half the characters of a rectangle.
             cells.append(
                 shape(
@@ -90,7 +98,7 @@ def draw(chart: Heat, colours: Colours, wide: float) -> Drawing:
                 )
             )
             if has_texts:
-                inside.append(tag("text", text(written), x=x + cell / 2))
+                inside.append(tag("text", text(texts[place][column]), x=x + cell / 2))
         half = number(CELL / 2)
         drawn.append(
             frame.row(
@@ -187,13 +195,15 @@ def key(chart: Heat) -> str:
         kind, share = shade(chart, value, most)
         drawn.append(shape("rect", x=place * 6, y=0, width=6, height=12, fill_opacity=share, class_=kind))
     band = tag("svg", *drawn, width=6 * steps, height=12, aria_hidden="true", class_="band")
-    ends = [format(low, chart.form), f"{format(high, chart.form)} {chart.unit}"]
+    written = form(chart)
+    ends = [format(low, written), f"{format(high, written)} {chart.unit}"]
     return tag("li", tag("span", text(ends[0])), band, tag("span", text(ends[1])), class_="scale")
 
 
 def numbers(chart: Heat) -> Table:
     """The chart as a table."""
-    columns = [Column("name"), *(Column(one, "", chart.form) for one in chart.columns)]
+    written = form(chart)
+    columns = [Column("name"), *(Column(one, "", written) for one in chart.columns)]
     lines: list[list[Cell]] = [[label, *row] for label, row in zip(chart.rows, chart.values, strict=True)]
     return Table(chart.name, f"{chart.title}, {chart.unit}", columns, lines)
 
@@ -203,6 +213,6 @@ def says(chart: Heat) -> str:
     found = list(_values(chart))
     said = f"Heat map of {len(chart.rows)} rows and {len(chart.columns)} columns in {chart.unit}."
     if found:
-        least, most = format(min(found), chart.form), format(max(found), chart.form)
+        least, most = (format(one, form(chart)) for one in (min(found), max(found)))
         said += f" Values from {least} to {most}."
     return said

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from tracegen.shared.display.html.paths import Point, band, corners, joined, ste
 from tracegen.shared.display.html.scales import Scale, figures, scale
 
 if TYPE_CHECKING:
-    from tracegen.shared.display.content import Line, Plot
+    from tracegen.shared.display.content import Axis, Line, Plot
     from tracegen.shared.display.html.drawing import Colours
 
 TOP, BOTTOM = 30.0, 42.0
@@ -80,16 +80,21 @@ def draw(chart: Plot, colours: Colours, wide: float) -> Drawing:
         6,
         is_log=chart.y.log,
         from_zero=chart.y.from_zero,
-    )
+        is_whole=_are_whole(ys),
+    ).roomy()
     left = max((width(one) for one in up.labels()), default=0) + GAP
+    xs = [one for line in chart.lines for one in line.x]
     across = scale(
-        (one for line in chart.lines for one in line.x),
+        xs,
         left,
         wide - right,
         4 if is_narrow else 9,
         is_log=chart.x.log,
         from_zero=chart.x.from_zero,
+        is_whole=_are_whole(xs),
     )
+    if any(line.form == "points" for line in chart.lines):
+        across = across.roomy()
     across = _at_points(chart, _tight(chart, across))
     ground = _Ground(across, up, wide, height)
     drawn = [_axes(chart, ground)]
@@ -103,6 +108,11 @@ def draw(chart: Plot, colours: Colours, wide: float) -> Drawing:
     return Drawing(wide, height, "".join(drawn))
 
 
+def _are_whole(values: Iterable[float]) -> bool:
+    """Tell whether all values that can be drawn are whole numbers."""
+    return all(one == round(one) for one in values if math.isfinite(one))
+
+
 def _tight(chart: Plot, across: Scale) -> Scale:
     """End a linear level axis where the lines end; the ticks within stay."""
     xs = [x for line in chart.lines for x in line.x if across.has(x)]
@@ -111,8 +121,7 @@ def _tight(chart: Plot, across: Scale) -> Scale:
         return across
     low = min([*xs, 0.0] if chart.x.from_zero else xs)
     high = max(xs)
-    ticks = [one for one in across.ticks if low <= one <= high * (1 + 1e-9)]
-    return Scale(low, high, across.start, across.end, False, ticks)
+    return across.up_to(low, high)
 
 
 def _at_points(chart: Plot, across: Scale) -> Scale:
@@ -144,9 +153,14 @@ def _axes(chart: Plot, ground: _Ground) -> str:
             end = middle + half
     base = f"M{number(across.start)},{number(bottom)}H{number(across.end)}"
     drawn.append(shape("path", d=base, class_="grid zero"))
-    drawn.append(words(chart.y.label, 0, 13, "axis"))
-    drawn.append(words(chart.x.label, across.end, ground.height - 4, "axis e"))
+    drawn.append(words(_axis_name(chart.y), 0, 13, "axis"))
+    drawn.append(words(_axis_name(chart.x), across.end, ground.height - 4, "axis e"))
     return "".join(drawn)
+
+
+def _axis_name(axis: Axis) -> str:
+    """Label of an axis, which says so where equal steps along it are equal factors."""
+    return f"{axis.label} (log scale)" if axis.log else axis.label
 
 
 def _path(line: Line, ys: Sequence[float], ground: _Ground) -> list[Point]:

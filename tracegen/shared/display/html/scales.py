@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 STEPS = (1.0, 2.0, 5.0)
 """Ticks of a linear scale are multiples of one of these times a power of ten."""
+LOG_ROOM = 0.04
+"""Room at each end of a logarithmic scale, as a share of it."""
 MOST_DIGITS = 12
 """Digits before or after the point from which a tick is written with a power of ten."""
 
@@ -98,6 +101,18 @@ class Scale:
             share = (value - self.low) / (self.high - self.low)
         return self.start + share * (self.end - self.start)
 
+    def roomy(self) -> Scale:
+        """The same logarithmic scale with room at its ends, where a value would seem to be 0; others as they are."""
+        if not self.is_log:
+            return self
+        factor = (self.high / self.low) ** LOG_ROOM
+        return dataclasses.replace(self, low=self.low / factor, high=self.high * factor)
+
+    def up_to(self, low: float, high: float) -> Scale:
+        """A linear scale between the same places that ends at these values, with the ticks that lie within."""
+        ticks = [one for one in self.ticks if low - 1e-9 * abs(low) <= one <= high + 1e-9 * abs(high)]
+        return dataclasses.replace(self, low=low, high=high, ticks=ticks)
+
     def has(self, value: float) -> bool:
         """Tell whether a value has a place."""
         return math.isfinite(value) and (value > 0 or not self.is_log)
@@ -115,6 +130,7 @@ def scale(
     *,
     is_log: bool = False,
     from_zero: bool = True,
+    is_whole: bool = False,
 ) -> Scale:
     """Make the scale that shows all values, and whose ends are round.
 
@@ -131,6 +147,8 @@ def scale(
         See `Scale`.
     from_zero
         Whether a linear scale has a place for 0 at any rate.
+    is_whole
+        Whether the values count something, so that ticks between whole numbers would stand for nothing.
     """
     found = [one for one in values if math.isfinite(one) and (one > 0 or not is_log)]
     if not found:
@@ -146,9 +164,10 @@ def scale(
     if high - low <= 1e-9 * max(abs(low), abs(high)):
         spread = abs(high) / 2 or 1.0
         low, high = low - (0 if from_zero else spread), high + spread
-    step = round_step(low, high, most)
+    step = max(round_step(low, high, most), 1.0 if is_whole else 0.0)
     low, high = (_floor(low, step), _ceil(high, step))
-    return Scale(low, high, start, end, False, linear_ticks(low, high, most + 2))
+    ticks = linear_ticks(low, high, most + 2)
+    return Scale(low, high, start, end, False, [one for one in ticks if not is_whole or one == round(one)])
 
 
 def _floor(value: float, step: float) -> float:

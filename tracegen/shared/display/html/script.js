@@ -56,6 +56,16 @@
   addEventListener("afterprint", () => { for (const one of folded) one.open = false; });
 
   // ---- the command
+  // A line of a command ends between its words, not at a hyphen within one; the file has it as one text.
+  for (const code of all(".command code")) {
+    const words = code.textContent.split(" ").map((word) => {
+      const span = document.createElement("span");
+      span.textContent = word;
+      return span;
+    });
+    code.replaceChildren(...words.flatMap((span, k) => (k ? [" ", span] : [span])));
+  }
+
   for (const button of all(".copy")) {
     button.addEventListener("click", async () => {
       const code = button.previousElementSibling;

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from tracegen.shared.display.content import Cell, Column, Table
 from tracegen.shared.display.html.markup import shape, tag, text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 FEW = 8
 """Rows up to which a table has no box to filter them."""
 BROAD = 11
 """Columns up to which a table has letters of the usual size on paper."""
-LONG = 44
-"""Letters from which on a text breaks over lines."""
+LONG, LONG_WORD = 32, 44
+"""Letters from which on a text, and a word without a space, breaks over lines."""
+TALL = 30
+"""Rows up to which a table is there whole; on a screen, more scroll below their headings."""
+SCROLLS = "{} rows; they scroll."
 ON_PAPER = "A table of {} columns, in small print; --tables writes it as a file of its own."
 
 
@@ -41,7 +48,8 @@ def table(content: Table, identity: str) -> str:
         "div",
         tag("h3", text(content.title), id=f"{identity}-title"),
         sift if len(content.rows) > FEW else "",
-        _scrolled(_grid(content, identity), content.title),
+        _scrolled(_grid(content, identity), content.title, is_tall=len(content.rows) > TALL),
+        tag("p", text(SCROLLS.format(len(content.rows))), class_="note screen") if len(content.rows) > TALL else "",
         *(tag("p", text(note), class_="note") for note in content.notes),
         tag("p", text(ON_PAPER.format(len(content.columns))), class_="note paper") if is_broad else "",
         class_="sheet broad" if is_broad else "sheet",
@@ -53,9 +61,10 @@ def plain_table(content: Table) -> str:
     return _scrolled(tag("table", *_rows(content, is_sortable=False)), f"Numbers: {content.title}")
 
 
-def _scrolled(grid: str, title: str) -> str:
-    """A box that scrolls, also by keyboard, where the table is wider than the page."""
-    return tag("div", grid, class_="scroll", role="region", tabindex="0", aria_label=title)
+def _scrolled(grid: str, title: str, *, is_tall: bool = False) -> str:
+    """A box that scrolls, also by keyboard, where the table is wider than the page or very long."""
+    kind = "scroll tall" if is_tall else "scroll"
+    return tag("div", grid, class_=kind, role="region", tabindex="0", aria_label=title)
 
 
 def _grid(content: Table, identity: str) -> str:
@@ -70,16 +79,18 @@ def _grid(content: Table, identity: str) -> str:
 
 def _rows(content: Table, *, is_sortable: bool) -> list[str]:
     heads = "".join(_heading(column) for column in content.columns)
+    texts = content.texts()
+    lengths = [_length(column, [row[k] for row in texts]) for k, column in enumerate(content.columns)]
     body = "".join(
         tag(
             "tr",
             *(
-                _cell(column, row[k], texts[k], is_first=k == 0, has_key=is_sortable)
+                _cell(column, row[k], written[k], lengths[k], is_first=k == 0, has_key=is_sortable)
                 for k, column in enumerate(content.columns)
             ),
         )
         + "\n"
-        for row, texts in zip(content.rows, content.texts(), strict=True)
+        for row, written in zip(content.rows, texts, strict=True)
     )
     return [tag("thead", tag("tr", heads)), tag("tbody", body)]
 
@@ -96,10 +107,16 @@ def _heading(column: Column) -> str:
     )
 
 
-def _cell(column: Column, value: Cell, written: str, *, is_first: bool, has_key: bool) -> str:
+def _length(column: Column, texts: Sequence[str]) -> str:
+    """Class of the column's long texts: where only few are long, it leaves the width to others."""
+    is_short = column.is_text and sum(map(len, texts)) < LONG * len(texts)
+    return "long few" if is_short else "long"
+
+
+def _cell(column: Column, value: Cell, written: str, long: str, *, is_first: bool, has_key: bool) -> str:
     """Write a cell; a number that is to be sorted has its value beside its text."""
     if column.is_text:
-        length = "long" if len(written) > LONG else None
+        length = long if len(written) > (LONG if " " in written else LONG_WORD) else None
         if is_first:
             return tag("th", text(written), scope="row", class_=length)
         return tag("td", text(written), class_=length or "t")

@@ -33,7 +33,8 @@ def draw(chart: Waterfall, colours: Colours, wide: float) -> Drawing:
     spans = [span for span in chart.spans if math.isfinite(span.start) and math.isfinite(span.end)]
     written = form(chart)
     frame = rows([span.label for span in spans], wide, top=HEAD, bar=BAR, gap=SPACE)
-    texts = [format(span.end - span.start, written) for span in spans]
+    # What lies between two totals is a change, which has a sign.
+    texts = [format(span.end - span.start, written if 0 in (span.start, span.end) else f"+{written}") for span in spans]
     ends = [end for span in spans for end in (span.start, span.end)]
     across = frame.across(ends, texts, chart.unit, from_zero=False)
     drawn = [upright_grid(across, chart.unit, HEAD, frame.height)]
