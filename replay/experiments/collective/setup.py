@@ -10,7 +10,7 @@ from hwmodel.units import BYTES_PER_GB
 from replay.engine import GraphBuilder
 from replay.errors import UserError
 from replay.experiments.base.identity import identity_of
-from replay.experiments.collective.spec import CODE, USUAL, size_text
+from replay.experiments.collective.spec import CODE, MOST_RANKS_OF_ENGINES, USUAL, size_text
 from replay.model.collectives import library
 from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine
@@ -47,11 +47,11 @@ class CollectiveSetup:
             kernel for this on such a machine.
         """
         system = hwmodel.load(spec.system, dict(spec.overrides))
-        if "algorithms" not in spec.model_fields_set:
-            usual = next(name for name in USUAL if not library.find(name).lacks(system))
-            spec = spec.changed(algorithms=[usual])
-        algorithms = tuple(library.find(name) for name in spec.algorithms)
         num_ranks = system.num_gpus if spec.ranks is None else spec.ranks
+        if "algorithms" not in spec.model_fields_set and num_ranks <= MOST_RANKS_OF_ENGINES:
+            able = [name for name in USUAL if not library.find(name).lacks(system)]
+            spec = spec.changed(algorithms=[*able, *USUAL][:1])
+        algorithms = tuple(library.find(name) for name in spec.algorithms)
         if not 2 <= num_ranks <= system.num_gpus:
             message = f"{num_ranks} ranks; possible on {system.name}: 2 to {system.num_gpus}"
             raise UserError(message)

@@ -25,8 +25,10 @@ CODE = ("experiments/collective",)
 """Rooms that decide a result, beside those of every replay."""
 
 
+MOST_RANKS_OF_ENGINES = 8
+"""GPUs for which serving engines ship kernels of their own: vLLM's custom_all_reduce.py, 2, 4, 6 and 8."""
 USUAL = ("nccl", "two-shot")
-"""Algorithms where none is named: the first that the machine can run."""
+"""Algorithms where none is named: the first that the machine can run, an engine's up to its most GPUs."""
 
 
 class CollectiveSpec(Spec):
@@ -49,7 +51,7 @@ class CollectiveSpec(Spec):
         [USUAL[0]],
         alias="algorithm",
         min_length=1,
-        description="A name of `moereplay collective --list`; repeatable [nccl; without CUDA two-shot].",
+        description="A name of `moereplay collective --list`; repeatable [nccl; without CUDA two-shot, on up to 8 GPUs].",
     )
     system: str = SYSTEM
     overrides: Overrides = OVERRIDES

@@ -152,6 +152,8 @@ def test_a_collective_has_several_spellings(word: str) -> None:
             "algorithm ring has no all_reduce over several NVLink domains; 2 are in use",
         ),
         (("--system", "mi300x", "--algorithm", "nccl"), "algorithm nccl needs cuda, which mi300x"),
+        # An engine's kernel is for 8 GPUs at most, and takes nobody's place on more.
+        (("--system", "cloudmatrix384"), "algorithm nccl needs cuda, which cloudmatrix384"),
     ],
 )
 def test_what_is_refused_is_said_in_a_line(
