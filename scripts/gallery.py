@@ -116,7 +116,7 @@ def carry_out(name: str, out: Path, jobs: int | None) -> tuple[SweepResult, floa
 def linked(text: str) -> str:
     """A study's page with links to the other pages that it names."""
     return re.sub(
-        r"(?<![\w/(\[-])([a-z-]+\.md)\b",
+        r"(?<![\w/\[-])(?<!\]\()([a-z-]+\.md)\b",
         lambda found: f"[{found[1]}]({found[1]})" if (STUDIES / found[1]).exists() else found[0],
         text,
     )
