@@ -3,12 +3,14 @@
 Usage: python scripts/gallery.py [--out FOLDER] [--jobs N]
 
 What is in the folder is used again. Every sentence of an answer is made from the replays; the
-gallery's page says only what the pages of its studies say.
+gallery's page says only what the pages of its studies say, and how long a study takes.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
+import resource
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -33,24 +35,51 @@ NAMES = (
     "which-placement",
     "slow-gpu",
 )
+CLASSES = (15, 30, 60, 120, 300)
+"""Seconds of CPU that a study takes at most."""
+
 HEAD = """\
 # Ten questions
 
 For whoever has one of them. Each is a study that comes with moereplay, and each answer is made from its replays by
-`python scripts/gallery.py`: who is first, where the lead changes (between two replayed values, by lines through the
-means, with the spread over seeds of the routing), how far away the next is beside the
-[error](../../../replay/studies/validate/VALIDATION.md) of the kernels that move rows, and what other values of an
-assumption turn. *Ahead* is how much longer the other takes; the words for schemes are on [their page](schemes.md). An
-answer holds for the model, machine and loads that its page names: copy the study, change them, and ask again ([write
-a study](write-a-study.md)).
+`python scripts/gallery.py`. It holds for the model, machine and loads that it names. To ask the same of a model of your
+own, copy the study:
 
-What no error here covers: experts' GEMMs, whose error all schemes of a question share, and how much overlapping kernels
-slow one another. Nor does it cover chance: half a percent either way comes from the order in which tiles start, so
-that a lead of 0 % is none.
+```console
+$ moereplay sweep in-switch --copy mine.toml
+$ moereplay sweep mine.toml --dry-run
+```
+
+Change its `trace.model` to one of `moereplay trace models`, or to [one that you describe](describe-a-model.md), and
+replay it (`moereplay sweep mine.toml -o mine`). [Write a study](write-a-study.md) says what else may be changed. Behind
+each answer stand the study's replays and the CPU time that all of them take; `in-switch` takes half a minute with
+`qwen3-30b-a3b`, and as long with `glm-4.5` in its place.
+
+The words of the answers:
+
+- *20 % ahead*, *20 % less*, *leads by 20 %*: it takes 20 % less time than the other; shares are of the other's time.
+- *Level*, *the same*: within 1 %, for half a percent either way is chance, from the order in which tiles start.
+- *The lead changes at*: between two replayed values, where lines through the means cross; with the spread over seeds of
+  the routing, if there are several.
+- *Error*: of nine in ten [measurements](../../../replay/studies/validate/VALIDATION.md) of the kernels that move rows
+  the one that is furthest off, for as long as these are what a layer waits for.
+- *Stand-in error*, of schemes with few or no measurements: that of all kernels that [were predicted before they were
+  measured](../../../replay/studies/uncertainty/UNCERTAINTY.md#errors-of-the-model).
+- *Assumed*: the answer is of this value; the line says what others turn.
+- *Zipf 1.0*: routing by Zipf's law with this exponent, the larger the hotter are experts; *even*, *no skew*: with 0.
+- `eplb:N`: experts moved, and copied into N slots in all, by DeepSeek's balancer.
+- *Units of 8*, *order of arrival*: ready tiles that a fused kernel takes first, eight row tiles of an expert after
+  eight, or as rows come.
+- *20 us late*: each GPU begins late by a random time with a median of 20 us.
+- *2 of 18 links*: a GPU has two of its 18 NVLinks.
+- *Bare* hosts: they launch what a layer needs, and nothing that an engine adds.
+
+Names of schemes are on [their page](schemes.md). What no error here covers: experts' GEMMs, whose error all schemes of
+a question share, and how much overlapping kernels slow one another.
 """
 
 
-def section(name: str, result: SweepResult) -> Iterable[str]:
+def section(name: str, result: SweepResult, seconds: float) -> Iterable[str]:
     """Lines of a study on the gallery's page."""
     study = load_study(name)
     yield f"## {escape.markdown(study.title)}"
@@ -58,9 +87,39 @@ def section(name: str, result: SweepResult) -> Iterable[str]:
     yield escape.prose(study.question)
     yield ""
     yield from result.answers()
+    most = next((one for one in CLASSES if seconds <= one), CLASSES[-1])
+    took = f"{most} s" if most < 60 else f"{most // 60} min"
     commands = f"`moereplay sweep {name} -o FOLDER --html page.html`"
-    yield f"{commands}: {len(result.plan.tasks)} replays; [all numbers](../../../replay/studies/{name}.md)."
+    numbers = f"[all numbers](../../../replay/studies/{name}.md)"
+    yield f"{commands}: {len(result.plan.tasks)} replays, at most {took} of CPU; {numbers}."
     yield ""
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and of those that it has waited for."""
+    return sum(
+        used.ru_utime + used.ru_stime
+        for used in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    )
+
+
+def carry_out(name: str, out: Path, jobs: int | None) -> tuple[SweepResult, float]:
+    """A study, and the seconds of CPU that all of its replays took when they were made."""
+    noted, before = out / f"{name}.cpu", cpu_seconds()
+    result = sweep(name, out / name, jobs=jobs)
+    used = cpu_seconds() - before
+    if not result.num_reused or not noted.exists():
+        noted.write_text(f"{used:.1f}\n", encoding="utf-8")
+    return result, float(noted.read_text(encoding="utf-8"))
+
+
+def linked(text: str) -> str:
+    """A study's page with links to the other pages that it names."""
+    return re.sub(
+        r"(?<![\w/\[-])(?<!\]\()([a-z-]+\.md)\b",
+        lambda found: f"[{found[1]}]({found[1]})" if (STUDIES / found[1]).exists() else found[0],
+        text,
+    )
 
 
 def main() -> None:
@@ -70,12 +129,12 @@ def main() -> None:
     given = parser.parse_args()
     lines = [HEAD]
     for name in NAMES:
-        result = sweep(name, given.out / name, jobs=given.jobs)
-        (STUDIES / f"{name}.md").write_text(result.markdown(), encoding="utf-8")
+        result, seconds = carry_out(name, given.out, given.jobs)
+        (STUDIES / f"{name}.md").write_text(linked(result.markdown()), encoding="utf-8")
         shown = page(result, f"moereplay sweep {name} -o FOLDER")
         (given.out / f"{name}.html").write_text(document(shown), encoding="utf-8")
-        lines += section(name, result)
-        print(f"{name}: {result.num_computed} replayed, {result.num_reused} used again")
+        lines += section(name, result, seconds)
+        print(f"{name}: {result.num_computed} replayed, {result.num_reused} used again, {seconds:.0f} s of CPU")
     GALLERY.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 
 

@@ -33,6 +33,10 @@ def sweep(
     ] = None,
     json_: Annotated[Path | None, file_option("--json", help="Also write sweep.json to this file.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the studies that come with the package.")] = False,
+    copy: Annotated[
+        Path | None,
+        file_option("--copy", help="Write the study to this new file, to be changed, and replay nothing."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the points, and replay nothing.")] = False,
     free: Annotated[
         bool,
@@ -66,6 +70,9 @@ def sweep(
     if study is None:
         message = "which study? Give a TOML file, or a name of `moereplay sweep --list`"
         raise UserError(message)
+    if copy is not None:
+        _copy(study, copy)
+        return
     if out is None and not dry_run:
         message = "where to? Give a folder with -o; what is there already is used again"
         raise UserError(message)
@@ -166,6 +173,18 @@ def _list() -> None:
         print(f"{name}: {study.title}\n    {study.question.strip()}")
 
 
+def _copy(study: str, to: Path) -> None:
+    """Write the text of a study to a file that is not there yet."""
+    from replay.files import exists, write_text
+    from replay.studies.sweeps.study import study_text
+
+    if exists(to):
+        message = f"{to} is there already: --copy FILE writes a new file"
+        raise UserError(message)
+    write_text(to, study_text(study))
+    print(f"{to}: study {study!r}; `moereplay sweep {to} -o FOLDER` replays it", file=sys.stderr)
+
+
 def _show_plan(plan: Plan, out: Path | None) -> None:
     """The points of each grid, and which of them the folder holds already."""
     from replay.experiments.base.crews.store import Store
@@ -195,7 +214,7 @@ def _show_plan(plan: Plan, out: Path | None) -> None:
             ]
             for point, identity in points
         ]
-        show(Table(f"grid-{number}", f"{table.where}: {len(points)} points", columns, rows))
+        show(Table(f"grid-{number}", f"{table.title}: {len(points)} points", columns, rows))
     show()
     num_traces = len({task.source.key for task, _ in plan.tasks if isinstance(task, TracedTask)})
     of_traces = f" of {num_traces} traces" if num_traces else ""

@@ -2,6 +2,8 @@
 
 All is read off the numbers of the study's file. A *rival* is a value of the axis that competes, a
 *place* a combination of all other axes, and a *course* the places along the axis that has numbers.
+A *lead* is a share of what the other has: who leads by 20 % takes 20 % less time. Within `LEVEL`,
+which chance decides, nobody leads.
 
 The module is long because numbers of an answer and the words that say them are read together.
 """
@@ -11,12 +13,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from replay.experiments.base.names import UNREAL
-from replay.studies.sweeps.words import words
-from replay.studies.uncertainty.reach import Reach, between, largest, plain
+from replay.studies.sweeps.words import BYTES, given, size, together, value_words, words
+from replay.studies.uncertainty.reach import Reach, between, few_measured, largest, plain
 from replay.studies.uncertainty.residuals import UNVALIDATED
 from tracegen.shared.display.content import Column, Table
 
@@ -28,6 +30,15 @@ OF_SCHEMES = "scheme"
 
 MOST_COURSES = 12
 """Courses that are told one by one; of more, the table says it."""
+
+MOST_COSTS = 6
+"""Courses of comparisons with a base that are told one by one; of more, each value of an axis is."""
+
+LEVEL = 0.01
+"""Share within which two are level: half a percent either way comes from the order of tiles."""
+
+MOST_TOLD = 3
+"""Cases, or values along an axis, that a sentence tells one by one."""
 
 MOST_PLACES = 60
 """Rows of the table of who wins where; of more places all points are in the tables of the grids."""
@@ -46,7 +57,7 @@ class Lead:
     first, second
         Rivals; no second where nobody else can run.
     value, ahead
-        Of the first, and the share by which the second is behind it.
+        Of the first, and the share of the second's by which it is better.
     error
         Share by which the errors of the two may move them against each other; None where none is
         known.
@@ -66,6 +77,11 @@ class Lead:
     def is_within(self) -> bool:
         """Tell whether the error reaches as far as the lead."""
         return self.second is not None and self.error is not None and self.ahead < self.error
+
+    @property
+    def is_level(self) -> bool:
+        """Tell whether the second is as good."""
+        return self.second is not None and self.ahead < LEVEL
 
 
 @dataclass(frozen=True)
@@ -88,12 +104,22 @@ class LeadChange:
     high: float
     num_seeds: tuple[int, int]
 
-    def text(self) -> str:
-        """Its place, with the spread over seeds."""
+    def text(self, axis: str) -> str:
+        """Its place, in no more digits than the spread over seeds leaves.
+
+        Parameters
+        ----------
+        axis
+            Name of the axis.
+        """
         found, wanted = self.num_seeds
+        digits = math.floor(math.log10(self.at)) if self.at > 0 else 0
         if wanted < 2:
-            return _number(self.at)
-        return f"{_number(self.at)} ({_number(self.low)} to {_number(self.high)} in {found} of {wanted} seeds)"
+            return f"about {_number(axis, self.at, digits - (self.at < 2 * 10.0**digits))}"
+        spread = self.high - self.low
+        digits = max(digits - 1, math.floor(math.log10(spread)) if spread else digits - 1)
+        at, low, high = (_number(axis, one, digits) for one in (self.at, self.low, self.high))
+        return f"{at} ({low} to {high} in {found} of {wanted} seeds)" if low != high else f"about {at}"
 
 
 class Contest:
@@ -152,9 +178,10 @@ class Contest:
         return Lead(place, first, second, values[first], lead, error, self._agreed(place, first))
 
     def _behind(self, first: float, second: float) -> float:
-        """Share by which the second of two values is behind."""
-        above, below = (first, second) if self.answer.most else (second, first)
-        return above / below - 1 if below else math.inf
+        """Share of the second of two values by which the first is better."""
+        if not second:
+            return math.inf if first else 0.0
+        return first / second - 1 if self.answer.most else 1 - first / second
 
     def _row(self, place: Place, rival: str) -> SavedRow | None:
         return self._rows.get(_key({**place, self.answer.rivals: rival}))
@@ -249,15 +276,17 @@ class Contest:
         said = []
         for number, group in enumerate(groups):
             first, last = (group[edge].place[along] for edge in (0, -1))
-            if number == len(groups) - 1:
-                where = f"from {first} on"
+            if number == 0:
+                where = f"{'at' if first == last else 'up to'} {value_words(along, last)}"
+            elif number == len(groups) - 1:
+                where = f"from {_short(along, first)} on"
             else:
-                reached = f"up to {last}" if number == 0 else f"from {first} to {last}"
-                where = f"at {first}" if first == last else reached
-            unit = f" {words(along)}" if number == 0 else ""
-            said.append(f"{group[0].first}{verb if number == 0 else ''} {where}{unit}{self._by(group)}")
-        crossings = [self.crossing(one[-1], two[0]) for one, two in itertools.pairwise(groups)]
-        told = [one.text() for one in crossings if one is not None]
+                where = f"at {_short(along, first)}"
+                where = where if first == last else f"from {_short(along, first)} to {_short(along, last)}"
+            said.append(f"{group[0].first}{'' if number else verb} {where}{self._by(group)}")
+        ends = [(one[-1], two[0]) for one, two in itertools.pairwise(groups)]
+        crossings = [self.crossing(*pair) for pair in ends if not any(one.is_level for one in pair)]
+        told = [one.text(along) for one in crossings if one is not None]
         where = f"; the lead changes at {', '.join(told)}" if told else ""
         return f"{'; '.join(said)}{where}"
 
@@ -268,7 +297,12 @@ class Contest:
             return " (alone)"
         seconds = list(dict.fromkeys(one.second for one in course if one.second is not None))
         over = seconds[0] if len(seconds) == 1 else "the next"
-        return f" ({_range(leads)} ahead of {over})"
+        if max(leads) < LEVEL:
+            return f" (level with {over})"
+        low = "level" if min(leads) < LEVEL else f"{100 * min(leads):.0f}"
+        high = f"{100 * max(leads):.0f} %"
+        span = high if f"{low} %" == high else f"{low} to {high}"
+        return f" ({span} ahead of {over})"
 
     @property
     def _is_time(self) -> bool:
@@ -280,81 +314,131 @@ class Contest:
             return " is fastest"
         return f" has the {'most' if self.answer.most else 'least'} {self.answer.column}"
 
-    def _told(self, assumed: Place | None = None, within: Place | None = None) -> str:
-        """Compare all rivals with the base in words, at the places that have some labels."""
+    def _told(self, assumed: Place | None = None, within: Place | None = None, along: str | None = None) -> str:
+        """Compare all rivals with the base in words.
+
+        Parameters
+        ----------
+        within
+            Labels of the places that are compared; all places where it says nothing.
+        along
+            An axis whose values are told one by one; else the least and the largest share.
+        """
         verb = "takes" if self._is_time else "has"
         said = []
         for rival in self.rivals:
             shares = [
-                share
+                (place, share)
                 for place, share, _ in (self.against(rival, assumed) if rival != self.answer.base else [])
                 if all(place[axis] == label for axis, label in (within or {}).items())
             ]
-            said += [f"{rival} {verb} {_more(shares)}"] if shares else []
-        return ", ".join(said)
+            if not shares:
+                continue
+            told = [_more([share for _, share in shares])]
+            if along is not None:
+                labels = [place[along] for place, _ in shares]
+                ats = [value_words(along, labels[0]), *(_short(along, one) for one in labels[1:])]
+                told = [f"{_more([share])} at {at}" for (_, share), at in zip(shares, ats, strict=True)]
+            said.append(f"{rival} {verb} {together(told)}")
+        return ("; " if along else ", ").join(said)
+
+    @property
+    def _model(self) -> str:
+        """The model that the answer is of, where it is of one; empty where it is not."""
+        stated = {axis: self.grid.axes[axis][0].settings for axis in self.answer.assumed}
+        settings = {**self.grid.fixed, **{key: value for one in stated.values() for key, value in one.items()}}
+        return str(settings.get("trace.model") or settings.get("trace.file") or "")
 
     def headline(self) -> str:
-        """The answer in one sentence."""
+        """The answer in one sentence, of which model it is, and which assumptions turn it."""
+        of = f"With {self._model}" if self._model else ""
+        said = self._sentence(of)
+        axes = [words(axis) for axis in self.answer.assumed if self._is_turned(axis)]
+        turns = f" It turns with the {together([axes[0], *(f'the {one}' for one in axes[1:])])}." if axes else ""
+        return f"{said}.{turns}"
+
+    def _sentence(self, of: str) -> str:
         if self.answer.base is not None:
-            of = "" if self._is_time else f" of {self.answer.column}"
-            return f"Against {self.answer.base}{of}: {self._told() or 'nobody can run'}."
+            column = "" if self._is_time else f" in {self.answer.column}"
+            against = f"against {self.answer.base}{column}"
+            head = f"{of} and {against}, " if of else f"A{against[1:]}, "
+            return f"{head}{self._told() or 'nobody can run'}"
+        head = f"{of}, " if of else ""
         courses = self.courses()
         every = [one for course in courses for one in course]
         if not every:
-            return "Nobody can run."
+            return f"{head}nobody can run" if head else "Nobody can run"
         if len(courses) == 1:
-            return f"{self.course_text(courses[0], self._verb)}."
+            return f"{head}{self.course_text(courses[0], self._verb)}"
         winners = list(dict.fromkeys(one.first for one in every))
         if len(winners) == 1:
-            return f"{winners[0]}{self._verb} in all {len(every)} cases{self._by(every)}."
+            return f"{head}{winners[0]}{self._verb} in {_of_cases(len(every), len(every))}{self._by(every)}"
         counts = {rival: sum(one.first == rival for one in every) for rival in winners}
         best, *others = sorted(counts, key=lambda rival: -counts[rival])
         told = ", ".join(f"{rival} in {counts[rival]}" for rival in others)
-        return f"{best}{self._verb} in {counts[best]} of {len(every)} cases, {told}."
+        return f"{head}{best}{self._verb} in {counts[best]} of {len(every)} cases, {told}"
 
     def lines(self) -> list[str]:
         """Lines on who leads where, what the error says of it, and what would turn it."""
         courses = self.courses()
         said = []
-        if 1 < len(courses) <= MOST_COURSES:
+        if self.answer.base is not None and len(courses) > MOST_COSTS:
+            said += self._by_value(courses[0][0].place)
+        elif 1 < len(courses) <= MOST_COURSES:
             said += [f"{self._where(course[0].place)}: {self._of_course(course)}." for course in courses]
+        elif self.answer.base is not None and self._tells_along(courses[0] if courses else []):
+            said += [f"{self._of_course(courses[0])}."]
         return [*said, self.error_line(), *self.turns()]
+
+    def _by_value(self, place: Place) -> list[str]:
+        """Lines that compare with the base, for each value of each axis that is free."""
+        free = [axis for axis in place if axis not in self.answer.assumed and len(self._labels[axis]) <= MOST_COSTS]
+        return [
+            f"{value_words(axis, label)}: {said}."
+            for axis in free
+            for label in self._labels[axis]
+            if len(self._labels[axis]) > 1 and (said := self._told(within={axis: label}))
+        ]
+
+    def _tells_along(self, course: Sequence[Lead]) -> bool:
+        """Tell whether places along the axis are few enough to be told one by one."""
+        return self.answer.along is not None and 1 < len(course) <= MOST_TOLD
 
     def _of_course(self, course: Sequence[Lead]) -> str:
         if self.answer.base is None:
             return self.course_text(course)
         along = self.answer.along
-        return self._told(within={axis: label for axis, label in course[0].place.items() if axis != along})
+        within = {axis: label for axis, label in course[0].place.items() if axis != along}
+        return self._told(within=within, along=along if self._tells_along(course) else None)
 
     def _where(self, place: Place) -> str:
-        left = [axis for axis in self.grid.axes if axis in place and axis != self.answer.along]
-        told = [axis for axis in left if axis not in self.answer.assumed and len(self.grid.axes[axis]) > 1]
-        return ", ".join(f"{words(axis)} {place[axis]}" for axis in told)
+        """Place of a course in words."""
+        return ", ".join(self._words_of({axis: label for axis, label in place.items() if axis != self.answer.along}))
 
     def error_line(self) -> str:
         """Sentence on the error that applies, and the closest case in which it reaches as far as the lead."""
         if self.answer.base is not None:
             pairs = [(rival, *one) for rival in self.rivals if rival != self.answer.base for one in self.against(rival)]
             cases = [
-                (abs(share), error, f"{rival} {_more([share])} ({self._at(place)})")
+                (abs(share), error, f"{rival} with {_more([share])}{self._at(place)}")
                 for rival, place, share, error in pairs
                 if error is not None
             ]
             rows = [self._row(place, name) for rival, place, *_ in pairs for name in (rival, self.answer.base)]
-            moved = "each of these against the base"
+            what = "difference"
         else:
             every = [one for course in self.courses() for one in course if one.second is not None]
             cases = [(one.ahead, one.error, self._case(one)) for one in every if one.error is not None]
             rows = [self._row(one.place, rival) for one in every for rival in (one.first, one.second or one.first)]
-            moved = "the first and the next against each other"
+            what = "lead"
         if not cases:
             return "No error of such results is known here."
         within = [one for one in cases if one[0] < one[1]]
-        close = f"; closest is {min(within)[2]}" if within else ""
-        of = "predicted communication" if not self.answer.errors else "predictions"
+        close = f" Closest is {min(within)[2]}." if within else ""
+        errors = [error for _, error, _ in cases]
         return (
-            f"Errors of {of} ({'; '.join(self._kinds(rows))}) move {moved} by {_range([one[1] for one in cases])}: "
-            f"the distance is larger in {len(cases) - len(within)} of {len(cases)} cases{close}."
+            f"The {what} exceeds the error in {_of_cases(len(cases) - len(within), len(cases))}. "
+            f"The error is {_range(errors)}: {'; '.join(self._kinds(rows))}.{close}"
         )
 
     def _kinds(self, rows: Sequence[SavedRow | None]) -> list[str]:
@@ -364,19 +448,32 @@ class Contest:
         parts = {part for row in there for part in (row.error.parts if row.error else ())}
         measured = sorted(self.answer.errors or {part for part in parts if plain(part) != UNVALIDATED})
         others = [row.labels[axis] for row in there if row.error and UNVALIDATED in map(plain, row.error.parts)]
-        few = f"few or no measurements of {', '.join(dict.fromkeys(others))}"
-        return [*([", ".join(measured)] if measured else []), *([few] if others else [])]
+        told = [f"{one}{few_measured(self._scheme(axis, one))}" for one in dict.fromkeys(others)]
+        return [
+            *([f"that of {together(measured)}"] if measured else []),
+            *([f"the stand-in error of {together(told)}"] if told else []),
+        ]
+
+    def _scheme(self, axis: str, label: str) -> str:
+        """Scheme of a value of an axis."""
+        settings = next(one.settings for one in self.grid.axes[axis] if one.label == label)
+        return str(settings.get(OF_SCHEMES, label))
+
+    def _words_of(self, place: Place) -> list[str]:
+        """Values of a place, without those of what is assumed and of axes that have but one."""
+        free = {axis: at for axis, at in place.items() if axis not in self.answer.assumed}
+        return [value_words(axis, label) for axis, label in free.items() if len(self.grid.axes[axis]) > 1]
 
     def _at(self, place: Place) -> str:
-        return ", ".join(
-            f"{words(axis)} {label}"
-            for axis, label in place.items()
-            if axis not in self.answer.assumed and len(self.grid.axes[axis]) > 1
-        )
+        """Place behind a statement; empty where there is but one."""
+        said = self._words_of(place)
+        if len(said) == 1 and said[0][:1].isdecimal():
+            return f" at {said[0]}"
+        return f" ({', '.join(said)})" if said else ""
 
     def _case(self, one: Lead) -> str:
-        where = self._at(one.place)
-        return f"{one.first} over {one.second} by {100 * one.ahead:.0f} %" + (f" ({where})" if where else "")
+        ahead = "level with" if one.is_level else f"{100 * one.ahead:.0f} % ahead of"
+        return f"{one.first}, {ahead} {one.second}{self._at(one.place)}"
 
     def turns(self) -> list[str]:
         """For each other value of what is assumed, what it turns."""
@@ -385,29 +482,78 @@ class Contest:
             stated, *others = self._labels[axis]
             name = words(axis)
             name = name if name[:1].isupper() else name[:1].upper() + name[1:]
-            told = [f"with {label}, {self._turned(axis, label)}" for label in others]
-            said += [f"{name} (assumed: {stated}): {'; '.join(told)}."] if told else []
+            told = [f"{_capital(given(axis, label))}, {self._turned(axis, label)}." for label in others]
+            said += [f"{name}, assumed {stated}: {' '.join(told)}"] if told else []
         return said
 
-    def _turned(self, axis: str, label: str) -> str:
+    def _is_turned(self, axis: str) -> bool:
+        """Tell whether another value of an assumed axis turns some case."""
+        others = self._labels[axis][1:]
         if self.answer.base is not None:
-            return self._told({axis: label}) or "nobody can run"
+            return any(self._flips({axis: label})[0] for label in others)
+        return any(self._overtakes(axis, label)[0] for label in others)
+
+    def _flips(self, assumed: Place) -> tuple[int, int]:
+        """Of how many cases what took less takes more, or the other way round, and how many there are."""
+        flips = count = 0
+        for rival in self.rivals:
+            stated, other = (
+                {_key({n: at for n, at in place.items() if n not in assumed}): share for place, share, _ in found}
+                for found in (self.against(rival), self.against(rival, assumed))
+            )
+            both = [(share, other[key]) for key, share in stated.items() if key in other and rival != self.answer.base]
+            flips += sum(was * now < 0 and min(abs(was), abs(now)) >= LEVEL for was, now in both)
+            count += len(both)
+        return flips, count
+
+    def _overtakes(self, axis: str, label: str) -> tuple[list[Lead], list[Lead]]:
+        """Find places where another leads, and all, with another value of an assumed axis.
+
+        The second of a place where another leads is who was first there.
+        """
 
         def there(courses: Sequence[Sequence[Lead]]) -> dict[tuple[tuple[str, str], ...], Lead]:
             every = [one for course in courses for one in course]
             return {_key({name: at for name, at in one.place.items() if name != axis}): one for one in every}
 
         stated, other = there(self.courses()), there(self.courses({axis: label}))
-        both = [(one, other[key]) for key, one in stated.items() if key in other]
-        if not both:
+        found, every = [], []
+        for key, was in stated.items():
+            now = other.get(key)
+            if now is None:
+                continue
+            every.append(now)
+            value = self._mean(now.place, was.first)
+            ahead = math.inf if value is None else self._behind(now.value, value)
+            if now.first != was.first and ahead >= LEVEL:
+                found.append(replace(now, second=was.first, ahead=ahead))
+        return found, every
+
+    def _turned(self, axis: str, label: str) -> str:
+        if self.answer.base is not None:
+            told, (flips, count) = self._told({axis: label}), self._flips({axis: label})
+            turned = f" ({_turn(flips, count)})" if flips else ""
+            return f"{told}{turned}" if told else "nobody can run"
+        found, every = self._overtakes(axis, label)
+        if not every:
             return "nobody can run"
-        turned = [(was, now) for was, now in both if was.first != now.first]
-        if not turned:
-            every = "the same is first" if len(both) == 1 else f"the same are first in all {len(both)} cases"
-            return f"{every}{self._by([now for _, now in both])}"
-        was, now = max(turned, key=lambda pair: pair[1].ahead)
-        count = f"in {len(turned)} of {len(both)} cases it turns, most " if len(both) > 1 else "it turns: "
-        return f"{count}{self._case(now)}, for {was.first} before"
+        if not found:
+            same = (
+                "the same is first"
+                if len(every) == 1
+                else f"the same are first, or level, in {_of_cases(len(every), len(every))}"
+            )
+            return f"{same}{self._by(every)}"
+        most = sorted(found, key=lambda one: -one.ahead)[:MOST_TOLD]
+        told = "; ".join(
+            f"{one.first} leads {one.second}"
+            + ("" if math.isinf(one.ahead) else f" by {100 * one.ahead:.0f} %")
+            + self._at(one.place)
+            for one in most
+        )
+        if len(every) == 1:
+            return told
+        return f"{_turn(len(found), len(every))}{', most of all ' if len(found) > MOST_TOLD else ': '}{told}"
 
     def table(self, name: str) -> Table | None:
         """Table of who is first where; None where the places are many."""
@@ -424,7 +570,7 @@ class Contest:
             Column("first"),
             Column(self.answer.column, "", f",.{column.digits}f"),
             Column("next"),
-            Column("behind", "%", ".1f"),
+            Column("ahead", "%", ".1f", says="of what the next has"),
             Column("error", "%", ".1f", says="by which errors of predictions may move the two against each other"),
             *([Column("seeds", rank=1, says="of which the first is first")] if has_seeds else []),
         ]
@@ -468,6 +614,13 @@ class Contest:
             if row.assumes:
                 found.setdefault(row.assumes, []).append(row.labels[self.answer.rivals])
         return [f"{', '.join(dict.fromkeys(names))}: {text}" for text, names in found.items()]
+
+
+def told(contests: Sequence[Contest]) -> list[tuple[str, list[str]]]:
+    """Headline of each race, behind its table's title where there are several, and its lines."""
+    several = len(contests) > 1
+    heads = [f"{one.grid.title or f'Table {number}'}: " if several else "" for number, one in enumerate(contests, 1)]
+    return [(f"{head}{one.headline()}", one.lines()) for head, one in zip(heads, contests, strict=True)]
 
 
 def races(grids: Sequence[SavedGrid]) -> list[Contest]:
@@ -533,22 +686,47 @@ def _crossed(ends: Sequence[float], values: Sequence[Sequence[float | None]]) ->
     return low + share * (high - low)
 
 
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+def _number(axis: str, value: float, digits: int) -> str:
+    """A number of an axis rounded to a power of ten; bytes to a digit of their unit."""
+    if axis == BYTES:
+        power = 1024 ** (math.floor(math.log2(value)) // 10)
+        digits = math.floor(math.log10(value / power))
+        step = 10.0 ** (digits - (value / power < 2 * 10.0**digits))
+        return size(round(value / power / step) * step * power)
+    return f"{round(value, -digits):,.{max(0, -digits)}f}"
+
+
+def _short(axis: str, label: str) -> str:
+    """A further number of an axis whose words were said; else all of its words."""
+    return f"{int(label):,}" if label.isdecimal() and axis != BYTES else value_words(axis, label)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _of_cases(count: int, every: int) -> str:
+    if count == every:
+        return {1: "the one case", 2: "both cases"}.get(every, f"all {every} cases")
+    return f"{count or 'none'} of {every} cases"
+
+
+def _turn(count: int, every: int) -> str:
+    return f"{count} of {every} cases {'turns' if count == 1 else 'turn'}"
 
 
 def _more(shares: Sequence[float]) -> str:
     """Words for more or less, from the least share to the largest."""
-    low, high = (round(100 * edge(shares)) for edge in (min, max))
+    low, high = (0.0 if abs(edge(shares)) < LEVEL else edge(shares) for edge in (min, max))
 
-    def word(share: int) -> str:
-        return f"{abs(share)} % {'more' if share >= 0 else 'less'}"
+    def word(share: float) -> str:
+        return f"{100 * abs(share):.0f} % {'more' if share > 0 else 'less'}" if share else "the same"
 
-    if low == high:
+    if word(low) == word(high):
         return word(low)
-    if low >= 0 or high <= 0:
+    if low and high and (low > 0) == (high > 0):
         near, far = sorted((abs(low), abs(high)))
-        return f"{near} to {far} % {'more' if low >= 0 else 'less'}"
+        return f"{100 * near:.0f} to {100 * far:.0f} % {'more' if low > 0 else 'less'}"
     return f"{word(low)} to {word(high)}"
 
 

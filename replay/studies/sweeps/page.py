@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from replay.report.command import command_words
 from replay.report.provenance import NO_COMMAND, provenance
-from replay.studies.sweeps.answer import OF_SCHEMES, longest_numeric, numbers, races
+from replay.studies.sweeps.answer import OF_SCHEMES, longest_numeric, numbers, races, told
 from replay.studies.sweeps.free import TITLE, free_table
 from replay.studies.sweeps.saved import SavedSweep
 from replay.studies.sweeps.study import study_names
@@ -60,8 +60,8 @@ def page(result: SweepResult | SavedSweep, command: str = "") -> Page:
     entries: dict[str, Cell] = {"study": study.name, "points": points}
     if not command and study.name in study_names():
         command = command_words(["moereplay", "sweep", study.name, "-o", "FOLDER"])
-    answer = _answer(grids, several=several)
-    headline = next((race.headline() for race in races(grids)), "")
+    answer = _answer(grids)
+    headline = next((head for head, _ in told(races(grids))), "")
     return Page(
         title=study.title,
         summary=" ".join(filter(None, [study.question.strip(), headline, _summary(grids, points)])),
@@ -77,17 +77,15 @@ def page(result: SweepResult | SavedSweep, command: str = "") -> Page:
     )
 
 
-def _answer(grids: Sequence[SavedGrid], *, several: bool) -> list[Item]:
+def _answer(grids: Sequence[SavedGrid]) -> list[Item]:
     """Items on who is first where, what papers state beside it, and what would turn it."""
     items: list[Item] = []
+    said = iter(told(races(grids)))
     for number, grid in enumerate(grids, 1):
-        found: list[Item] = []
         for race in races([grid]):
-            found += [race.headline(), *race.lines()]
-            found += [table] if (table := race.table(f"answer-{number}")) is not None else []
-        if found and several:
-            found[0] = f"{grid.title or f'Table {number}'}: {found[0]}"
-        items += found
+            head, lines = next(said)
+            items += [head, *lines]
+            items += [table] if (table := race.table(f"answer-{number}")) is not None else []
         items += [_claims(grid, number)] if grid.claims else []
     return items
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from replay.experiments.base.documents import json_text
 from replay.experiments.base.experiment import EXPERIMENTS
-from replay.studies.sweeps.answer import Contest, races
+from replay.studies.sweeps.answer import Contest, races, told
 from replay.studies.sweeps.claims import HEADINGS, NUM_LABELS, claim_lines, claims_json
 from replay.studies.sweeps.free import Variation, free_json, section
 from replay.studies.sweeps.plan import Plan
@@ -109,7 +109,7 @@ class SweepResult(Exhibit):
 
     def shown(self) -> list[RenderableType]:
         """Title, question and tables, as a terminal draws them."""
-        said = [line for race in self.races() for line in (race.headline(), *race.lines())]
+        said = [line for head, lines in told(self.races()) for line in (head, *lines)]
         return shown(self.plan.study, self.plan.tables, said)
 
     def text(self) -> str:
@@ -127,11 +127,8 @@ class SweepResult(Exhibit):
     def answers(self) -> list[str]:
         """Markdown of who wins where, and what would turn it."""
         found: list[str] = []
-        several = len(self.races()) > 1
-        for race in self.races():
-            head = f"{race.grid.title}: " if several and race.grid.title else ""
-            found += _paragraphs(f"{head}{race.headline()}")
-            found += [f"- {escape.prose(line)}" for line in race.lines()] + [""]
+        for head, lines in told(self.races()):
+            found += [*_paragraphs(head), *(f"- {escape.prose(line)}" for line in lines), ""]
         return found
 
     def markdown(self) -> str:

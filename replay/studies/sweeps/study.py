@@ -271,20 +271,26 @@ def load_study(name_or_path: str | Path) -> Study:
     """
     given = str(name_or_path)
     if given in study_names():
-        text = (resources.files(PACKAGE) / f"{given}.toml").read_text("utf-8")
-        return parse_study(text, given, f"study {given!r}")
+        return parse_study(study_text(given), given, f"study {given!r}")
+    return parse_study(study_text(given), Path(given).stem, given)
+
+
+def study_text(name_or_path: str | Path) -> str:
+    """Text of a study's file; arguments and errors as those of `load_study`, which are of reading."""
+    given = str(name_or_path)
+    if given in study_names():
+        return (resources.files(PACKAGE) / f"{given}.toml").read_text("utf-8")
     path = Path(given)
     if path.suffix != ".toml" and not is_file(path):
         problem = unknown("study", given, study_names())
         message = f"{problem}; or the path of a .toml file"
         raise UserError(message)
     try:
-        text = read_text(path, encoding="utf-8-sig")
+        return read_text(path, encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         message = f"cannot read the study {given}: {reason}"
         raise UserError(message) from None
-    return parse_study(text, path.stem, given)
 
 
 def parse_study(text: str, name: str, where: str) -> Study:
@@ -333,7 +339,7 @@ def parse_study(text: str, name: str, where: str) -> Study:
         raise UserError(message) from None
 
 
-_OF_ONE_GRID = ("axes", "across", "answer")
+_OF_ONE_GRID = ("axes", "across", "answer", "leave_out")
 _SHARED = {
     "experiment",
     "fixed",

@@ -72,6 +72,8 @@ class GridTable:
     def __init__(self, study: Study, number: int) -> None:
         self.grid: Grid = study.grids[number]
         self.where = place(study, number)
+        is_alone = len(study.grids) == 1
+        self.title: str = self.grid.title or (study.title if is_alone else f"Table {number + 1}")
         self.axes: dict[str, list[Choice]] = axes_of(self.grid, self.where)
         experiment = EXPERIMENTS.find(self.grid.experiment)
         self.columns = self.grid.columns or [_default_column(experiment, self.where)]

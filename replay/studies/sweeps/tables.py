@@ -54,7 +54,7 @@ def grid_table(table: GridTable, name: str) -> Table:
         (*key, *(values[place] for values in picked)) for place, (key, _) in enumerate(rows)
     ]
     lines = [f"[{number}] {note}" for number, note in enumerate(notes, 1)]
-    return Table(name, table.grid.title or table.where, columns, found, lines)
+    return Table(name, table.title, columns, found, lines)
 
 
 def claims_table(table: GridTable, name: str) -> Table:

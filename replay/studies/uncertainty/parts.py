@@ -40,6 +40,12 @@ MEASURED = MappingProxyType(
 )
 """Part that a scheme's communication is, where its kernels were measured."""
 
+FEW = MappingProxyType(
+    {"deepep-v2": "DeepEP V2", "nccl-ep": "NCCL EP", "megamoe-hopper": "MegaMoE for Hopper, whole kernels"}
+)
+"""Part that tells how far off a scheme was where it was measured: too seldom, or with its experts,
+to be the part that its communication is."""
+
 _GROUPS = MappingProxyType(
     {
         "dispatch": "dispatch",

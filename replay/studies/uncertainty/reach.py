@@ -10,7 +10,8 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from replay.studies.uncertainty.residuals import table
+from replay.studies.uncertainty.parts import FEW
+from replay.studies.uncertainty.residuals import row_counts, table
 
 PHASES = ("dispatch", "combine")
 
@@ -46,6 +47,17 @@ def errors_of(part: str) -> tuple[float, float, float]:
 def largest(part: str) -> float:
     """Share by which a part is off at most in nine of ten measurements."""
     return max(abs(one) for one in errors_of(part)[1:]) / 100
+
+
+def few_measured(scheme: str) -> str:
+    """Words for how far off the few measurements of a scheme are; empty where there are none."""
+    part = FEW.get(scheme)
+    if part is None:
+        return ""
+    ratios = table()[part]
+    off = max(abs(math.exp(ratios[edge]) - 1) for edge in (0, -1))
+    of = part.partition(", ")[2]
+    return f" ({of}{': ' * bool(of)}up to {100 * off:.0f} % off in {row_counts()[part]} measurements)"
 
 
 def reach(parts: Mapping[str, str], path: Mapping[str, int]) -> Reach:

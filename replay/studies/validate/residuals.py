@@ -1,8 +1,8 @@
 """Residuals of validation by part of a layer, as data for `replay.studies.uncertainty`.
 
 A part is a mechanism that schemes share, or have alone, and of which tables have ten measurements
-and more. Of each, the quantiles of measured over predicted time are kept: `scripts/residuals.py`
-writes the file.
+and more; a few more say how far off schemes are whose error is another's (`parts.FEW`). Of each,
+the quantiles of measured over predicted time are kept: `scripts/residuals.py` writes the file.
 """
 
 from __future__ import annotations
@@ -59,6 +59,9 @@ def _parts() -> dict[str, dict[str, Holds]]:
         found[f"HybridEP {phase}"] = {"hybrid_ep": rows}
         found[f"TensorRT-LLM {phase}"] = {"trtllm_alltoall": rows}
         found[f"CCFuser {phase}"] = {"ccfuser": has(kernel=kernel)}
+    found["DeepEP V2"] = {"deepep_v2": has()}
+    found["NCCL EP"] = {"nccl_ep": has()}
+    found["MegaMoE for Hopper, whole kernels"] = {"fused_layers": has(measure="kernel")}
     bf16 = _other("moe_dtype", "fp8_block")
     found["experts, FP8"] = {"moe_deepgemm": has()}
     found["experts, BF16"] = {"moe_compute": bf16, "moe_skewed": bf16}

@@ -12,13 +12,13 @@ import pytest
 
 import replay
 from replay.errors import UserError
-from replay.studies.sweeps.answer import Contest
+from replay.studies.sweeps.answer import Contest, LeadChange
 from replay.studies.sweeps.page import page
 from replay.studies.sweeps.saved import SavedGrid, SavedSweep
 from replay.studies.sweeps.study import Rivalry, load_study, parse_study
 from replay.studies.sweeps.table import GridTable
 from replay.studies.sweeps.words import words
-from replay.studies.uncertainty.reach import Reach, between, largest, reach
+from replay.studies.uncertainty.reach import Reach, between, few_measured, largest, reach
 
 TOKENS = ["16", "64", "256"]
 STATED, OTHER = "arrival", "units"
@@ -76,8 +76,8 @@ def test_the_lead_changes_where_lines_through_the_means_cross() -> None:
     assert crossing.num_seeds == (3, 3)
     assert race.crossing(course[0], course[1]) is None
     said = race.headline()
-    assert said.startswith("b is fastest up to 64 tokens per GPU (72 to 588 % ahead of a); a from 256 on")
-    assert said.endswith("the lead changes at 110 (100 to 120 in 3 of 3 seeds).")
+    assert said.startswith("b is fastest up to 64 tokens per GPU (42 to 85 % ahead of a); a from 256 on")
+    assert said.endswith("the lead changes at 110 (100 to 120 in 3 of 3 seeds). It turns with the tiles.")
 
 
 def test_a_bound_is_no_rival() -> None:
@@ -89,23 +89,66 @@ def test_a_bound_is_no_rival() -> None:
 def test_a_lead_within_the_error_is_told() -> None:
     close = a_race(lambda tokens, scheme, tiles, seed: 100.0 if scheme == "a" else 103.0)
     assert all(one.is_within for one in close.courses()[0])
-    assert "the distance is larger in 0 of 3 cases; closest is a over b by 3 %" in close.error_line()
-    assert "by 7 %" in close.error_line()  # both are off by 5 %, independently
+    assert "The lead exceeds the error in none of 3 cases." in close.error_line()
+    assert "Closest is a, 3 % ahead of b at 16 tokens per GPU." in close.error_line()
+    assert "The error is 7 %: that of" in close.error_line()  # both are off by 5 %, independently
     far = a_race(lambda tokens, scheme, tiles, seed: 100.0 if scheme == "a" else 110.0)
     assert not any(one.is_within for one in far.courses()[0])
-    assert "larger in 3 of 3 cases." in far.error_line()
+    assert "in all 3 cases." in far.error_line()
 
 
 def test_what_is_assumed_says_what_it_turns() -> None:
     (line,) = a_race(straight).turns()
-    assert line.startswith(f"Tiles (assumed: {STATED}): with {OTHER}, in 2 of 3 cases it turns, most a over b by 540 %")
-    same = a_race(lambda tokens, scheme, tiles, seed: 1.0 if scheme == "a" else 2.0).turns()
-    assert same == [f"Tiles (assumed: {STATED}): with {OTHER}, the same are first in all 3 cases (100 % ahead of b)."]
+    told = f"Tiles, assumed {STATED}: With {OTHER} tiles, 2 of 3 cases turn: a leads b by 84 % at 64 tokens per GPU; a"
+    assert line.startswith(told)
+    same = a_race(lambda tokens, scheme, tiles, seed: 1.0 if scheme == "a" else 2.0)
+    told = (
+        f"Tiles, assumed {STATED}: With {OTHER} tiles, the same are first, or level, in all 3 cases (50 % ahead of b)."
+    )
+    assert same.turns() == [told]
+    assert "turns" not in same.headline()
+
+
+def test_who_is_within_a_percent_is_level() -> None:
+    race = a_race(lambda tokens, scheme, tiles, seed: 100.0 if scheme == ("a" if tokens < 256 else "b") else 100.5)
+    said = race.headline()
+    assert said == "a is fastest up to 64 tokens per GPU (level with b); b from 256 on (level with a)."
+    cost = a_race(lambda tokens, scheme, tiles, seed: 100.0 if scheme == "a" else 99.5 + tokens / 100, base="a")
+    assert cost.headline() == "Against a, b takes the same to 2 % more."
+    # Another order of tiles that puts the level one before the other turns nothing.
+    near = a_race(lambda tokens, scheme, tiles, seed: 100.0 if (scheme == "a") == (tiles == STATED) else 100.5)
+    assert "turns" not in near.headline()
+
+
+def test_a_difference_that_changes_its_sign_turns() -> None:
+    """Where arrival makes b slower than a at 256 tokens and units make it faster."""
+
+    def value(tokens: int, scheme: str, tiles: str, seed: int) -> float:
+        return 100.0 if scheme == "a" else float(tokens) if tiles == STATED else 50.0
+
+    race = a_race(value, base="a")
+    assert race.headline() == "Against a, b takes 84 % less to 156 % more. It turns with the tiles."
+    assert race.turns() == [f"Tiles, assumed {STATED}: With {OTHER} tiles, b takes 50 % less (1 of 3 cases turns)."]
+
+
+def test_a_place_between_two_values_has_no_more_digits_than_are_known() -> None:
+    assert LeadChange(1398.0, 1398.0, 1398.0, (1, 1)).text("tokens_per_rank") == "about 1,400"
+    assert LeadChange(640.0, 640.0, 640.0, (1, 1)).text("tokens_per_rank") == "about 600"
+    assert LeadChange(9_428_418.0, 9_428_418.0, 9_428_418.0, (0, 0)).text("bytes") == "about 9 MiB"
+    assert LeadChange(414.0, 398.0, 455.0, (3, 3)).text("tokens_per_rank") == "410 (400 to 460 in 3 of 3 seeds)"
+
+
+def test_the_model_is_named() -> None:
+    race = a_race(straight)
+    race.grid.fixed["trace.model"] = "olmoe-1b-7b"
+    assert race.headline().startswith("With olmoe-1b-7b, b is fastest up to 64 tokens per GPU")
 
 
 def test_the_cost_of_a_thing_is_told_against_its_base() -> None:
     race = a_race(straight, base="a")
-    assert race.headline() == "Against a: b takes 85 % less to 133 % more."
+    assert race.headline().startswith("Against a, b takes 85 % less to 133 % more.")
+    told = "b takes 85 % less at 16 tokens per GPU, 42 % less at 64 and 133 % more at 256."
+    assert race.lines()[0] == told
     table = race.table("answer")
     assert table is not None
     assert [column.name for column in table.columns] == ["tokens per GPU", "a: us", "b"]
@@ -191,6 +234,21 @@ def test_a_study_has_the_error_of_every_point_in_its_file(tmp_path: Path) -> Non
     assert errors["deepep"] is not None and errors["deepep"].parts == ["DeepEP dispatch", "DeepEP combine"]
     assert 0 < errors["deepep"].share < largest("DeepEP dispatch") + largest("DeepEP combine")
     assert race.headline() in result.text() and race.headline() in result.markdown().replace("\\", "")
+
+
+def test_few_measurements_are_told() -> None:
+    assert few_measured("deepep-v2").endswith("% off in 4 measurements)")
+    assert few_measured("megamoe-hopper").startswith(" (whole kernels: up to ")
+    assert few_measured("dysharp") == ""
+
+
+def test_several_tables_are_told_by_their_titles(tmp_path: Path) -> None:
+    one = STUDY.replace("[axes]", '[[grid]]\ntitle = "first"\n[grid.axes]')
+    text = f'{one}\n[[grid]]\ntitle = "second"\n[grid.axes]\nscheme = ["nccl-alltoall", "deepep"]\n'
+    (tmp_path / "s.toml").write_text(text, encoding="utf-8")
+    result = replay.sweep(tmp_path / "s.toml", tmp_path / "out")
+    for said in (result.text(), result.markdown()):
+        assert "first: With olmoe-1b-7b, " in said and "second: With olmoe-1b-7b, " in said
 
 
 def test_axes_are_called_by_words() -> None:

