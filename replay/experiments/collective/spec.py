@@ -51,7 +51,7 @@ class CollectiveSpec(Spec):
         [USUAL[0]],
         alias="algorithm",
         min_length=1,
-        description="A name of `moereplay collective --list`; repeatable [nccl; without CUDA two-shot, on up to 8 GPUs].",
+        description="A name of `moereplay collective --list`; repeatable [nccl; two-shot without CUDA, up to 8 GPUs].",
     )
     system: str = SYSTEM
     overrides: Overrides = OVERRIDES
