@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -71,6 +72,9 @@ def sweep(
         message = "which study? Give a TOML file, or a name of `moereplay sweep --list`"
         raise UserError(message)
     if copy is not None:
+        if out or json_ or into or dry_run or shard is not None or deliver != Delivery():
+            message = "--copy writes a study's text and replays nothing: no other option goes with it"
+            raise UserError(message)
         _copy(study, copy)
         return
     if out is None and not dry_run:
@@ -176,13 +180,18 @@ def _list() -> None:
 def _copy(study: str, to: Path) -> None:
     """Write the text of a study to a file that is not there yet."""
     from replay.files import exists, write_text
-    from replay.studies.sweeps.study import study_text
+    from replay.studies.sweeps.study import study_names, study_text
 
     if exists(to):
         message = f"{to} is there already: --copy FILE writes a new file"
         raise UserError(message)
+    if to.stem in study_names():
+        message = (
+            f"{to}: pages call a study by its file, and {to.stem} is one that comes with moereplay; give another name"
+        )
+        raise UserError(message)
     write_text(to, study_text(study))
-    print(f"{to}: study {study!r}; `moereplay sweep {to} -o FOLDER` replays it", file=sys.stderr)
+    print(f"{to}: study {study!r}; `moereplay sweep {shlex.quote(str(to))} -o FOLDER` replays it", file=sys.stderr)
 
 
 def _show_plan(plan: Plan, out: Path | None) -> None:

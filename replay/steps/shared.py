@@ -128,9 +128,12 @@ class SharedTimes:
         back = self._end(run, behind_hop=self._is_chunk(0), is_backward=True)
         if not self.splits_backward:
             return PassTimes(ahead, back)
-        # Nothing lies before an embedding: its gradient is that of weights.
+        # Nothing lies before an embedding: its gradient is that of weights, behind a hop that is no part of it.
         none = alone({"head": np.zeros(self.plan.peers, np.int64)}, NOTHING)
-        return PassTimes(ahead, back, none, back)
+        if not self._is_chunk(0):
+            return PassTimes(ahead, back, none, back)
+        received = self._end(lambda _, after, **__: after, behind_hop=True, is_backward=True)
+        return PassTimes(ahead, back, received, self._end(run, is_backward=True))
 
     @cached_property
     def head(self) -> PassTimes:
@@ -160,21 +163,30 @@ class SharedTimes:
         return self.calls_at_hops and not chunks_of(self.shape, self.plan)[end]
 
     def _end(self, run: Callable[..., Ints], *, behind_hop: bool = False, **how: Any) -> PassTime:
-        """Replay kernels of an end, once for every prediction of a token."""
+        """Replay kernels of an end, once for every prediction of a token, the first behind the hop."""
 
-        def add(machine: Machine, after: Ints) -> dict[Cause, Ints]:
-            if behind_hop:
-                parts = dataclasses.replace(self.parts, is_backward=how["is_backward"])
-                after = parts.hop(machine, self.context, after)
+        def replayed(add: Callable[[Machine, Ints], dict[Cause, Ints]]) -> Stretch:
+            def by_lead(lead: Time) -> Stretch:
+                return replay_stretch(self.system, self.plan.peers, add, self._launch, lead)
+
+            return paid(by_lead, NO_TIME, self._launch)
+
+        def end(machine: Machine, after: Ints) -> dict[Cause, Ints]:
             return {"head": run(machine, after, **how)}
 
-        def replayed(lead: Time) -> Stretch:
-            return replay_stretch(self.system, self.plan.peers, add, self._launch, lead)
+        def hop_and_end(machine: Machine, after: Ints) -> dict[Cause, Ints]:
+            parts = dataclasses.replace(self.parts, is_backward=how["is_backward"])
+            return end(machine, parts.hop(machine, self.context, after))
 
-        found = paid(replayed, NO_TIME, self._launch)
-        times = 1 + self.plan.mtp
-        causes = {cause: times * each for cause, each in found.causes.items()}
-        return alone(causes, found.activity * times)
+        further = self.plan.mtp
+        asked = [(1, hop_and_end), (further, end)] if behind_hop else [(1 + further, end)]
+        activity = NOTHING
+        causes: dict[Cause, Ints] = {}
+        for times, found in [(times, replayed(add)) for times, add in asked if times]:
+            activity += found.activity * times
+            for cause, each in found.causes.items():
+                causes[cause] = times * each + causes.get(cause, np.zeros_like(each))
+        return alone(causes, activity)
 
     # ---- between stages, and between copies ------------------------------------------------------
 

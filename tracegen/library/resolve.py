@@ -117,7 +117,7 @@ def resolve(name: str | Path, catalogue: str | None, present: settings.Settings)
         return check_url(name)
     path = Path(name)
     if is_path(name):
-        if regular.exists(path) and config.is_config(text):
+        if config.is_config(text) and config.says_so(path):
             msg = (
                 f"{text}: a model's configuration, and no trace; "
                 f"`moereplay trace generate zipf --model {text} --out FILE` makes one of it"

@@ -42,6 +42,15 @@ def is_config(name: str) -> bool:
         return False
 
 
+def says_so(path: Path) -> bool:
+    """Tell whether a file says that it is a model's configuration, by the keys that all of them have."""
+    try:
+        text = regular.read_text(path / NAME if path.is_dir() else path, MOST_BYTES)
+    except (OSError, ValueError):
+        return False
+    return '"model_type"' in text or '"architectures"' in text
+
+
 def read(path: str | Path) -> ModelShape:
     """Read the shape of a model from its configuration.
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 __all__ = ["least"]
 
 
-def least(scores: npt.NDArray[Any], count: int) -> npt.NDArray[np.int64]:
+def least(scores: npt.NDArray[np.floating[Any]], count: int) -> npt.NDArray[np.int64]:
     """Choose the columns with the least scores; of equal scores those of the first columns.
 
     ``np.argpartition`` alone leaves it to the instructions of the processor which of several equal

@@ -50,7 +50,8 @@ class CollectiveSetup:
         num_ranks = system.num_gpus if spec.ranks is None else spec.ranks
         if "algorithms" not in spec.model_fields_set and num_ranks <= MOST_RANKS_OF_ENGINES:
             able = [name for name in USUAL if not library.find(name).lacks(system)]
-            spec = spec.changed(algorithms=[*able, *USUAL][:1])
+            if able and able[0] not in spec.algorithms:
+                spec = spec.changed(algorithms=able[:1])
         algorithms = tuple(library.find(name) for name in spec.algorithms)
         if not 2 <= num_ranks <= system.num_gpus:
             message = f"{num_ranks} ranks; possible on {system.name}: 2 to {system.num_gpus}"

@@ -44,11 +44,12 @@ class Serving(SchemeExperiment[AnyServed, AnySetup, AnyTimed, AnyCompared]):
         return options_by_scheme(spec, *_names_of(spec))
 
     def usual_schemes(self, shared: AnyServed, given: Mapping[str, Any]) -> Sequence[str]:
-        """The spec's own, or its machine's: engines differ in more than a scheme."""
-        return [self.reference(shared.with_scheme())]
+        """The spec's own: engines differ in more than a scheme."""
+        return [self.reference(shared)]
 
     def reference(self, spec: AnyServed) -> str:
-        """The scheme of decoding, behind that of prompts where it is named."""
+        """The scheme of decoding, the machine's where none is named, behind that of prompts where that is."""
+        spec = spec.with_scheme()
         return f"{spec.prefill_scheme}+{spec.scheme}" if spec.prefill_scheme else spec.scheme
 
     def under(

@@ -171,7 +171,11 @@ class InferSpec(Spec):
             return self
         system = hwmodel.load(self.system, dict(self.overrides))
         usual = next(name for name in DECODING if not find(name).lacks(system))
-        return self if usual == self.scheme else self.changed(scheme=usual, options=dict(self.options))
+        return (
+            self
+            if usual == self.scheme
+            else self.changed(scheme=usual, options=dict(self.options), prefill_options=dict(self.prefill_options))
+        )
 
     @property
     def of_prompts(self) -> str:
