@@ -68,15 +68,15 @@ def preset(name: str) -> System:
     return hwmodel.load(name)
 
 
-def typical_program(
+def typical_outline(
     scheme: Scheme,
     *,
     is_backward: bool = False,
     system: System | None = None,
     num_experts: int = EXPERTS,
     until_wait: bool = False,
-) -> Program | None:
-    """List the kernels of a typical layer and the waits of its host, in their order.
+) -> Machine | None:
+    """Build a typical layer for its hosts alone; see `outlined`.
 
     Parameters
     ----------
@@ -97,8 +97,24 @@ def typical_program(
     for types in TYPES:
         with suppress(UserError):
             work = typical_layer(types, is_backward, num_experts)
-            return program(scheme, work, system, until_wait=until_wait)
+            return outlined(scheme, work, system, until_wait=until_wait)
     return None
+
+
+def typical_program(scheme: Scheme, **settings: Any) -> Program | None:
+    """List the kernels of a typical layer and the waits of its host, in their order.
+
+    Parameters
+    ----------
+    settings
+        As of `typical_outline`.
+
+    Returns
+    -------
+    None if the scheme builds none.
+    """
+    outline = typical_outline(scheme, **settings)
+    return None if outline is None else program_of(outline)
 
 
 def about_typical(scheme: Scheme) -> str:
@@ -158,8 +174,13 @@ def program(scheme: Scheme, work: LayerWork, system: System, *, until_wait: bool
     UserError
         If the scheme refuses the layer, or its code fails.
     """
+    return program_of(outlined(scheme, work, system, until_wait=until_wait))
+
+
+def program_of(outline: Machine) -> Program:
+    """Read the program of what is `outlined`, kernels of one name in a row as one entry."""
     found: list[Operation] = []
-    for one in outlined(scheme, work, system, until_wait=until_wait).host.program:
+    for one in outline.host.program:
         if found and found[-1].name == one.name and one.launches and found[-1].launches:
             found[-1] = found[-1]._replace(launches=found[-1].launches + one.launches)
         else:
@@ -202,7 +223,7 @@ def outlined(
 
 
 class LayerWaits(NamedTuple):
-    """Numbers of a typical layer, on each GPU.
+    """Numbers of a layer, on each GPU.
 
     Attributes
     ----------
@@ -226,16 +247,11 @@ class LayerWaits(NamedTuple):
     flags: int
 
 
-def typical_waits(scheme: Scheme, *, is_backward: bool = False) -> LayerWaits | None:
-    """Count the kernels of a typical layer and what its GPUs wait for; None if the scheme builds none."""
-    for types in TYPES:
-        with suppress(UserError):
-            work = typical_layer(types, is_backward)
-            machine = outlined(scheme, work, preset(SYSTEMS[scheme.platform or "cuda"]))
-            done, met = machine.host.program, machine.notes.meetings
-            waits = sum(not one.launches for one in done)
-            return LayerWaits(num_kernels(done), waits, met["meetings"], met["fences"], met["rounds of flags"])
-    return None
+def waits_of(outline: Machine) -> LayerWaits:
+    """Count the kernels of a layer that is `outlined`, and what its GPUs wait for."""
+    done, met = outline.host.program, outline.notes.meetings
+    waits = sum(not one.launches for one in done)
+    return LayerWaits(num_kernels(done), waits, met["meetings"], met["fences"], met["rounds of flags"])
 
 
 def num_kernels(operations: Iterable[Operation]) -> int:

@@ -215,10 +215,11 @@ def _of_experts(scheme: Scheme) -> dict[str, Any]:
     from replay.chains import host_program
     from replay.report.scheme_tables import SYSTEM, communicating_sms
 
-    listed = {
-        name: host_program.typical_program(scheme, is_backward=name == "backward") for name in ("forward", "backward")
+    outlines = {
+        name: host_program.typical_outline(scheme, is_backward=name == "backward") for name in ("forward", "backward")
     }
-    forward, waits = listed["forward"], host_program.typical_waits(scheme)
+    listed = {name: None if one is None else host_program.program_of(one) for name, one in outlines.items()}
+    forward, outline = listed["forward"], outlines["forward"]
     return {
         "overlap": scheme.overlap,
         "network": scheme.network,
@@ -234,7 +235,7 @@ def _of_experts(scheme: Scheme) -> dict[str, Any]:
         "communication_sms": {SYSTEM: communicating_sms(scheme)},
         "kernels": None if forward is None else host_program.num_kernels(forward),
         "captured": host_program.can_be_captured(forward),
-        "waits": None if waits is None else waits._asdict(),
+        "waits": None if outline is None else host_program.waits_of(outline)._asdict(),
         "operations": {name: [one._asdict() for one in operations or ()] for name, operations in listed.items()},
     }
 
@@ -317,8 +318,9 @@ def _operations(scheme: Scheme) -> None:
     """Print a host's operations for a layer of a forward pass, and whether a graph can hold them."""
     from replay.chains import host_program
 
-    listed = host_program.typical_program(scheme)
-    if not listed:
+    outline = host_program.typical_outline(scheme)
+    listed = () if outline is None else host_program.program_of(outline)
+    if outline is None or not listed:
         return
     count = host_program.num_kernels(listed)
     print(f"\nsoftware: kernels of a layer on each GPU, if it has several experts: {count}")
@@ -330,13 +332,12 @@ def _operations(scheme: Scheme) -> None:
     ends = "the first wait of the host ends what a CUDA graph can hold"
     every = "a CUDA graph can hold all of it"
     print(indented(every if host_program.can_be_captured(listed) else ends, "  ", "  "))
-    waits = host_program.typical_waits(scheme)
-    if waits is not None:
-        counts = (
-            f"host waits {waits.host_waits}, meetings of all GPUs {waits.meetings}, "
-            f"fences before them or flags {waits.fences}, rounds of flags {waits.flags}"
-        )
-        print(indented(counts, "  ", "  "))
+    waits = host_program.waits_of(outline)
+    counts = (
+        f"host waits {waits.host_waits}, meetings of all GPUs {waits.meetings}, "
+        f"fences before them or flags {waits.fences}, rounds of flags {waits.flags}"
+    )
+    print(indented(counts, "  ", "  "))
 
 
 def shown(one: OptionFacts) -> str:

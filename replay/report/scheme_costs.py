@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from replay.chains.host_program import typical_waits
+from replay.chains.host_program import typical_outline, waits_of
 from replay.chains.layer import build_layer
 from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape
@@ -170,8 +170,8 @@ def _linked(name: str, scheme: Scheme) -> str:
 
 def wait_rows() -> list[tuple[str, ...]]:
     """Rows of the table of kernels and meetings: a scheme, and its numbers in a forward pass."""
-    found = ((name, scheme, typical_waits(scheme)) for name, scheme in schemes().items())
-    return [(_linked(name, scheme), *map(str, waits)) for name, scheme, waits in found if waits is not None]
+    found = ((name, scheme, typical_outline(scheme)) for name, scheme in schemes().items())
+    return [(_linked(name, scheme), *map(str, waits_of(one))) for name, scheme, one in found if one is not None]
 
 
 def cost_rows() -> list[tuple[str, ...]]:

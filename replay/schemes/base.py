@@ -139,14 +139,6 @@ class AnyScheme(ABC):
             described["tuned"] = list(trials)
         return described
 
-    def modules(self) -> list[str]:
-        """List the modules of its code: that of its class, then those of the classes that it builds on.
-
-        What all schemes of its kind build on is left out.
-        """
-        kinds = [kind for kind in type(self).__mro__ if issubclass(kind, AnyScheme)]
-        return list(dict.fromkeys(kind.__module__ for kind in (kinds[:-2] or kinds[:1])))
-
     def split(self, machine: Machine, *options: str, rest: str = "", **held: int) -> Split:
         """Declare SMs that a kernel of the scheme holds, beside those that it leaves.
 

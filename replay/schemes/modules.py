@@ -18,7 +18,7 @@ def modules_of(scheme: AnyScheme) -> list[str]:
     """Files of a scheme, by their paths in the project: that of its class, and what it uses of the same folder.
 
     A class that derives from one of another file is followed by it. A scheme from outside has the
-    file that it was found in.
+    file that it was found in, a plug-in its modules by their dotted names.
     """
     if scheme.origin:
         return [scheme.origin.rpartition(":")[0]]
@@ -48,6 +48,8 @@ def _used(module: ModuleType) -> list[str]:
 
 
 def _path(module: ModuleType) -> str:
-    """Path of a module's file in the project; empty for a package without code of its own."""
-    file = Path(module.__file__ or "")
+    """Path of a module's file in the project, or its dotted name; empty for a package without code of its own."""
+    file = Path(module.__file__ or "__init__.py")
+    if module.__file__ and not file.is_relative_to(ROOT):
+        return module.__name__
     return "" if file.name == "__init__.py" else file.relative_to(ROOT).as_posix()

@@ -11,6 +11,8 @@ from replay.model.machine.rdma import ONE_WRITE, Writes
 from replay.model.machine.times import NO_TIME, Costs, Time
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from hwmodel import System
     from replay.model.arrays import Ints, Ranks, Tasks
     from replay.model.machine.kinds import PhaseKinds
@@ -71,7 +73,15 @@ class Sync:
         return met if alone or domains.num == 1 else self._meet_peers(kinds, met)
 
     def fence(
-        self, kinds: PhaseKinds, after: Tasks, rank: Ranks | None = None, *, stored: Stored, late: Time = NO_TIME
+        self,
+        kinds: PhaseKinds,
+        after: Tasks,
+        rank: Ranks | None = None,
+        *,
+        stored: Stored,
+        late: Time = NO_TIME,
+        has_stored: npt.NDArray[np.bool_] | None = None,
+        visible: Time = NO_TIME,
     ) -> Tasks:
         """Wait until flags may tell of what `after` have stored: (task,) tasks.
 
@@ -81,8 +91,15 @@ class Sync:
             (task,): who waits; without it, one task of each rank.
         late
             Waiting besides.
+        has_stored
+            (task,): whose stores there are to wait for; all without it.
+        visible
+            From the end of the wait until others may be told.
         """
-        return self._tasks.delay(kinds.sync, self._behind(stored) + late, after, rank)
+        behind = self._behind(stored)
+        if has_stored is not None:
+            behind = Time.where(has_stored, behind, NO_TIME)
+        return self._tasks.delay(kinds.sync, behind + late, after, rank, late=visible)
 
     def _behind(self, stored: Stored) -> Time:
         if stored != "nothing":

@@ -97,9 +97,12 @@ class TaskBuilder:
         """Let tasks `later` wait for tasks `earlier`: (task,) each."""
         self._graph.edges(earlier, later)
 
-    def delay(self, kind: Kind, time: Time, after: Tasks | None, rank: Ranks | None = None) -> Tasks:
-        """Pass time without occupying anything: (task,) tasks, one per rank without `rank`."""
-        return self.serve(-1, time, kind=kind, rank=self._resources.ranks if rank is None else rank, after=after)
+    def delay(
+        self, kind: Kind, time: Time, after: Tasks | None, rank: Ranks | None = None, *, late: Time = NO_TIME
+    ) -> Tasks:
+        """Pass time without occupying anything: (task,) tasks, one per rank without `rank`; see `serve`."""
+        ranks = self._resources.ranks if rank is None else rank
+        return self.serve(-1, time, kind=kind, rank=ranks, after=after, late=late)
 
     def meet(self, after: Tasks, group: Ints | None = None) -> Tasks:
         """One mark of all ranks: (rank,) the same task, which waits for all of `after`.

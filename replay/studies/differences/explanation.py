@@ -18,11 +18,12 @@ from replay.experiments.collective.spec import size_text
 from replay.experiments.layer.experiment import EXPERIMENT as LAYER
 from replay.experiments.layer.result import Comparison
 from replay.experiments.layer.tables.notes import heading, launch_notes, tuned_notes
+from replay.schemes.modules import modules_of
 from replay.schemes.registry import EVERY
 from replay.studies.differences import any_experiment as of_any
 from replay.studies.differences.inputs import changes_of
 from replay.studies.differences.outcome import changed
-from replay.studies.differences.pairs import names_of
+from replay.studies.differences.pairs import alike, names_of
 from replay.studies.differences.parts import Change, QuantityDifference
 from replay.studies.differences.path import BARRIERS, GAPS, HOST_WAITS, LAUNCHES
 from replay.studies.differences.sides import Side, side_of
@@ -131,7 +132,7 @@ class Explanation(Document):
     overhead
         Tasks that overhead on the paths consists of.
     code
-        Modules of each scheme of moereplay's own, by its name.
+        Files of each scheme of moereplay's own, by its name (`modules_of`).
     """
 
     LEFT_OUT_IF_NONE: ClassVar[frozenset[str]] = frozenset({"experiment"})
@@ -177,12 +178,14 @@ def explain(one: ResultBase | str | Path, other: ResultBase | str | Path) -> Exp
     experiment = of_any.experiment_of(before, after, "explain")
     _check_single(one, before)
     _check_single(other, after)
+    before, after = alike(before, after)
     first, second = side_of(experiment, before), side_of(experiment, after)
     described = {"overhead": _overhead(first, second), "code": _code(before, after)}
     if experiment is LAYER:
         _check_layers(before, after)
-        names = names_of([before, after])
-        described |= {"heading": _heading(before, after), "notes": _notes([before, after])}
+        results = [before, after]
+        names = names_of(results)
+        described |= {"heading": _heading(before, after), "notes": [*launch_notes(results), *tuned_notes(results)]}
         return _explained(first._replace(name=names[0]), second._replace(name=names[1]), **described)
     if first.name == second.name:
         first = first._replace(name=f"{first.name} (1)")
@@ -232,19 +235,10 @@ def _heading(first: Result, second: Result) -> list[str]:
     return [*dict.fromkeys(line for one in (first, second) for line in heading(one).splitlines())]
 
 
-def _notes(results: list[Result]) -> list[str]:
-    sms = {
-        one.scheme.name: [f"{name}={value}" for name, value in one.scheme.options.items() if name.endswith("sms")]
-        for one in results
-    }
-    held = "; ".join(f"{name} {', '.join(options)}" for name, options in sms.items() if options)
-    return [*launch_notes(results), *tuned_notes(results), *([f"SMs that move rows: {held}."] if held else [])]
-
-
 def _code(*results: ResultBase) -> dict[str, list[str]]:
-    """Modules of the schemes of some results, those of files and plug-ins left out."""
+    """Files of the schemes of some results, those of other files and plug-ins left out."""
     names = [each.name for one in results if isinstance(one, TimedResult) for each in one.schemes]
-    return {name: EVERY[name].modules() for name in names if name in EVERY}
+    return {name: modules_of(EVERY[name]) for name in names if name in EVERY}
 
 
 def _overhead(one: Side, other: Side) -> list[OverheadCount]:

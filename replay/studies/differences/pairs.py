@@ -3,21 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
 
 from replay.experiments.base.names import row_names
+from replay.experiments.base.result import TimedResult
 from replay.experiments.layer.result import Result
-
-if TYPE_CHECKING:
-    from replay.experiments.base.result import TimedResult
+from replay.measure.parts import CriticalPathTimes, Exposure
+from replay.measure.result import ChainResult, LayerResult, Measures
 
 
 class Pair(NamedTuple):
-    """Results of one scheme in two files, under the name it has in tables."""
+    """Results of one scheme in two files, `alike`, under the name it has in tables."""
 
     name: str
     before: TimedResult
     after: TimedResult
+
+
+LATER: dict[type, tuple[str, ...]] = {
+    LayerResult: ("token_latency_from_start_us", "memory"),
+    ChainResult: ("memory",),
+    Measures: ("exposure", "sm_time_us"),
+    Exposure: ("copying_us",),
+    CriticalPathTimes: ("behind_by_kind_us", "overhead"),
+}
+"""What results of older versions do not have."""
+
+
+def alike(before: Any, after: Any) -> tuple[Any, Any]:
+    """Leave out of two results what an older version of one does not tell: that is no difference."""
+    lacking = _lacking(before) | _lacking(after)
+    return (_without(before, lacking), _without(after, lacking)) if lacking else (before, after)
+
+
+def _lacking(value: Any) -> set[tuple[type, str]]:
+    """Fields of `LATER` that parts of a value do not have, by their class."""
+    if isinstance(value, list):
+        return {one for each in value for one in _lacking(each)}
+    if not isinstance(value, BaseModel):
+        return set()
+    kind = type(value)
+    own = {(kind, name) for name in LATER.get(kind, ()) if getattr(value, name) is None}
+    return own.union(*(_lacking(getattr(value, name)) for name in kind.model_fields))
+
+
+def _without(value: Any, lacking: set[tuple[type, str]]) -> Any:
+    """Copy of a value without some fields of its parts."""
+    if isinstance(value, list):
+        return [_without(one, lacking) for one in value]
+    if not isinstance(value, BaseModel):
+        return value
+    kind = type(value)
+    fields = {
+        name: None if (kind, name) in lacking else _without(getattr(value, name), lacking) for name in kind.model_fields
+    }
+    return value.model_copy(update=fields)
 
 
 class ResultPairs(NamedTuple):
@@ -59,14 +101,14 @@ def pair(before: Sequence[TimedResult], after: Sequence[TimedResult]) -> ResultP
     """
     left, right = _rows(before), _rows(after)
     if len(left) == len(right) == 1:
-        return ResultPairs([Pair(_both(*left, *right), before[0], after[0])], [], [])
+        return ResultPairs([Pair(_both(*left, *right), *alike(before[0], after[0]))], [], [])
     found = []
     for key in SAME:
         for one in list(left):
             others = [row for row in right if key(row) == key(one)]
             alone = len(others) == 1 == sum(key(row) == key(one) for row in left)
             if alone or (others and key is SAME[0]):
-                found.append(Pair(_both(one, others[0]), one.result, others[0].result))
+                found.append(Pair(_both(one, others[0]), *alike(one.result, others[0].result)))
                 left = [row for row in left if row is not one]
                 right = [row for row in right if row is not others[0]]
     return ResultPairs(found, [row.name for row in left], [row.name for row in right])

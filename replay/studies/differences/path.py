@@ -33,7 +33,7 @@ HOST = "host"
 SERVICES = ("compute", "copying", "serialisation", *OVERHEADS.values(), BARRIERS, HOST_WAITS)
 """All that the path's time of service is called."""
 WAITS = ("queueing", *(f"queueing behind {what}" for what in (*SERVICES, READS)), "latency", "credits", NO_SM)
-"""All that waits of the path are called; queueing alone in results of older versions."""
+"""All that waits of the path are called; queueing alone where an older version does not say behind what."""
 
 Ps = dict[str, int]
 
@@ -106,11 +106,17 @@ def by_phase(result: TimedResult) -> Ps:
 
 
 def by_cause(result: TimedResult) -> Ps:
-    """Time of the path by cause."""
-    return _summed(result, 1)
+    """Time of the path by cause; older versions tell queueing apart here alone."""
+    spent = _summed(result, 1)
+    for path in paths_of(result):
+        if path.behind_by_kind_us is None:
+            for served, time in path.queueing_behind_us.items():
+                spent[f"queueing behind {service_of_kind(served)}"] += ps(time)
+                spent["queueing"] -= ps(time)
+    return {cause: time for cause, time in spent.items() if time}
 
 
-def _summed(result: TimedResult, place: int) -> Ps:
+def _summed(result: TimedResult, place: int) -> Counter[str]:
     spent: Counter[str] = Counter()
     for part, time in by_phase_and_cause(result).items():
         spent[part[place]] += time

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -17,11 +18,14 @@ from replay.model.machine.kinds import PHASES
 from replay.report.pages import page
 from replay.report.text import render
 from replay.report.words import WORDS
+from replay.schemes import SCHEMES as SHIPPED
+from replay.schemes.modules import modules_of
 from replay.studies.differences.explanation import Explanation, pick
 from replay.studies.differences.explanation_page import explanation_tables, path_table
-from replay.studies.differences.gpus import EXPOSED, PARTS
+from replay.studies.differences.gpus import COMPUTING, EXPOSED, LAST, PARTS
 from replay.studies.differences.outcome import numbers_of
 from replay.studies.differences.path import (
+    BARRIERS,
     HOST_WAITS,
     NO_PHASE,
     NO_SM,
@@ -34,6 +38,7 @@ from replay.studies.differences.path import (
 from replay.studies.differences.sides import ALONE
 from tracegen.shared.display.palette import places
 
+OLD = Path(__file__).parents[2] / "data" / "results"
 SCHEMES = ["deepep", "nccl-alltoall", "deepep-ll", "comet"]
 
 
@@ -121,14 +126,50 @@ def test_overhead_is_told_by_tasks_and_adds_up(compared):
     assert any(one.key == "overheads.host_sync_us" and one.one for one in found.overhead)
 
 
-def test_a_result_of_an_older_version_is_explained_by_what_it_says(compared):
-    """Hosts' waits are among barriers, queueing is one, and rows on their way are not told apart."""
-    document = json.loads(compared["nccl-alltoall"].model_dump_json(by_alias=True))
+def older_than(result):
+    document = json.loads(result.model_dump_json(by_alias=True))
     for part in [*document["layers"], document["chain"]]:
         if part is not None and "measures" in part:
             del part["measures"]["exposure"]["copying_us"]
             del part["measures"]["critical_path"]["overhead"], part["measures"]["critical_path"]["behind_by_kind_us"]
-    older = Result.model_validate(document)
+    return Result.model_validate(document)
+
+
+def test_an_older_version_of_a_result_is_the_same_result(compared):
+    """What one side alone tells apart is no difference."""
+    result = compared["nccl-alltoall"]
+    older = older_than(result)
+    for one, other in ((older, result), (result, older)):
+        found, listed = replay.explain(one, other), replay.diff(one, other)
+        assert not any(part.difference_us for part in (*found.path, *found.gpus)) and not found.overhead
+        assert listed.is_same and not listed.notes
+        (outcome,) = listed.outcomes
+        assert not any(part.change_us for part in (*outcome.by_cause, *outcome.by_phase))
+    assert by_cause(older) == without_host_waits(by_cause(result)), "queueing is told apart by cause"
+    assert result.measured[0].critical_path.overhead, "what was given is as it was"
+
+
+def without_host_waits(causes):
+    barriers = causes.get(BARRIERS, 0) + causes.get(HOST_WAITS, 0)
+    return {cause: time for cause, time in {**causes, BARRIERS: barriers}.items() if time and cause != HOST_WAITS}
+
+
+def test_a_file_of_an_older_version_has_no_part_for_what_it_does_not_tell(trace):
+    old = replay.load_result(OLD / "layer-1.json")
+    found = replay.explain(old, replay.run(trace, scheme=old.scheme.name, layer=0))
+    assert {EXPOSED} < {part.where for part in found.gpus} < {COMPUTING, EXPOSED, LAST, ""}
+    assert "queueing" in {part.what for part in found.path} and not found.overhead
+
+
+def test_two_choices_of_one_scheme_are_told_by_their_rows(trace):
+    one, other = (replay.run(trace, scheme="comet", layer=0, placement=name) for name in ("contiguous", "round-robin"))
+    chosen = [note.partition(": chose")[0] for note in replay.explain(one, other).notes if ": chose" in note]
+    assert chosen == ["comet, contiguous", "comet, round-robin"]
+
+
+def test_a_result_of_an_older_version_is_explained_by_what_it_says(compared):
+    """Hosts' waits are among barriers, queueing is one, and rows on their way are not told apart."""
+    older = older_than(compared["nccl-alltoall"])
     found = replay.explain(older, older)
     assert {"queueing", "barriers and flags"} <= {part.what for part in found.path}
     assert HOST_WAITS not in {part.what for part in found.path} and not found.overhead
@@ -143,8 +184,8 @@ def test_what_was_replayed_is_said_as_the_comparison_says_it(compared):
         assert line in text and line in said
     (chosen,) = [note for note in found.notes if "comet: chose" in note]
     assert "dispatch_sms=" in chosen and chosen.endswith("tried.")
-    assert found.code["deepep"] == ["replay.schemes.ep.deepep.normal", "replay.schemes.ep.staged"]
-    assert "Code of comet: replay.schemes.ep.comet.paper, replay.schemes.ep.comet.scheme." in text
+    assert found.code["deepep"] == modules_of(SHIPPED["deepep"])
+    assert f"Code of comet: {', '.join(modules_of(SHIPPED['comet']))}." in text
 
 
 def test_rows_cover_most_of_both_times_and_of_the_difference(compared):

@@ -11,8 +11,10 @@ import pytest
 
 import replay
 import replay.schemes.ep.plain
+from replay.cli.schemes import explain, to_json
 from replay.errors import UserError
 from replay.schemes import SCHEMES, find, outside
+from replay.schemes.modules import modules_of
 from replay.schemes.outside import SchemeFailure
 from replay.schemes.registry import EXAMPLES
 
@@ -177,6 +179,16 @@ def test_a_plugin_is_found_by_the_name_of_its_entry_point(plugins) -> None:
     assert scheme.name == "mine"
     assert scheme.describe()["code"] == hashlib.sha256(MINE.encode()).hexdigest()
     assert "mine" in refusal("nine") and "(did you mean 'mine'?)" in refusal("nine")
+
+
+def test_a_plugin_is_described_by_its_module(plugins, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its file is not of the project, whose paths others have."""
+    plugins(mine=MINE)
+    module = type(find("mine")).__module__
+    assert modules_of(find("mine")) == [module]
+    assert to_json(find("mine"))["modelled_in"] == [module]
+    explain(find("mine"), as_json=False)
+    assert module in capsys.readouterr().out
 
 
 def test_a_broken_plugin_says_so_in_a_line_and_leaves_the_others(plugins) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from replay.chains.node_sampling import error_of
-from replay.experiments.base.names import short_placement
+from replay.experiments.base.names import row_names, short_placement
 from replay.report.comparisons import left_out_alike, star_notes
 
 if TYPE_CHECKING:
@@ -134,12 +134,12 @@ def launch_notes(results: Sequence[Result]) -> list[str]:
 
 def tuned_notes(results: Sequence[Result], *, name_all: bool = False) -> Iterator[str]:
     """Lines on what was chosen by replay, and if asked for also on who had no choice."""
-    for scheme in (result.scheme for result in results):
+    for name, scheme in zip(row_names(results, marked=False), (result.scheme for result in results), strict=True):
         if scheme.tuned:
             chosen = ", ".join(f"{option}={scheme.options[option]}" for option in scheme.tuned[0].options)
-            yield f"{scheme.name}: chose {chosen} out of {len(scheme.tuned)} tried."
+            yield f"{name}: chose {chosen} out of {len(scheme.tuned)} tried."
         elif name_all:
-            yield f"{scheme.name}: has nothing to choose."
+            yield f"{name}: has nothing to choose."
 
 
 def practice_notes(results: Sequence[Result]) -> list[str]:

@@ -249,14 +249,13 @@ class FlashDMoe(Scheme):
         """Tell of each packet when its messages have `arrived`: (packet,) tasks, handed out."""
         costs, remote = machine.costs, packets.is_remote
         # The fence before a signal waits until the stores have been acknowledged.
-        machine.notes.meet("fences")  # each packet's own, where it has rows for a peer
-        fenced = machine.serve(
-            -1,
-            Time.where(remote & (packets.rows > 0), costs.behind("each"), NO_TIME),
-            late=Time.where(remote, NO_TIME, costs.visible()),
-            kind=DISPATCH.sync,
-            rank=packets.source,
-            after=begun[packets.source],
+        fenced = machine.sync.fence(
+            DISPATCH,
+            begun[packets.source],
+            packets.source,
+            stored="each",
+            has_stored=remote & (packets.rows > 0),
+            visible=Time.where(remote, NO_TIME, costs.visible()),
         )
         machine.order(arrived, fenced[packet])
         signalled, far = fenced.copy(), np.flatnonzero(remote)
