@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from replay.experiments.base.names import UNREAL
-from replay.studies.sweeps.words import BYTES, given, size, together, value_words, words
-from replay.studies.uncertainty.reach import Reach, between, few_measured, largest, plain
+from replay.studies.sweeps.words import BYTES, condition, size, together, value_words, words
+from replay.studies.uncertainty.reach import Reach, between, largest, plain, sparse_errors
 from replay.studies.uncertainty.residuals import UNVALIDATED
 from tracegen.shared.display.content import Column, Table
 
@@ -63,6 +63,8 @@ class Lead:
         known.
     seeds
         Of how many seeds the first is first, and how many there are.
+    near
+        Rivals that are as good as the first, in the order of the axis, it among them.
     """
 
     place: Place
@@ -72,11 +74,12 @@ class Lead:
     ahead: float
     error: float | None
     seeds: tuple[int, int]
+    near: tuple[str, ...]
 
     @property
-    def is_within(self) -> bool:
-        """Tell whether the error reaches as far as the lead."""
-        return self.second is not None and self.error is not None and self.ahead < self.error
+    def name(self) -> str:
+        """The first, or all who are level."""
+        return together(self.near)
 
     @property
     def is_level(self) -> bool:
@@ -129,11 +132,13 @@ class Contest:
     ----------
     grid
         One with an answer.
+    number
+        Of the grid among those of its study, from 1.
     """
 
-    def __init__(self, grid: SavedGrid) -> None:
+    def __init__(self, grid: SavedGrid, number: int = 1) -> None:
         assert grid.answer is not None
-        self.grid, self.answer = grid, grid.answer
+        self.grid, self.answer, self.number = grid, grid.answer, number
         self._rows: dict[tuple[tuple[str, str], ...], SavedRow] = {_key(row.labels): row for row in grid.rows}
         self._by_seed = _values_by_seed(grid, self.answer)
         self._labels = {axis: [one.label for one in choices] for axis, choices in grid.axes.items()}
@@ -175,7 +180,8 @@ class Contest:
         first, second = order[0], order[1] if len(order) > 1 else None
         lead = 0.0 if second is None else self._behind(values[first], values[second])
         error = None if second is None else self._error(place, first, second)
-        return Lead(place, first, second, values[first], lead, error, self._agreed(place, first))
+        near = tuple(rival for rival in values if self._behind(values[first], values[rival]) < LEVEL)
+        return Lead(place, first, second, values[first], lead, error, self._agreed(place, first), near)
 
     def _behind(self, first: float, second: float) -> float:
         """Share of the second of two values by which the first is better."""
@@ -270,20 +276,21 @@ class Contest:
             Words behind the first name.
         """
         along = self.answer.along
-        groups = [list(group) for _, group in itertools.groupby(course, key=lambda one: one.first)]
+        groups = [list(group) for _, group in itertools.groupby(course, key=lambda one: one.near)]
         if len(groups) == 1 or along is None:
-            return f"{course[0].first}{verb}{self._by(course)}"
+            return f"{course[0].name}{_plural(verb, course[0])}{self._by(course)}"
         said = []
         for number, group in enumerate(groups):
             first, last = (group[edge].place[along] for edge in (0, -1))
             if number == 0:
                 where = f"{'at' if first == last else 'up to'} {value_words(along, last)}"
             elif number == len(groups) - 1:
-                where = f"from {_short(along, first)} on"
+                where = f"from {_short(along, first)} to {_short(along, last)}"
+                where = f"at {_short(along, last)}, the most replayed" if first == last else where
             else:
                 where = f"at {_short(along, first)}"
                 where = where if first == last else f"from {_short(along, first)} to {_short(along, last)}"
-            said.append(f"{group[0].first}{'' if number else verb} {where}{self._by(group)}")
+            said.append(f"{group[0].name}{'' if number else _plural(verb, group[0])} {where}{self._by(group)}")
         ends = [(one[-1], two[0]) for one, two in itertools.pairwise(groups)]
         crossings = [self.crossing(*pair) for pair in ends if not any(one.is_level for one in pair)]
         told = [one.text(along) for one in crossings if one is not None]
@@ -295,10 +302,12 @@ class Contest:
         leads = [one.ahead for one in course if one.second is not None]
         if not leads:
             return " (alone)"
+        if math.inf in leads:  # the next has nothing, of which no share is
+            return ""
         seconds = list(dict.fromkeys(one.second for one in course if one.second is not None))
         over = seconds[0] if len(seconds) == 1 else "the next"
         if max(leads) < LEVEL:
-            return f" (level with {over})"
+            return " (level)" if len({one.near for one in course}) == 1 else f" (level with {over})"
         low = "level" if min(leads) < LEVEL else f"{100 * min(leads):.0f}"
         high = f"{100 * max(leads):.0f} %"
         span = high if f"{low} %" == high else f"{low} to {high}"
@@ -370,13 +379,15 @@ class Contest:
             return f"{head}nobody can run" if head else "Nobody can run"
         if len(courses) == 1:
             return f"{head}{self.course_text(courses[0], self._verb)}"
-        winners = list(dict.fromkeys(one.first for one in every))
+        winners = {one.name: _plural(self._verb, one) for one in every}
         if len(winners) == 1:
-            return f"{head}{winners[0]}{self._verb} in {_of_cases(len(every), len(every))}{self._by(every)}"
-        counts = {rival: sum(one.first == rival for one in every) for rival in winners}
+            return (
+                f"{head}{every[0].name}{winners[every[0].name]} in {_of_cases(len(every), len(every))}{self._by(every)}"
+            )
+        counts = {name: sum(one.name == name for one in every) for name in winners}
         best, *others = sorted(counts, key=lambda rival: -counts[rival])
-        told = ", ".join(f"{rival} in {counts[rival]}" for rival in others)
-        return f"{head}{best}{self._verb} in {counts[best]} of {len(every)} cases, {told}"
+        told = ", ".join(f"{name}{' (level)' * (name not in self.rivals)} in {counts[name]}" for name in others)
+        return f"{head}{best}{winners[best]} in {counts[best]} of {len(every)} cases, {told}"
 
     def lines(self) -> list[str]:
         """Lines on who leads where, what the error says of it, and what would turn it."""
@@ -388,7 +399,36 @@ class Contest:
             said += [f"{self._where(course[0].place)}: {self._of_course(course)}." for course in courses]
         elif self.answer.base is not None and self._tells_along(courses[0] if courses else []):
             said += [f"{self._of_course(courses[0])}."]
-        return [*said, self.error_line(), *self.turns()]
+        return [*said, *self._added(), *self._edge(), self.error_line(), *self.turns()]
+
+    def _edge(self) -> list[str]:
+        """Line on the largest of numbers that compete, where it leads: beyond it nothing was tried."""
+        values = {one.label: list(one.settings.values()) for one in self.grid.axes[self.answer.rivals]}
+        sizes = {label: found[0] for label, found in values.items() if len(found) == 1}
+        if self.answer.base is not None or not all(type(sizes.get(one)) in (int, float) for one in self.rivals):
+            return []
+        most = max(self.rivals, key=lambda one: sizes[one])
+        leads = any(one.near == (most,) for course in self.courses() for one in course)
+        return [f"{most} is the most that was tried."] if leads else []
+
+    def _added(self) -> list[str]:
+        """Line on the time that is added to the base: in the experts' work alone, and with each scheme."""
+        bounds = [one.label for one in self.grid.axes.get(OF_SCHEMES, []) if one.label in UNREAL]
+        if self.answer.base is None or not self._is_time or not bounds or self.answer.rivals == OF_SCHEMES:
+            return []
+        bound, said = bounds[0], []
+        for one in (lead for course in self.courses() for lead in course if lead.place[OF_SCHEMES] == bound):
+            for rival in (name for name in self.rivals if name != self.answer.base):
+                added = []
+                for scheme in self._labels[OF_SCHEMES]:
+                    place = {**one.place, OF_SCHEMES: scheme}
+                    was, now = (self._mean(place, name) for name in (self.answer.base, rival))
+                    if was is not None and now is not None:
+                        under = "in the experts' work alone" if scheme == bound else f"under {scheme}"
+                        added.append(f"{now - was:+,.0f} us {under}")
+                rest = {axis: label for axis, label in one.place.items() if axis != OF_SCHEMES}
+                said.append(f"{rival}{self._at(rest)} {', '.join(added)}")
+        return [f"In time: {'; '.join(said)}."] if len(said) <= MOST_COSTS else []
 
     def _by_value(self, place: Place) -> list[str]:
         """Lines that compare with the base, for each value of each axis that is free."""
@@ -433,11 +473,14 @@ class Contest:
             what = "lead"
         if not cases:
             return "No error of such results is known here."
-        within = [one for one in cases if one[0] < one[1]]
+        apart = [one for one in cases if one[0] >= LEVEL]
+        within = [one for one in apart if one[0] <= one[1]]
         close = f" Closest is {min(within)[2]}." if within else ""
+        num_level = len(cases) - len(apart)
+        level = f"; in {_count(num_level, len(cases))} there is none (within 1 %)" if num_level else ""
         errors = [error for _, error, _ in cases]
         return (
-            f"The {what} exceeds the error in {_of_cases(len(cases) - len(within), len(cases))}. "
+            f"The {what} exceeds the error in {_of_cases(len(apart) - len(within), len(cases))}{level}. "
             f"The error is {_range(errors)}: {'; '.join(self._kinds(rows))}.{close}"
         )
 
@@ -448,7 +491,7 @@ class Contest:
         parts = {part for row in there for part in (row.error.parts if row.error else ())}
         measured = sorted(self.answer.errors or {part for part in parts if plain(part) != UNVALIDATED})
         others = [row.labels[axis] for row in there if row.error and UNVALIDATED in map(plain, row.error.parts)]
-        told = [f"{one}{few_measured(self._scheme(axis, one))}" for one in dict.fromkeys(others)]
+        told = [f"{one}{sparse_errors(self._scheme(axis, one))}" for one in dict.fromkeys(others)]
         return [
             *([f"that of {together(measured)}"] if measured else []),
             *([f"the stand-in error of {together(told)}"] if told else []),
@@ -472,7 +515,7 @@ class Contest:
         return f" ({', '.join(said)})" if said else ""
 
     def _case(self, one: Lead) -> str:
-        ahead = "level with" if one.is_level else f"{100 * one.ahead:.0f} % ahead of"
+        ahead = "ahead of" if math.isinf(one.ahead) else f"{100 * one.ahead:.0f} % ahead of"
         return f"{one.first}, {ahead} {one.second}{self._at(one.place)}"
 
     def turns(self) -> list[str]:
@@ -482,7 +525,7 @@ class Contest:
             stated, *others = self._labels[axis]
             name = words(axis)
             name = name if name[:1].isupper() else name[:1].upper() + name[1:]
-            told = [f"{_capital(given(axis, label))}, {self._turned(axis, label)}." for label in others]
+            told = [f"{_capital(condition(axis, label))}, {self._turned(axis, label)}." for label in others]
             said += [f"{name}, assumed {stated}: {' '.join(told)}"] if told else []
         return said
 
@@ -509,7 +552,8 @@ class Contest:
     def _overtakes(self, axis: str, label: str) -> tuple[list[Lead], list[Lead]]:
         """Find places where another leads, and all, with another value of an assumed axis.
 
-        The second of a place where another leads is who was first there.
+        Who was first, and all who were level with it, must be behind by more than is level. The second
+        of a place where another leads is who was first there.
         """
 
         def there(courses: Sequence[Sequence[Lead]]) -> dict[tuple[tuple[str, str], ...], Lead]:
@@ -523,10 +567,12 @@ class Contest:
             if now is None:
                 continue
             every.append(now)
-            value = self._mean(now.place, was.first)
-            ahead = math.inf if value is None else self._behind(now.value, value)
-            if now.first != was.first and ahead >= LEVEL:
-                found.append(replace(now, second=was.first, ahead=ahead))
+            values = {rival: self._mean(now.place, rival) for rival in was.near}
+            ahead = {
+                rival: math.inf if value is None else self._behind(now.value, value) for rival, value in values.items()
+            }
+            if min(ahead.values()) >= LEVEL:
+                found.append(replace(now, second=was.first, ahead=ahead[was.first]))
         return found, every
 
     def _turned(self, axis: str, label: str) -> str:
@@ -546,7 +592,7 @@ class Contest:
             return f"{same}{self._by(every)}"
         most = sorted(found, key=lambda one: -one.ahead)[:MOST_TOLD]
         told = "; ".join(
-            f"{one.first} leads {one.second}"
+            f"{one.name} {'leads' if len(one.near) == 1 else 'lead'} {one.second}"
             + ("" if math.isinf(one.ahead) else f" by {100 * one.ahead:.0f} %")
             + self._at(one.place)
             for one in most
@@ -580,7 +626,7 @@ class Contest:
                 one.first,
                 one.value,
                 one.second or "-",
-                None if one.second is None else 100 * one.ahead,
+                None if one.second is None or math.isinf(one.ahead) else 100 * one.ahead,
                 None if one.error is None else 100 * one.error,
                 *([f"{one.seeds[0]} of {one.seeds[1]}"] if has_seeds else []),
             ]
@@ -616,16 +662,16 @@ class Contest:
         return [f"{', '.join(dict.fromkeys(names))}: {text}" for text, names in found.items()]
 
 
-def told(contests: Sequence[Contest]) -> list[tuple[str, list[str]]]:
+def answers(contests: Sequence[Contest]) -> list[tuple[str, list[str]]]:
     """Headline of each race, behind its table's title where there are several, and its lines."""
     several = len(contests) > 1
-    heads = [f"{one.grid.title or f'Table {number}'}: " if several else "" for number, one in enumerate(contests, 1)]
+    heads = [f"{one.grid.title or f'Table {one.number}'}: " if several else "" for one in contests]
     return [(f"{head}{one.headline()}", one.lines()) for head, one in zip(heads, contests, strict=True)]
 
 
 def races(grids: Sequence[SavedGrid]) -> list[Contest]:
     """Races of the grids that have one."""
-    return [Contest(grid) for grid in grids if grid.answer is not None]
+    return [Contest(grid, number) for number, grid in enumerate(grids, 1) if grid.answer is not None]
 
 
 def numbers(labels: Sequence[str]) -> list[float] | None:
@@ -709,6 +755,15 @@ def _of_cases(count: int, every: int) -> str:
     if count == every:
         return {1: "the one case", 2: "both cases"}.get(every, f"all {every} cases")
     return f"{count or 'none'} of {every} cases"
+
+
+def _count(count: int, every: int) -> str:
+    return f"all {every}" if count == every > 1 else str(count)
+
+
+def _plural(verb: str, one: Lead) -> str:
+    """A verb, of those who are level where several are."""
+    return verb if len(one.near) == 1 else verb.replace(" is ", " are ").replace(" has ", " have ")
 
 
 def _turn(count: int, every: int) -> str:

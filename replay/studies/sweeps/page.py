@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from replay.report.command import command_words
 from replay.report.provenance import NO_COMMAND, provenance
-from replay.studies.sweeps.answer import OF_SCHEMES, longest_numeric, numbers, races, told
+from replay.studies.sweeps.answer import OF_SCHEMES, answers, longest_numeric, numbers, races
 from replay.studies.sweeps.free import TITLE, free_table
 from replay.studies.sweeps.saved import SavedSweep
 from replay.studies.sweeps.study import study_names
@@ -61,7 +61,7 @@ def page(result: SweepResult | SavedSweep, command: str = "") -> Page:
     if not command and study.name in study_names():
         command = command_words(["moereplay", "sweep", study.name, "-o", "FOLDER"])
     answer = _answer(grids)
-    headline = next((head for head, _ in told(races(grids))), "")
+    headline = next((head for head, _ in answers(races(grids))), "")
     return Page(
         title=study.title,
         summary=" ".join(filter(None, [study.question.strip(), headline, _summary(grids, points)])),
@@ -80,7 +80,7 @@ def page(result: SweepResult | SavedSweep, command: str = "") -> Page:
 def _answer(grids: Sequence[SavedGrid]) -> list[Item]:
     """Items on who is first where, what papers state beside it, and what would turn it."""
     items: list[Item] = []
-    said = iter(told(races(grids)))
+    said = iter(answers(races(grids)))
     for number, grid in enumerate(grids, 1):
         for race in races([grid]):
             head, lines = next(said)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from replay.experiments.base.documents import json_text
 from replay.experiments.base.experiment import EXPERIMENTS
-from replay.studies.sweeps.answer import Contest, races, told
+from replay.studies.sweeps.answer import Contest, answers, races
 from replay.studies.sweeps.claims import HEADINGS, NUM_LABELS, claim_lines, claims_json
 from replay.studies.sweeps.free import Variation, free_json, section
 from replay.studies.sweeps.plan import Plan
@@ -109,7 +109,7 @@ class SweepResult(Exhibit):
 
     def shown(self) -> list[RenderableType]:
         """Title, question and tables, as a terminal draws them."""
-        said = [line for head, lines in told(self.races()) for line in (head, *lines)]
+        said = [line for head, lines in answers(self.races()) for line in (head, *lines)]
         return shown(self.plan.study, self.plan.tables, said)
 
     def text(self) -> str:
@@ -127,7 +127,7 @@ class SweepResult(Exhibit):
     def answers(self) -> list[str]:
         """Markdown of who wins where, and what would turn it."""
         found: list[str] = []
-        for head, lines in told(self.races()):
+        for head, lines in answers(self.races()):
             found += [*_paragraphs(head), *(f"- {escape.prose(line)}" for line in lines), ""]
         return found
 

@@ -25,6 +25,7 @@ COUNTED = frozenset({"GPUs", "tokens", "experts", "layers", "links", "slots", "S
 BYTES = "bytes"
 _UNITS = ("bytes", "KiB", "MiB", "GiB")
 _STEP = 1024
+_WHOLE = 100  # of a unit, from which on there is no fraction
 
 _PARTS = {"num": "", "sms": "SMs", "gpu": "GPU", "gpus": "GPUs", "tp": "TP", "gbps": "GB/s", "us": "us"}
 
@@ -67,14 +68,20 @@ def value_words(axis: str, label: str) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """A number of bytes in the largest unit that it is at least one of."""
+    """A number of bytes in the largest unit that it is at least one of.
+
+    Examples
+    --------
+    >>> size(1000), size(1536 << 10), size(1023 << 10)
+    ('1,000 bytes', '1.5 MiB', '1,023 KiB')
+    """
     power = 0
     while num_bytes >= _STEP and power < len(_UNITS) - 1:
         num_bytes, power = num_bytes / _STEP, power + 1
-    return f"{num_bytes:.3g} {_UNITS[power]}"
+    return f"{num_bytes:{',.0f' if num_bytes >= _WHOLE else '.3g'}} {_UNITS[power]}"
 
 
-def given(axis: str, label: str) -> str:
+def condition(axis: str, label: str) -> str:
     """Words for a condition, such as ``without skew`` or ``with 4 experts per token``."""
     return f"without {words(axis)}" if label == "none" else f"with {value_words(axis, label)}"
 

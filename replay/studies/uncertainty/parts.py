@@ -41,7 +41,11 @@ MEASURED = MappingProxyType(
 """Part that a scheme's communication is, where its kernels were measured."""
 
 FEW = MappingProxyType(
-    {"deepep-v2": "DeepEP V2", "nccl-ep": "NCCL EP", "megamoe-hopper": "MegaMoE for Hopper, whole kernels"}
+    {
+        "deepep-v2": "DeepEP V2, B200",
+        "nccl-ep": "NCCL EP",
+        "megamoe-hopper": "MegaMoE for Hopper, whole FP8 kernels in two orders",
+    }
 )
 """Part that tells how far off a scheme was where it was measured: too seldom, or with its experts,
 to be the part that its communication is."""

@@ -49,15 +49,18 @@ def largest(part: str) -> float:
     return max(abs(one) for one in errors_of(part)[1:]) / 100
 
 
-def few_measured(scheme: str) -> str:
-    """Words for how far off the few measurements of a scheme are; empty where there are none."""
+def sparse_errors(scheme: str) -> str:
+    """Words for how far off the few measurements of a scheme are, and on which side; empty where there are none."""
     part = FEW.get(scheme)
     if part is None:
         return ""
-    ratios = table()[part]
-    off = max(abs(math.exp(ratios[edge]) - 1) for edge in (0, -1))
-    of = part.partition(", ")[2]
-    return f" ({of}{': ' * bool(of)}up to {100 * off:.0f} % off in {row_counts()[part]} measurements)"
+    low, high = (100 * (math.exp(table()[part][edge]) - 1) for edge in (0, -1))
+    of, count = part.partition(", ")[2], row_counts()[part]
+    near, far = sorted((abs(low), abs(high)))
+    said = f"up to {far:.0f} % off in {count} measurements"
+    if low * high > 0:
+        said = f"all {count} took {near:.0f} to {far:.0f} % {'longer' if low > 0 else 'less'} than predicted"
+    return f" ({of}{': ' * bool(of)}{said})"
 
 
 def reach(parts: Mapping[str, str], path: Mapping[str, int]) -> Reach:

@@ -59,9 +59,9 @@ def _parts() -> dict[str, dict[str, Holds]]:
         found[f"HybridEP {phase}"] = {"hybrid_ep": rows}
         found[f"TensorRT-LLM {phase}"] = {"trtllm_alltoall": rows}
         found[f"CCFuser {phase}"] = {"ccfuser": has(kernel=kernel)}
-    found["DeepEP V2"] = {"deepep_v2": has()}
+    found["DeepEP V2, B200"] = {"deepep_v2": has()}
     found["NCCL EP"] = {"nccl_ep": has()}
-    found["MegaMoE for Hopper, whole kernels"] = {"fused_layers": has(measure="kernel")}
+    found["MegaMoE for Hopper, whole FP8 kernels in two orders"] = {"fused_layers": has(measure="kernel")}
     bf16 = _other("moe_dtype", "fp8_block")
     found["experts, FP8"] = {"moe_deepgemm": has()}
     found["experts, BF16"] = {"moe_compute": bf16, "moe_skewed": bf16}
