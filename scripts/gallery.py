@@ -81,8 +81,8 @@ The words of the answers:
 - *Bare* hosts: they launch what a layer needs, and nothing that an engine adds.
 
 Names of schemes are on [their page](schemes.md). What no error here covers: how much overlapping kernels slow one
-another, and errors of experts' GEMMs, which cancel only where rivals multiply the same tiles; those of Qwen3-30B in BF16
-are up to 20 % fast from 1,536 tokens on ([VALIDATION](../../../replay/studies/validate/VALIDATION.md)).
+another, and errors of experts' GEMMs, which cancel only where rivals multiply the same tiles; those of Qwen3-30B in
+BF16 are up to 20 % fast from 1,536 tokens on ([VALIDATION](../../../replay/studies/validate/VALIDATION.md)).
 """
 
 
