@@ -405,16 +405,18 @@ class Contest:
         """Line on the largest of numbers that compete, where it leads: beyond it nothing was tried."""
         values = {one.label: list(one.settings.values()) for one in self.grid.axes[self.answer.rivals]}
         sizes = {label: found[0] for label, found in values.items() if len(found) == 1}
-        if self.answer.base is not None or not all(type(sizes.get(one)) in (int, float) for one in self.rivals):
+        is_scale = len(self.rivals) > 1 and all(type(sizes.get(one)) in (int, float) for one in self.rivals)
+        if self.answer.base is not None or not is_scale:
             return []
         most = max(self.rivals, key=lambda one: sizes[one])
         leads = any(one.near == (most,) for course in self.courses() for one in course)
-        return [f"{most} is the most that was tried."] if leads else []
+        return [f"{value_words(self.answer.rivals, most)} is the most that was tried."] if leads else []
 
     def _added(self) -> list[str]:
         """Line on the time that is added to the base: in the experts' work alone, and with each scheme."""
         bounds = [one.label for one in self.grid.axes.get(OF_SCHEMES, []) if one.label in UNREAL]
-        if self.answer.base is None or not self._is_time or not bounds or self.answer.rivals == OF_SCHEMES:
+        is_us = self._is_time and self.answer.column.endswith("us")
+        if self.answer.base is None or not is_us or not bounds or self.answer.rivals == OF_SCHEMES:
             return []
         bound, said = bounds[0], []
         for one in (lead for course in self.courses() for lead in course if lead.place[OF_SCHEMES] == bound):
@@ -428,7 +430,7 @@ class Contest:
                         added.append(f"{now - was:+,.0f} us {under}")
                 rest = {axis: label for axis, label in one.place.items() if axis != OF_SCHEMES}
                 said.append(f"{rival}{self._at(rest)} {', '.join(added)}")
-        return [f"In time: {'; '.join(said)}."] if len(said) <= MOST_COSTS else []
+        return [f"In time: {'; '.join(said)}."] if 0 < len(said) <= MOST_COSTS else []
 
     def _by_value(self, place: Place) -> list[str]:
         """Lines that compare with the base, for each value of each axis that is free."""

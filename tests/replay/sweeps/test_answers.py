@@ -303,5 +303,7 @@ def test_the_gallery_says_what_the_pages_of_its_studies_say() -> None:
         study = load_study(name)
         assert part.startswith(study.title) or study.title in part
         lines = [line for line in part.splitlines()[1:] if line and not line.startswith("`moereplay sweep")]
+        conditions = lines.pop(1)
+        assert conditions.startswith("DGX H100, ") and "GPUs, " in conditions
         missing = [line for line in lines if line not in shown]
         assert not missing, (name, missing)
