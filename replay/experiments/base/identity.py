@@ -46,7 +46,7 @@ CODE: dict[str, tuple[str, ...]] = {
         "experiments/base",
         "experiments/layer",
     ),
-    "tracegen": ("trace", "generate", "models"),
+    "tracegen": ("trace", "generate", "models", "shared/least.py"),
 }
 """Rooms of each package that decide results: all of it, or the folders and files named."""
 

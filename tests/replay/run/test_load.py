@@ -53,6 +53,8 @@ def test_a_result_of_the_first_schema_holds_what_it_held(name: str) -> None:
             ("network", measures),
             ("sampled_nodes", part),
             ("experts", measures["mechanisms"]),
+            ("behind_by_kind_us", measures["critical_path"]),
+            ("overhead", measures["critical_path"]),
         ):
             assert place.pop(unknown, None) is None, "the first schema did not say"
         assert {**measures, **part} == was
