@@ -170,7 +170,7 @@ class InferSpec(Spec):
         if "scheme" in self.model_fields_set:
             return self
         system = hwmodel.load(self.system, dict(self.overrides))
-        usual = next(name for name in DECODING if not find(name).lacks(system))
+        usual = next(name for name in DECODING if not find(name, None, allow_code=False).lacks(system))
         return (
             self
             if usual == self.scheme

@@ -8,7 +8,7 @@ import replay
 from replay.errors import UserError
 from replay.experiments.layer.spec import RunSpec
 from replay.experiments.layer.tables.notes import heading
-from replay.experiments.layer.tables.times import measured
+from replay.experiments.layer.tables.times import span_text
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def test_layers_are_replayed_by_themselves_and_say_what_they_are(trace) -> None:
     alone = replay.run(trace, scheme="deepep", communication_only=True)
     assert alone.chain is None and len(alone.layers) == trace.num_layers > 1
     assert heading(alone).splitlines()[0] == ("Communication alone: dispatch and combine, without experts")
-    assert measured(alone) == f"of the communication alone, per layer (mean of {trace.num_layers})"
+    assert span_text(alone) == f"of the communication alone, per layer (mean of {trace.num_layers})"
     whole = replay.run(trace, scheme="deepep", barrier=True)
     assert alone.totals.makespan_us < whole.totals.makespan_us
     assert alone.totals.uplink_payload_bytes == whole.totals.uplink_payload_bytes
