@@ -223,7 +223,7 @@ def outlined(
 
 
 class LayerWaits(NamedTuple):
-    """Numbers of a layer, on each GPU.
+    """Counts of kernels, waits and meetings of a layer, per GPU.
 
     Attributes
     ----------
