@@ -353,7 +353,10 @@ class OverheadsSpec(StrictDocument):
     kernel_gap_stream_us: Quantity[NonNegative]
     """Between two dependent kernels of a stream, both launched ahead of time."""
     small_kernel_us: Quantity[NonNegative]
-    """Time of an elementwise kernel beside that of its bytes: from first load to last store."""
+    """Time of an elementwise kernel beside that of its bytes: from first load to last store.
+
+    Each pays it once, permutes and other copies of rows by kernels too.
+    """
     row_copy_ns: Quantity[NonNegative]
     """Time that a kernel takes for each single row that it copies to another place, beside that of
     its bytes."""

@@ -326,7 +326,11 @@ class Host:
     # ---- waits -----------------------------------------------------------------------------------
 
     def wait(self, kinds: PhaseKinds, after: Tasks, name: str = "counts to the host") -> Tasks:
-        """Copy a few bytes from the GPU and synchronise the stream: (rank,) tasks."""
+        """Copy a few bytes from the GPU and synchronise the stream: (rank,) tasks.
+
+        It takes `host_sync_us` of `[overheads]`, which all schemes share. A wait of another length is a verb
+        beside this one, with a time of its own there.
+        """
         return self._block(kinds, Time(self._overheads.host_sync_ps), after, name)
 
     def poll(self, kinds: PhaseKinds, after: Tasks, name: str = "counts to the host") -> Tasks:
