@@ -182,3 +182,17 @@ def test_page(chosen: list[Fence], tmp_path: Path, monkeypatch: pytest.MonkeyPat
             if error.name not in WITH_EXTRAS or os.environ.get("CI"):
                 raise
             pytest.skip(f"{fence.where} needs {error.name}")
+
+
+@pytest.mark.parametrize("name", ["five-minutes", "explain"])
+def test_columns_that_a_page_explains_are_those_of_the_table(name: str) -> None:
+    """A renamed column is renamed in prose, too; the table is compared with what is printed."""
+    (heads,) = (
+        line.split()
+        for line in (SITE / "pages" / "five-minutes.md").read_text().splitlines()
+        if "binds" in line and line.startswith("scheme")
+    )
+    text = (SITE / "pages" / f"{name}.md").read_text()
+    explained = re.findall(r"^\| `([^`]+)` \||`(bound us|exposed us|binds)`", text, flags=re.MULTILINE)
+    words = {word for found in explained for column in found for word in column.split() if word != "*"}
+    assert words and words <= set(heads)

@@ -217,7 +217,10 @@ def schemes_text(count: int) -> str:
 
 
 def meanings(word: str) -> dict[str, str]:
-    """Lines on a word, by the word and what it is of where it has several meanings."""
+    """Lines on a word, by the word and what it is of where it has several meanings.
+
+    What begins with it and a blank is listed too, so that a new name is no other's beginning.
+    """
     wanted = word.lower()
     return {name: line for name, line in WORDS.items() if f"{name} ".lower().startswith(f"{wanted} ")}
 

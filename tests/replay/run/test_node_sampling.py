@@ -12,6 +12,7 @@ import replay
 import tracegen
 from replay.chains.node_sampling import error_of
 from replay.errors import UserError
+from replay.experiments.layer.tables.wires import wire_bytes
 from replay.model.machine.kinds import Kind
 from tracegen.generate import generate
 
@@ -48,6 +49,8 @@ def test_two_nodes_that_do_alike_take_as_long_as_one_of_them_to_the_picosecond()
         of_all = getattr(sums.payload_bytes["dispatch"], name)
         assert getattr(measured.payload_bytes["dispatch"], name) == of_all[8 * node : 8 * node + 8]
     assert measured.num_tasks < sums.num_tasks
+    for way in ("uplink", "downlink"):
+        assert wire_bytes(some, "payload", way) == wire_bytes(whole, "payload", way) > 0
 
 
 @pytest.mark.extended

@@ -8,6 +8,7 @@ from replay.experiments.base.names import row_names
 from replay.experiments.layer.tables.memory import buffer_bytes, fullest, held
 from replay.experiments.layer.tables.times import BOUNDS, bounds_us, count, time_us, unit_of
 from replay.experiments.layer.tables.tokens import slowest_layer
+from replay.experiments.layer.tables.wires import wire_bytes
 from replay.model.machine.kinds import WIRE_ROLES
 from replay.report.charts import parts_of
 from replay.report.tables import MB
@@ -193,19 +194,12 @@ def purpose_bars(results: Sequence[Result]) -> Bars:
         title=f"Bytes on the wire by purpose, MB per GPU and {unit_of(results[0])}",
         labels=row_names(results),
         parts=parts_of(
-            [{role: _purpose(one, role) for role in ROLES} for one in results],
+            [{role: wire_bytes(one, role, "uplink", "downlink") / MB for role in ROLES} for one in results],
             hatched=set(ROLES) - {"payload"},
         ),
         unit="MB",
         says="Out of a GPU and into it, mean over the GPUs. Hatched: what is no row of a token.",
     )
-
-
-def _purpose(result: Result, role: str) -> float:
-    ports = [one.mechanisms.wire_bytes[role] for one in result.measured if role in one.mechanisms.wire_bytes]
-    gpus = max((len(one.uplink) for one in ports), default=1) or 1
-    carried = sum(sum(one.uplink) + sum(one.downlink) for one in ports)
-    return carried / gpus / count(result) / MB
 
 
 # ---- layers and tokens ---------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def overhead_table(results: Sequence[Result]) -> Table:
     found: list[tuple[str, str, dict[str, float]]] = []
     for name, result in zip(row_names(results), results, strict=True):
         for way, where in WAYS.items():
-            sizes = {role: _wire_bytes(result, role, where) for role in ("payload", *OVERHEADS)}
+            sizes = {role: wire_bytes(result, role, where) for role in ("payload", *OVERHEADS)}
             found.append((name, way, sizes))
     # What no scheme of these puts on the wire needs no column.
     used = [role for role in OVERHEADS if any(sizes[role] for _, _, sizes in found)]
@@ -124,11 +124,11 @@ def overhead_table(results: Sequence[Result]) -> Table:
     return Table("wire", title, columns, rows)
 
 
-def _wire_bytes(result: Result, role: str, way: str) -> float:
-    """Bytes of a purpose over a GPU's port in one direction, of a layer or a step."""
-    carried = (one.mechanisms.wire_bytes.get(role) for one in result.measured)
-    total = sum(sum(getattr(ports, way)) for ports in carried if ports is not None)
-    return total / (count(result) * result.batch.num_ranks)
+def wire_bytes(result: Result, role: str, *ways: str) -> float:
+    """Bytes of a purpose over a GPU's port in these directions, per layer or step; mean over replayed GPUs."""
+    carried = [one.mechanisms.wire_bytes[role] for one in result.measured if role in one.mechanisms.wire_bytes]
+    total = sum(sum(getattr(ports, way)) for ports in carried for way in ways)
+    return total / (count(result) * len(carried[0].uplink)) if total else 0.0
 
 
 def network_table(results: Sequence[Result]) -> Table | None:
