@@ -22,7 +22,7 @@ ERROR_COLUMNS = (
     Column("mean", "%", ".1f", says="error without its sign, mean of the rows"),
     Column("median", "%", ".1f", rank=2),
     Column("p95", "%", ".1f", rank=1, says="95 % of the rows are off by no more"),
-    Column("bias", "%", "+.1f", rank=1, says="mean error with its sign"),
+    Column("bias", "%", "+.1f", rank=1, says="mean error with its sign; negative is too fast"),
     Column("bound", "%", "g", says="the mean that the code must keep"),
 )
 

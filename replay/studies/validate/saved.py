@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, model_validator
 
 from tracegen.shared.display.frames import flat
 from tracegen.shared.display.shown import Exhibit
@@ -60,7 +60,8 @@ class SavedMeasurement(BaseModel):
 class SavedTable(BaseModel):
     """One table of measurements with its predictions.
 
-    `size` is the column that tells how much was moved or computed; empty in older files.
+    `size` is the column that tells how much was moved or computed; empty in older files. Errors and
+    biases of rates are negative where predictions are too fast, which older files have the other way.
     """
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
@@ -72,6 +73,17 @@ class SavedTable(BaseModel):
     parts: list[SavedPart]
     worst: list[int]
     rows: list[SavedMeasurement]
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _turn_older_rates(cls, data: Any, read: ModelWrapValidatorHandler[SavedTable]) -> SavedTable:
+        table = read(data)
+        is_older = any(row.error_percent * (row.predicted - row.measured) > 0 for row in table.rows)
+        if table.unit != "GB/s" or not is_older:
+            return table
+        rows = [row.model_copy(update={"error_percent": -row.error_percent}) for row in table.rows]
+        parts = [one.model_copy(update={"bias": one.bias and -one.bias}) for one in table.parts]
+        return table.model_copy(update={"rows": rows, "parts": parts})
 
 
 class SavedValidation(BaseModel, Exhibit):

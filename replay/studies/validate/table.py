@@ -227,9 +227,12 @@ class Outcome:
 
     @property
     def errors_percent(self) -> Floats:
-        """(row,) predicted less measured, over measured, in percent."""
+        """(row,) predicted less measured, over measured, in percent; of a rate, measured less predicted.
+
+        So a negative error is a prediction that is too fast, in every table.
+        """
         errors: Floats = 100 * (self.predicted / self.measured - 1)
-        return errors
+        return -errors if self.table.unit == "GB/s" else errors
 
     def part(self, holds: Callable[[MeasurementRow], bool]) -> npt.NDArray[np.bool_]:
         """(row,) whether a row belongs to a part and counts in its statistics."""

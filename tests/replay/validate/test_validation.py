@@ -16,7 +16,7 @@ from replay.studies.validate.catalog import TABLES, of_system
 from replay.studies.validate.compute import gemm_outliers
 from replay.studies.validate.page import page
 from replay.studies.validate.saved import SavedValidation
-from replay.studies.validate.table import MeasurementRow, MeasurementTable, Outcome, predict
+from replay.studies.validate.table import EVERY, Bound, MeasurementRow, MeasurementTable, Outcome, predict
 
 MOST_TOKENS = 512
 SOME_ROWS = 25  # of the cheap rows of a table, or a few more: its parts still have theirs
@@ -218,7 +218,7 @@ def test_a_wrong_constant_is_noticed(table, change, predicted):
 
 def made_up(measured, predicted, left_out=None):
     rows = tuple(MeasurementRow("made-up", i + 2, {"bytes": i + 1}, m) for i, m in enumerate(measured))
-    table = MeasurementTable("made-up", "made up", "us", "bytes", (), lambda bench, rows: [])
+    table = MeasurementTable("made-up", "made up", "bytes", (), lambda bench, row: 0.0)
     out = np.zeros(len(rows), bool) if left_out is None else np.array(left_out)
     return Outcome(table, rows, np.array(predicted, float), out)
 
@@ -232,6 +232,21 @@ def test_statistics_by_hand():
     assert numbers["bias"] == pytest.approx(-10 / 3)
     assert outcome.worst(2) == [1, 0]
     assert outcome.statistics(outcome.part(lambda row: False)) == {"count": 0}
+
+
+def test_a_negative_error_is_too_fast_in_tables_of_rates_as_well():
+    bounds = (Bound("all", 50, EVERY),)
+    table = MeasurementTable("rates", "rates", "bytes", bounds, lambda bench, row: 0.0, measured="bus_GB_per_s")
+    outcome = Outcome(table, (MeasurementRow("rates", 2, {"bytes": 1}, 100.0),), np.array([110.0]), np.zeros(1, bool))
+    assert outcome.errors_percent == pytest.approx([-10])
+    document = json.loads(json.dumps(report.as_json([outcome])))
+    older = json.loads(json.dumps(document))
+    older["tables"][0]["rows"][0]["error_percent"] = 10.0
+    older["tables"][0]["parts"][0]["bias"] = 10.0
+    present = SavedValidation.model_validate(document)
+    assert present.tables[0].rows[0].error_percent == -10.0
+    assert SavedValidation.model_validate(older).tables[0].parts[0].bias == -10.0
+    assert SavedValidation.model_validate(older).tables[0].rows == present.tables[0].rows
 
 
 def test_outliers_are_named_by_the_measurements_alone():
@@ -280,7 +295,7 @@ def test_json_holds_every_row():
     (table,) = document["tables"]
     assert len(table["rows"]) == table["parts"][0]["count"] == 18
     row = table["rows"][0]
-    error = 100 * (row["predicted"] / row["measured"] - 1)
+    error = 100 * (1 - row["predicted"] / row["measured"])  # of a rate
     assert row["error_percent"] == pytest.approx(error, abs=0.02)
 
 
