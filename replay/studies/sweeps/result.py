@@ -17,7 +17,7 @@ from replay.studies.sweeps.rows import Row
 from replay.studies.sweeps.saved import SavedSweep
 from replay.studies.sweeps.study import LAYER, Grid
 from replay.studies.sweeps.table import GridTable, markdown
-from replay.studies.sweeps.tables import shown
+from replay.studies.sweeps.tables import renderables
 from replay.studies.sweeps.words import fixed_text, words
 from tracegen.shared.display import escape
 from tracegen.shared.display.frames import data_frame
@@ -110,7 +110,7 @@ class SweepResult(Exhibit):
     def shown(self) -> list[RenderableType]:
         """Title, question and tables, as a terminal draws them."""
         said = [line for head, lines in answers(self.races()) for line in (head, *lines)]
-        return shown(self.plan.study, self.plan.tables, said)
+        return renderables(self.plan.study, self.plan.tables, said)
 
     def text(self) -> str:
         """The same as plain text, in lines as long as they need to be."""
