@@ -7,8 +7,8 @@ from numbers import Integral
 from tracegen.shared.errors import UserError as UserError
 from tracegen.shared.errors import check_kind as check_kind
 from tracegen.shared.errors import listed as listed
-from tracegen.shared.errors import shown as shown
 from tracegen.shared.errors import unknown as unknown
+from tracegen.shared.errors import value_text as value_text
 
 
 class RefusedError(UserError):
@@ -41,5 +41,5 @@ def check_jobs(jobs: object) -> None:
         If it is no whole number, or less than 1.
     """
     if not isinstance(jobs, Integral) or int(jobs) < 1:
-        message = f"jobs must be at least 1, a whole number, not {shown(jobs)}"
+        message = f"jobs must be at least 1, a whole number, not {value_text(jobs)}"
         raise UserError(message)

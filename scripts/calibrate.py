@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from replay.studies.machines import least_squares
-from replay.studies.machines.machine_file import written
+from replay.studies.machines.machine_file import file_text
 from replay.studies.validate.bench import Bench
 from replay.studies.validate.catalog import TABLES
 from replay.studies.validate.table import MeasurementRow, predict
@@ -374,7 +374,7 @@ def main() -> int:
         for key in fit.start:
             print(f"    {key} = {values[key]}")
             source = f"{fit.says} ({SOURCE}), by scripts/calibrate.py"
-            text[fit.preset] = written(text[fit.preset], key, values[key], source)
+            text[fit.preset] = file_text(text[fit.preset], key, values[key], source)
     if given.check:
         print("presets are up to date" if text == before else "a preset holds other values")
         return int(text != before)

@@ -60,25 +60,19 @@ each answer stand the study's replays and the CPU time that all of them take; `i
 
 The words of the answers:
 
-- *20 % ahead*, *20 % less*, *leads by 20 %*: it takes 20 % less time than the other; shares are of the other's time.
-- *Level*, *the same*: within 1 %, for half a percent either way is chance, from the order in which tiles start.
-- *Case*: one combination of all that varies, what is assumed apart; against a base, of each that is compared with it.
-- *Turns*: who was ahead by 1 % and more is behind by 1 % and more; that one of two who are level leads turns nothing.
-- *The lead changes at*: between two replayed values, where lines through the means cross; with the spread over seeds of
-  the routing, if there are several.
+- *20 % ahead*, *20 % less*: it takes 20 % less time than the other. *Level*: within 1 %, for half a percent either way
+  is chance, from the order in which tiles start. *Turns*: who was ahead by 1 % and more is behind by 1 % and more.
+- *Case*: one combination of all that varies. *Assumed*: the answer is of this value; the line says what others turn.
+- *The lead changes at*: between two replayed values, where lines through the means cross.
 - *Error*: what nine in ten [measurements](../../../replay/studies/validate/VALIDATION.md) of the kernels that move rows
-  stay within, times the share of the layer that waits for them.
-- *Stand-in error*, of schemes with few or no measurements: that of all kernels that [were predicted before they were
+  stay within, times the share of the layer that waits for them. *Stand-in error*, of schemes with few or no
+  measurements: that of all kernels that [were predicted before they were
   measured](../../../replay/studies/uncertainty/UNCERTAINTY.md#errors-of-the-model).
-- *Assumed*: the answer is of this value; the line says what others turn.
-- *Zipf 1.0*: routing by Zipf's law with this exponent, the larger the hotter are experts; *even*, *no skew*: with 0.
-- *In the switch*: NVSwitch copies rows to all GPUs and sums results, by kernels of Megatron-Core (`nvls`).
-- `eplb:N`: experts moved, and copied into N slots in all, by DeepSeek's balancer.
+- *Zipf 1.0*: routing by Zipf's law with this exponent; *even*, *no skew*: with 0. `eplb:N`: experts moved, and copied
+  into N slots in all, by DeepSeek's balancer. *In the switch*: by kernels of Megatron-Core (`nvls`).
 - *Units of 8*, *order of arrival*: ready tiles that a fused kernel takes first, eight row tiles of an expert after
-  eight, or as rows come.
-- *20 us late*: each GPU begins late by a random time with a median of 20 us.
-- *2 of 18 links*: a GPU has two of its 18 NVLinks.
-- *Bare* hosts: they launch what a layer needs, and nothing that an engine adds.
+  eight, or as rows come. *20 us late*: each GPU begins late by a random time with a median of 20 us. *2 of 18 links*: a
+  GPU has two of its 18 NVLinks. *Bare* hosts launch what a layer needs, and nothing that an engine adds.
 
 Names of schemes are on [their page](schemes.md). What no error here covers: how much overlapping kernels slow one
 another, and errors of experts' GEMMs, which cancel only where rivals multiply the same tiles; those of Qwen3-30B in

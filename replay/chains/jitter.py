@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from replay.errors import UserError, shown
+from replay.errors import UserError, value_text
 from replay.model.arrays import Picoseconds
 
 OFF = "off"
@@ -71,7 +71,7 @@ def read(text: str, seed: int = 0) -> Jitter | None:
         median = spread = math.nan
     if kind != "lognormal" or not (0 < median <= MOST_US and 0 <= spread <= MOST_SPREAD):
         message = (
-            f"jitter {shown(text)}: possible are off and lognormal:MEDIAN_US:SPREAD, the median "
+            f"jitter {value_text(text)}: possible are off and lognormal:MEDIAN_US:SPREAD, the median "
             f"above 0, the standard deviation of the natural logarithm 0 to {MOST_SPREAD:g}"
         )
         raise UserError(message)

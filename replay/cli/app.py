@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from replay.cli.later import Later, LaterGroup
-from replay.errors import UserError, shown
+from replay.errors import UserError, value_text
 from replay.experiments.base.rooms import ROOMS
 from tracegen.cli.outputs import refuse_inputs, refuse_unused
 from tracegen.shared import screen
@@ -291,6 +291,6 @@ def _explain(error: Any, words: Sequence[str]) -> None:
         error.show()
         return
     given: Any = getattr(error.__cause__, "errors", list)()  # of pydantic, which the text lacks
-    got = f"; got {shown(given[0]['input'])}" if given else ""
+    got = f"; got {value_text(given[0]['input'])}" if given else ""
     help_of = f". See `{error.ctx.command_path} --help`" if error.ctx else ""
     _complain(f"{text.rstrip('.')}{got}{help_of}")

@@ -35,10 +35,10 @@ def diff(
 ) -> None:
     """Say what entered two replays otherwise, and what came out otherwise, by cause."""
     import replay
-    from replay.studies.differences.explanation import picked
+    from replay.studies.differences.explanation import results_of_file
     from replay.studies.differences.page import difference_tables, page
 
-    both = (before, after) if compared is None else picked(compared, before, after)
+    both = (before, after) if compared is None else results_of_file(compared, before, after)
     found = replay.diff(*both)
     if json_ is not None:
         found.save(json_)

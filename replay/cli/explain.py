@@ -65,7 +65,7 @@ def _results(
 ) -> tuple[Result | str, Result | str]:
     """The two results: files, or out of a file of a comparison, or replayed."""
     from replay.errors import UserError
-    from replay.studies.differences.explanation import picked
+    from replay.studies.differences.explanation import results_of_file
 
     # A row may end with the name of a placement's file: "deepep-ll, map.json".
     are_files = [_is_file(name) and ", " not in name for name in (one, other)]
@@ -82,7 +82,7 @@ def _results(
     if trace is None:
         message = f"which trace? Such as `moereplay explain {one} {other} gpt-oss-20b-decode --layer 12`"
         raise UserError(message)
-    return picked(trace, one, other)
+    return results_of_file(trace, one, other)
 
 
 def _is_file(name: str) -> bool:

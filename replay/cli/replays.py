@@ -213,12 +213,12 @@ def _num_steps(spec: Any, trace: RoutingTrace) -> int:
     """Steps that one scheme replays."""
     import hwmodel
     from replay.chains.settings import ChainSettings
-    from replay.experiments.trace.steps import chosen
+    from replay.experiments.trace.steps import step_numbers
     from replay.model.work.batch import steps_in
 
     system = hwmodel.load(spec.system, spec.overrides)
     first = ChainSettings.of(spec.of_step(0)).batch(trace, system, 0)
-    return len(chosen(spec.steps, steps_in(trace, first))[0])
+    return len(step_numbers(spec.steps, steps_in(trace, first))[0])
 
 
 def _drawn(draws: int | None, of: str | None, seed: int | None) -> dict[str, Any] | None:

@@ -273,7 +273,7 @@ def explain(scheme: AnyScheme, as_json: bool) -> None:
     options = about(scheme.options)
     print("\noptions" if options else "\nno options")
     for one in options:
-        print(f"\n  {one.name} = {shown(one)}")
+        print(f"\n  {one.name} = {option_text(one)}")
         print(indented(one.help, " " * 6, " " * 6))
         print(indented(f"Values: {one.values}.", " " * 6, " " * 6))
         if one.name in scheme.candidates:
@@ -340,7 +340,7 @@ def _operations(scheme: Scheme) -> None:
     print(indented(counts, "  ", "  "))
 
 
-def shown(one: OptionFacts) -> str:
+def option_text(one: OptionFacts) -> str:
     """Give the default of an option with its unit."""
     default = str(one.default).lower() if isinstance(one.default, bool) else str(one.default)
     return f"{default} {one.unit}".rstrip()

@@ -108,7 +108,7 @@ def _deliver(outcomes: list[Outcome], json_: Path | None, deliver: Delivery, *, 
     if markdown:
         print(report.markdown_table(outcomes), end="")
     else:
-        found = report.shown(outcomes)
+        found = report.error_tables(outcomes)
         show(*found, "", *(line for table in found for line in table.explanations()))
     if not report.all_hold(outcomes):
         raise typer.Exit(1)
@@ -133,4 +133,4 @@ def _print_at(names: list[str], at: list[str], overrides: dict[str, str], *, mar
         if markdown:
             print("\n".join(as_markdown(lines[0], lines[1:], labels=len(lines[0]) - 1)))
         else:
-            show(predictions.shown(TABLES[name], lines))
+            show(predictions.terminal_table(TABLES[name], lines))

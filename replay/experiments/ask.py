@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from replay.errors import UserError, check_kind, shown
+from replay.errors import UserError, check_kind, value_text
 from replay.experiments.base.experiment import EXPERIMENTS, AnyExperiment, SpecInputs
 from replay.experiments.base.names import short_placement
 from replay.experiments.base.outcomes import ResultRequest
@@ -346,7 +346,7 @@ def compare_layers(
     spec = _of_whole_trace(spec, settings)
     named = None if schemes is None else several("schemes", schemes, (str, Scheme), MORE_SCHEMES)
     if "scheme" in settings:
-        message = f"scheme = {shown(settings['scheme'])}: compare takes schemes=[...]"
+        message = f"scheme = {value_text(settings['scheme'])}: compare takes schemes=[...]"
         raise UserError(message)
     shared, given_system, _ = spec_of(spec, {**settings, "scheme": None, "options": {}})
     placed = [shared.placement]

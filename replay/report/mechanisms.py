@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from replay.measure.parts import ExpertUse
-from replay.report.tables import MB, named_table, told
+from replay.report.tables import MB, named_table, word_column
 from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ def expert_table(measured: Sequence[Sequence[Measures]], labels: Sequence[str]) 
         if use is not None
     ]
     columns = [
-        told("weights read", "", ".2f"),
-        told("row tiles", "", ",.1f"),
+        word_column("weights read", "", ".2f"),
+        word_column("row tiles", "", ",.1f"),
         Column("most", form=",d"),
     ]
     title = "Reads of the experts' weights, and tiles that share them"

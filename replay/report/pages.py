@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 from rich.text import Text
 
-from replay.errors import UserError, shown
+from replay.errors import UserError, value_text
 from replay.experiments.base.experiment import EXPERIMENTS
 from replay.experiments.base.result import ComparisonBase, ResultBase
 from tracegen.shared.display.content import Bars, Heat, Page, Plot, Section, Table, Waterfall
@@ -53,7 +53,7 @@ def page(result: Any) -> Page:
             made: Page = importlib.import_module(MAKERS[kind.__name__]).page(result)
             return made
     there = ", ".join([*EXPERIMENTS, *MAKERS])
-    message = f"there is no report of {shown(result)}; of these there is: {there}"
+    message = f"there is no report of {value_text(result)}; of these there is: {there}"
     raise UserError(message)
 
 

@@ -129,7 +129,7 @@ def small_layer(scheme: Scheme) -> LayerWork:
     return work
 
 
-def paid(scheme: Scheme) -> frozenset[str]:
+def paid_costs(scheme: Scheme) -> frozenset[str]:
     """Names of the costs that a small layer under a scheme pays."""
     graph = build_layer(small_layer(scheme), system_for(RANKS, platform=scheme.platform), scheme).graph
     groups = np.array([*graph.resources.groups, ""])[graph.resource]
@@ -153,13 +153,13 @@ def reason(scheme: Scheme, cost: SchemeCost) -> str:
 
 @cache
 def _paid_by_name() -> dict[str, frozenset[str]]:
-    return {name: paid(scheme) for name, scheme in schemes().items()}
+    return {name: paid_costs(scheme) for name, scheme in schemes().items()}
 
 
 def costs_of(scheme: Scheme) -> list[tuple[SchemeCost, bool, str]]:
     """List every cost of a scheme: whether it is paid, and why not."""
     known = _paid_by_name().get(scheme.name) if schemes().get(scheme.name) is scheme else None
-    found = paid(scheme) if known is None else known
+    found = paid_costs(scheme) if known is None else known
     return [(cost, cost.name in found, "" if cost.name in found else reason(scheme, cost)) for cost in COSTS]
 
 

@@ -24,7 +24,7 @@ def time_unit(longest_us: float) -> tuple[str, float]:
     return ("s", 1e6) if longest_us >= 1e6 else ("ms", US_PER_MS)
 
 
-def told(name: str, unit: str = "", form: str = "", rank: int = 0, word: str = "") -> Column:
+def word_column(name: str, unit: str = "", form: str = "", rank: int = 0, word: str = "") -> Column:
     """Make a column that is explained by the line in `WORDS` of its name, or of another word that is there."""
     return Column(name, unit, form, rank, WORDS[word or name])
 

@@ -146,7 +146,7 @@ def _executed(path: Path, source: bytes, digest: str) -> ModuleType:
         exec(compile(source, path, "exec"), vars(module))
     except Exception as error:
         del sys.modules[name]
-        message = f"{where(error, path)}: {type(error).__name__}: {said(error)}"
+        message = f"{where(error, path)}: {type(error).__name__}: {error_text(error)}"
         raise UserError(message) from None
     except SystemExit:
         del sys.modules[name]
@@ -197,10 +197,10 @@ def failure(scheme: AnyScheme, error: Exception) -> str:
     if isinstance(error, UserError):
         return f"build refuses the layer: {error}"
     file = Path(inspect.getfile(type(scheme)))
-    return f"build fails: {where(error, file)}: {type(error).__name__}: {said(error)}"
+    return f"build fails: {where(error, file)}: {type(error).__name__}: {error_text(error)}"
 
 
-def said(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Message of an error in one line, with what has taken the place of a name that is gone."""
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     gone = GONE.get(getattr(error, "name", None) or "", "")
@@ -233,7 +233,7 @@ def _made(found: Any, reference: str) -> AnyScheme:
     except UserError:
         raise
     except Exception as error:  # whatever the file does
-        message = f"scheme {reference!r}: {found.__name__} cannot be made: {said(error)}"
+        message = f"scheme {reference!r}: {found.__name__} cannot be made: {error_text(error)}"
         raise UserError(message) from None
 
 
@@ -255,7 +255,7 @@ def from_plugin(point: EntryPoint) -> AnyScheme:
     try:
         found = point.load()
     except Exception as error:
-        message = f"{label} cannot be loaded: {type(error).__name__}: {said(error)}"
+        message = f"{label} cannot be loaded: {type(error).__name__}: {error_text(error)}"
         raise UserError(message) from None
     scheme = _made(found, label)
     if scheme.name != point.name:

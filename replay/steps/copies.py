@@ -43,7 +43,9 @@ class ChunkParameters(NamedTuple):
     experts: int
 
 
-def held(shape: ModelShape, plan: ParallelPlan, layers: range, *, first: bool, last: bool) -> ChunkParameters:
+def chunk_parameters(
+    shape: ModelShape, plan: ParallelPlan, layers: range, *, first: bool, last: bool
+) -> ChunkParameters:
     """Count the parameters of a chunk on a GPU.
 
     Parameters

@@ -365,7 +365,7 @@ class LayerPasses:
 
     def _stretch(self, add: Add, lead: Time, num_ranks: int | None = None) -> Stretch:
         """A stretch, with what its hosts cost among its causes."""
-        return paid(lambda lead: self._replayed(add, lead, num_ranks), lead, self.launch)
+        return stretch_of_hosts(lambda lead: self._replayed(add, lead, num_ranks), lead, self.launch)
 
     def _replayed(self, add: Add, lead: Time, num_ranks: int | None = None) -> Stretch:
         ranks = num_ranks or self.num_ranks
@@ -384,7 +384,7 @@ def alone(causes: Mapping[Cause, Ints], activity: Activity) -> PassTime:
     return PassTime(own, np.zeros_like(own), causes, activity)
 
 
-def paid(replayed: Callable[[Time], Stretch], lead: Time, launch: Launch | None) -> Stretch:
+def stretch_of_hosts(replayed: Callable[[Time], Stretch], lead: Time, launch: Launch | None) -> Stretch:
     """A stretch that is replayed by its hosts' lead, with what they cost among its causes."""
     found = replayed(lead)
     if launch is None or not found.pays_host:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from replay.errors import UserError, shown, unknown
+from replay.errors import UserError, unknown, value_text
 from replay.experiments.base.spec import Spec
 
 Recompute = Literal["none", "selective", "full"]
@@ -129,7 +129,7 @@ def parse(text: str) -> dict[str, Any]:
     for part in text.split(","):
         name, equals, value = (word.strip() for word in part.partition("="))
         if not equals:
-            message = f"plan: {shown(part)} is not a size as tp=8; {shown(text)}"
+            message = f"plan: {value_text(part)} is not a size as tp=8; {value_text(text)}"
             raise UserError(message)
         if name not in ParallelPlan.model_fields:
             raise unknown("size of a plan", name, ParallelPlan.model_fields)
@@ -153,7 +153,7 @@ def _counts(text: str) -> tuple[int, ...]:
             times, each = "1", part
         repeats = _number("layers", times)
         if repeats > MOST_CHUNKS - len(counts):
-            message = f"plan: layers = {shown(text)} has more than {MOST_CHUNKS} chunks"
+            message = f"plan: layers = {value_text(text)} has more than {MOST_CHUNKS} chunks"
             raise UserError(message)
         counts += [_number("layers", each)] * repeats
     return tuple(counts)
@@ -162,7 +162,7 @@ def _counts(text: str) -> tuple[int, ...]:
 def _number(name: str, text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
         possible = "chunks such as 15x4+1" if name == "layers" else "a whole number"
-        message = f"plan: {name} = {shown(text)}: expected {possible}"
+        message = f"plan: {name} = {value_text(text)}: expected {possible}"
         raise UserError(message)
     return int(text)
 

@@ -19,11 +19,11 @@ from replay.model.machine.times import NO_TIME
 from replay.model.work.context import Context
 from replay.model.work.transformer_layer import Sizes
 from replay.steps.chunks import chunks_of
-from replay.steps.copies import hand_out_ps, held, synchronise_ps, update_ps
+from replay.steps.copies import chunk_parameters, hand_out_ps, synchronise_ps, update_ps
 from replay.steps.ends import EndKernels, ListedEnds
 from replay.steps.groups import GroupTimes
 from replay.steps.kernel_sizes import sizes_of, tensors_of
-from replay.steps.layer_passes import alone, paid
+from replay.steps.layer_passes import alone, stretch_of_hosts
 from replay.steps.recipes import BF16
 from replay.steps.stretches import replay_stretch
 from replay.steps.times import PassTime, PassTimes, StageHop
@@ -169,7 +169,7 @@ class SharedTimes:
             def by_lead(lead: Time) -> Stretch:
                 return replay_stretch(self.system, self.plan.peers, add, self._launch, lead)
 
-            return paid(by_lead, NO_TIME, self._launch)
+            return stretch_of_hosts(by_lead, NO_TIME, self._launch)
 
         def end(machine: Machine, after: Ints) -> dict[Cause, Ints]:
             return {"head": run(machine, after, **how)}
@@ -257,4 +257,4 @@ class SharedTimes:
     @cached_property
     def _held(self) -> dict[Chunk, ChunkParameters]:
         chunks = [(one.start, one.stop) for one in chunks_of(self.shape, self.plan)]
-        return {one: held(self.shape, self.plan, range(*one), **self._place(one)) for one in chunks}
+        return {one: chunk_parameters(self.shape, self.plan, range(*one), **self._place(one)) for one in chunks}

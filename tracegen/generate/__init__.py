@@ -189,7 +189,7 @@ def generate(
             on_layer(layer + 1)
     notes = ""
     if isinstance(skew, Balancedness | TokenImbalance):
-        notes = skew.told(shape.num_experts, shape.topk, of_rank)
+        notes = skew.remark(shape.num_experts, shape.topk, of_rank)
     arguments = {
         "kind": kind,
         "model": shape.name,

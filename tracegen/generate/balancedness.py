@@ -90,7 +90,7 @@ class Balancedness(Strict):
             counts[own] = _shared(int(load), own.size)
         return counts
 
-    def told(self, num_experts: int, topk: int, tokens: Array) -> str:
+    def remark(self, num_experts: int, topk: int, tokens: Array) -> str:
         """Sentence on what was reached, and what was chosen beside it.
 
         Parameters

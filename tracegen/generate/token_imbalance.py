@@ -112,7 +112,7 @@ class TokenImbalance(Strict):
         ids = np.sort(ids, axis=1)
         return np.concatenate([ids[:count] for count in tokens])
 
-    def told(self, num_experts: int, topk: int, tokens: Array) -> str:
+    def remark(self, num_experts: int, topk: int, tokens: Array) -> str:
         """Sentence on what was drawn; parameters as those of `rows`."""
         numbers = sorted(set(tokens.tolist()))
         each = (

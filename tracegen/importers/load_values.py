@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tracegen.importers.values import numbers_in
-from tracegen.shared.errors import UserError, shown
+from tracegen.shared.errors import UserError, value_text
 from tracegen.trace.arrays import Array
 
 LOGICAL = ("logical_count", "tokens_per_expert", "expert_counts", "expert_count", "counts", "loads", "load")
@@ -89,7 +89,7 @@ def part_of(value: Any, where: str) -> LoadPart | None:
         return LoadPart(_steps(whole(only[0], where), where)) if is_one else None
     part = part_of(value[name], f"{where}: {name}")
     if part is None:
-        msg = f"{where}: {name} is {shown(value[name])}; expected {WHAT}"
+        msg = f"{where}: {name} is {value_text(value[name])}; expected {WHAT}"
         raise UserError(msg)
     if name in PHYSICAL:
         part = _logical(part, value, f"{where}: {name}")
@@ -110,7 +110,7 @@ def no_loads(value: Any, where: str) -> UserError:
         Of it.
     """
     if not isinstance(value, Mapping):
-        return UserError(f"{where}: {shown(value)}; expected {WHAT}")
+        return UserError(f"{where}: {value_text(value)}; expected {WHAT}")
     for name, told in OTHERS.items():
         if name in value:
             return UserError(f"{where}: no loads; {told}")
@@ -194,7 +194,7 @@ def whole(value: Any, where: str) -> Array:
 
 def _no_count(value: Any, where: str) -> UserError:
     told = value.item() if isinstance(value, np.generic) else value
-    return UserError(f"{where}: {shown(told)} is no count; counts are whole numbers from 0")
+    return UserError(f"{where}: {value_text(told)} is no count; counts are whole numbers from 0")
 
 
 def _steps(array: Array, where: str) -> Array:

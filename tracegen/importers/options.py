@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tracegen.shared.errors import UserError, shown
+from tracegen.shared.errors import UserError, value_text
 
 if TYPE_CHECKING:
     from tracegen.models import ModelShape
@@ -222,4 +222,4 @@ def _value(value: object) -> str:
         return ",".join(map(str, value))
     if isinstance(value, Mapping):
         return ",".join(f"{name}={other}" for name, other in value.items())
-    return str(value) if isinstance(value, int | str | Path) else shown(value)
+    return str(value) if isinstance(value, int | str | Path) else value_text(value)

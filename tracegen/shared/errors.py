@@ -72,7 +72,7 @@ def unknown(what: str, given: str, known: Iterable[str], *, near: Sequence[str] 
     return UserError(message)
 
 
-def shown(value: object) -> str:
+def value_text(value: object) -> str:
     """A value as a message shows it: on one line, and not all of a long one.
 
     Examples
@@ -110,5 +110,5 @@ def check_kind(what: str, given: object, kinds: type | tuple[type, ...], possibl
     tracegen.shared.errors.UserError: layers = 3 (int): expected positions such as [3]
     """
     if not isinstance(given, kinds):
-        message = f"{what} = {shown(given)} ({type(given).__name__}): expected {possible}"
+        message = f"{what} = {value_text(given)} ({type(given).__name__}): expected {possible}"
         raise UserError(message)

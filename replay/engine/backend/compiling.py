@@ -41,7 +41,7 @@ class KernelCompiler(Protocol):
         """Machine code of a kernel for arguments of some kinds: compiled, or from the cache."""
 
 
-def chosen() -> str:
+def compiler_name() -> str:
     """Name of the compiler: ``MOEREPLAY_COMPILER``, or the quick one where it was tried with this numba.
 
     Raises
@@ -65,7 +65,7 @@ def _compiler() -> KernelCompiler:
     if not (is_tried() or os.environ.get("MOEREPLAY_COMPILER")):
         last = ".".join(map(str, TRIED[1]))
         say(f"numba {numba_version} is not one of {TRIED[0][0]}.{TRIED[0][1]} to {last}: the engine compiles slower")
-    return cast("KernelCompiler", import_module(f"{__package__}.{chosen()}"))
+    return cast("KernelCompiler", import_module(f"{__package__}.{compiler_name()}"))
 
 
 _found: KernelCompiler | None = None if IS_PLAIN else _compiler()

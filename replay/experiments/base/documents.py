@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from replay.errors import UserError, check_kind, shown
+from replay.errors import UserError, check_kind, value_text
 from replay.files import parse_json, read_text
 
 MOST = 1e30  # of any number: floating-point operations of a year on all machines that there are
@@ -150,7 +150,7 @@ def check_numbers(document: Any, place: str = "") -> None:
             check_numbers(value, place)
     elif isinstance(document, float | int) and not isinstance(document, bool):
         if not abs(document) <= MOST:
-            message = f"{place} = {shown(document)}: no such number is in a result"
+            message = f"{place} = {value_text(document)}: no such number is in a result"
             raise UserError(message)
         names = place.split(".")
         sizes = any(name.endswith(("_us", "bytes")) for name in names)

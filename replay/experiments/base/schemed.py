@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from replay.errors import RefusedError, UserError, check_jobs, check_kind, shown, unknown
+from replay.errors import RefusedError, UserError, check_jobs, check_kind, unknown, value_text
 from replay.experiments.base.experiment import AnySetup, AnySpec, Experiment, execute
 from replay.experiments.base.outcomes import Outcome, ResultRequest, carried_out
 from replay.experiments.base.result import AnyTimed, ComparisonBase, Document
@@ -175,7 +175,7 @@ class SchemeExperiment(
         objects = given or {}
         self.check_given(objects)
         if "scheme" in settings:
-            message = f"scheme = {shown(settings['scheme'])}: compare takes schemes=[...]"
+            message = f"scheme = {value_text(settings['scheme'])}: compare takes schemes=[...]"
             raise UserError(message)
         shared = self.spec_of(spec, settings)
         named = None if schemes is None else several("schemes", schemes, (str,), SCHEMES)

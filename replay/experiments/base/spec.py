@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from replay.errors import UserError, shown, unknown
+from replay.errors import UserError, unknown, value_text
 from replay.files import parse_toml
 
 DEFAULT_SYSTEM = "dgx-h100"
@@ -119,7 +119,7 @@ class Spec(BaseModel):
         except UnicodeEncodeError:  # of what pydantic says about such a text
             name, value = next(one for one in settings.items() if _is_no_text(one[1]))
             words = {field: word for word, field in self.words().items()}
-            message = f"{words.get(name, name)} = {shown(value)}: half of a character is in it"
+            message = f"{words.get(name, name)} = {value_text(value)}: half of a character is in it"
             raise UserError(message) from None
 
     @model_validator(mode="before")
@@ -279,7 +279,7 @@ def mistake(kind: type[Spec], error: ValidationError) -> UserError:
     expected = _EXPECTED.get(first["type"])
     where = ".".join([word, *(str(part) for part in first["loc"][1:2])])
     problem = f"expected {expected}" if expected else first["msg"].lower()
-    return UserError(f"{where} = {shown(value)}: {problem}")
+    return UserError(f"{where} = {value_text(value)}: {problem}")
 
 
 def _is_no_text(value: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from replay.errors import UserError, listed, shown, unknown
+from replay.errors import UserError, listed, unknown, value_text
 from replay.experiments.base.spec import MOST
 from tracegen.shared import regular
 from tracegen.shared.strict import StrictDocument
@@ -176,10 +176,10 @@ def values(name: str, axis: Axis, where: str = "") -> list[Any] | None:
     found = axis if isinstance(axis, list) else [axis]
     if not found or any(type(one) is not wanted for one in found):
         kind = "words" if wanted is str else "whole numbers or a range such as 56..64 step 2"
-        message = f"{where}: axis {name} = {shown(axis)}: expected {kind}"
+        message = f"{where}: axis {name} = {value_text(axis)}: expected {kind}"
         raise UserError(message)
     if any(isinstance(one, int) and one < 1 for one in found):
-        message = f"{where}: axis {name} = {shown(axis)}: at least 1"
+        message = f"{where}: axis {name} = {value_text(axis)}: at least 1"
         raise UserError(message)
     return list(dict.fromkeys(found))
 
@@ -188,11 +188,11 @@ def _range(name: str, text: str, where: str) -> list[int]:
     match = _RANGE.fullmatch(text.strip())
     if match is None:
         also = ' or "all"' if name in PLAN_AXES else ""
-        message = f"{where}: axis {name} = {shown(text)}: expected a range such as 1..8 step 1{also}"
+        message = f"{where}: axis {name} = {value_text(text)}: expected a range such as 1..8 step 1{also}"
         raise UserError(message)
     first, last, step = int(match[1]), int(match[2]), int(match[3] or 1)
     if first < 1 or step < 1 or last < first or (last - first) // step >= MOST_VALUES:
-        message = f"{where}: axis {name} = {shown(text)} has no values, or more than {MOST_VALUES}"
+        message = f"{where}: axis {name} = {value_text(text)} has no values, or more than {MOST_VALUES}"
         raise UserError(message)
     return list(range(first, last + 1, step))
 
@@ -208,4 +208,4 @@ def _first(error: ValueError) -> str:
         tables: dict[str, type[StrictDocument]] = {"budget": Budget, "systems": Where}
         table = tables.get(str(problem["loc"][0]), Space)
         return f"{where}: extra inputs are not permitted; known: {listed(table.model_fields)}"
-    return f"{where}: {problem['msg'].lower()}; got {shown(problem['input'])}"
+    return f"{where}: {problem['msg'].lower()}; got {value_text(problem['input'])}"

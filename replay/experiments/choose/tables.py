@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.text import Text
 
 from replay.experiments.choose.ranking import difference
-from replay.report.tables import table, time_unit, told
+from replay.report.tables import table, time_unit, word_column
 from replay.report.words import explained
 from tracegen.shared.display.content import Column, Table
 
@@ -61,13 +61,13 @@ def best_table(found: SystemFindings, top: int, name: str) -> Table:
     columns = [
         Column("place", form="d", rank=1),
         *(Column(WORDS.get(size, size), form="d") for size in sizes),
-        told("total", "G", ",.3g", 1),
-        told("active", "G", ",.3g", 1),
+        word_column("total", "G", ",.3g", 1),
+        word_column("active", "G", ",.3g", 1),
         Column("step", unit, ",.3f" if unit == "s" else ",.1f"),
         Column("tokens/s", "", ",.0f"),
-        told("MFU", "", ".1%"),
-        told("bound", "", ".0%", 2, "bound of a step"),
-        told("memory", "GiB", ",.3g", 2, "fullest"),
+        word_column("MFU", "", ".1%"),
+        word_column("bound", "", ".0%", 2, "bound of a step"),
+        word_column("memory", "GiB", ",.3g", 2, "fullest"),
         *([Column("plan")] if several else []),
     ]
     cells: list[list[Cell]] = [

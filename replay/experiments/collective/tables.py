@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from replay.report import tables
-from replay.report.tables import MB, told
+from replay.report.tables import MB, word_column
 from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
@@ -20,11 +20,11 @@ def table(result: CollectiveResult) -> Table:
         result.rows,
         (Column("size", "B", "d"), lambda one: one.bytes),
         (Column("kernel"), kernel_name),
-        (told("blocks", "", "d", 2), lambda one: one.blocks),
+        (word_column("blocks", "", "d", 2), lambda one: one.blocks),
         (Column("time", "us", ",.1f"), lambda one: one.time_us),
-        (told("algbw", "GB/s", ",.1f", 1), lambda one: one.algorithm_GB_per_s),
-        (told("busbw", "GB/s", ",.1f"), lambda one: one.bus_GB_per_s),
-        (told("up", "MB", ",.1f", 3, "up of a GPU"), lambda one: _megabytes(one.up)),
+        (word_column("algbw", "GB/s", ",.1f", 1), lambda one: one.algorithm_GB_per_s),
+        (word_column("busbw", "GB/s", ",.1f"), lambda one: one.bus_GB_per_s),
+        (word_column("up", "MB", ",.1f", 3, "up of a GPU"), lambda one: _megabytes(one.up)),
         (Column("up busy", "", ".0%", 3), lambda one: one.up.utilisation),
         (Column("down", "MB", ",.1f", 3), lambda one: _megabytes(one.down)),
         (Column("down busy", "", ".0%", 3), lambda one: one.down.utilisation),

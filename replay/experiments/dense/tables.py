@@ -9,7 +9,7 @@ from replay.experiments.dense.result import TensorComparison
 from replay.model.machine.kinds import KIND_NAMES, KINDS, Kind
 from replay.report.comparisons import label, labels, outside_notes, tables_group
 from replay.report.mechanisms import mechanism_table
-from replay.report.tables import MB, named_table, table, told
+from replay.report.tables import MB, named_table, table, word_column
 from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
@@ -84,13 +84,13 @@ def times_table(compared: TensorComparison) -> Table:
         compared.ranking,
         (Column(layer, "us", ",.1f"), lambda one: one.layer_us),
         (
-            told("speed-up", "", ".2f"),
+            word_column("speed-up", "", ".2f"),
             lambda one: compared.speed_up(one.name) if one.time_us else None,
         ),
-        (told("exposed", "us", ",.1f", 1), lambda one: one.exposed_us / one.spec.layers),
-        (told("up", "", ".0%", 2), lambda one: one.up.utilisation),
-        (told("down", "", ".0%", 2), lambda one: one.down.utilisation),
-        (told("SMs", "", "d", 3), lambda one: one.communication_sms),
+        (word_column("exposed", "us", ",.1f", 1), lambda one: one.exposed_us / one.spec.layers),
+        (word_column("up", "", ".0%", 2), lambda one: one.up.utilisation),
+        (word_column("down", "", ".0%", 2), lambda one: one.down.utilisation),
+        (word_column("SMs", "", "d", 3), lambda one: one.communication_sms),
         labels=labels(compared.ranking),
     )
 
@@ -116,7 +116,7 @@ def bytes_table(results: Sequence[TensorResult]) -> Table:
 
     columns = []
     for kind in ("gather", "reduce", "wire"):
-        up, down = told(f"{kind} up", "MB", ",.1f", word=kind), Column(f"{kind} down", "MB", ",.1f")
+        up, down = word_column(f"{kind} up", "MB", ",.1f", word=kind), Column(f"{kind} down", "MB", ",.1f")
         columns += [(up, carried(kind, "up")), (down, carried(kind, "down"))]
     title = "Bytes of a GPU, mean over the GPUs"
     return table("bytes", title, results, *columns, labels=labels(results))
@@ -128,7 +128,7 @@ def _mean(values: Sequence[float]) -> float:
 
 def path_table(results: Sequence[TensorResult]) -> Table:
     """Table of one chain of tasks that adds up to the time."""
-    columns = [told(what, "us", ",.1f", word=f"path: {what}") for what in ON_PATH]
+    columns = [word_column(what, "us", ",.1f", word=f"path: {what}") for what in ON_PATH]
     rows = [(label(one), on_path_us(one).values()) for one in results]
     return named_table("critical-path", "Critical path, with its queues", columns, rows)
 
@@ -150,7 +150,7 @@ def sm_table(results: Sequence[TensorResult]) -> Table:
     """Time of all SMs of a GPU by what they do, as shares of the layer's time."""
     columns = [
         Column("computing", "", ".1%"),
-        told("waiting", "", ".1%", word="waiting tiles"),
+        word_column("waiting", "", ".1%", word="waiting tiles"),
         Column("copying", "", ".1%"),
         Column("idle", "", ".1%"),
         Column("computing", "us", ",.1f", rank=1),

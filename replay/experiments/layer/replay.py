@@ -71,7 +71,7 @@ def _described(
     return Result(
         run_id=setup.run_id,
         spec=setup.setup.spec,
-        **entered(setup, ready, trials),
+        **input_fields(setup, ready, trials),
         room=room([part.memory for part in parts if part.memory], system, num_layers),
         layers=list(layers),
         chain=chain,
@@ -80,7 +80,7 @@ def _described(
     )
 
 
-def entered(setup: TracedSetup, ready: Replay, trials: Sequence[Trial]) -> dict[str, Any]:
+def input_fields(setup: TracedSetup, ready: Replay, trials: Sequence[Trial]) -> dict[str, Any]:
     """Give the fields of a result that say what entered, but for its spec.
 
     Parameters

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hwmodel.units import PS_PER_US
-from replay.errors import UserError, listed, shown
+from replay.errors import UserError, listed, value_text
 from replay.model.work.stacks import BARE, pays_hosts
 
 HOST_US = 900.0
@@ -173,7 +173,7 @@ def _sizes(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and len(part) < 9 and 0 < int(part) <= 2**16 for part in parts):
         message = (
-            f"--captured {shown(text)}: expected batch sizes from 1 to {2**16} with commas between "
+            f"--captured {value_text(text)}: expected batch sizes from 1 to {2**16} with commas between "
             "them, such as 1,2,4,8, or any"
         )
         raise UserError(message)

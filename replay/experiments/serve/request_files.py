@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from hwmodel.units import PS_PER_S
-from replay.errors import UserError, shown
+from replay.errors import UserError, value_text
 from replay.experiments.serve.requests import (
     LONGEST_S,
     MOST_LENGTH,
@@ -114,7 +114,7 @@ def _json_rows(text: str, path: str | Path) -> Iterator[tuple[int, Mapping[str, 
         except ValueError:
             row = None
         if not isinstance(row, dict):
-            message = f"{path}, line {number}: {shown(line)}: expected one JSON object a line"
+            message = f"{path}, line {number}: {value_text(line)}: expected one JSON object a line"
             raise UserError(message)
         yield number, row
 
@@ -124,7 +124,7 @@ def _columns(row: Mapping[str, Any], path: str | Path) -> tuple[str, str, str]:
         if all(column in row for column in columns):
             return columns
     names = [name for name in row if isinstance(name, str)]
-    message = f"{path} has columns {shown(', '.join(names))}: expected {_EXPECTED}"
+    message = f"{path} has columns {value_text(', '.join(names))}: expected {_EXPECTED}"
     raise UserError(message)
 
 
@@ -144,7 +144,7 @@ def _time_ps(value: Any, unit: str, where: str) -> int:
     # Half of what a file may span on either side, so that differences have room.
     longest = LONGEST_S * (1 if unit == "seconds" else 1000)
     if not abs(number) <= longest:  # nor is NaN
-        message = f"{where} = {shown(value)}: expected {unit} within 100 days"
+        message = f"{where} = {value_text(value)}: expected {unit} within 100 days"
         raise UserError(message)
     return round(number * (PS_PER_S if unit == "seconds" else PS_PER_S // 1000))
 
@@ -156,7 +156,7 @@ def _date_ps(value: Any, where: str) -> int:
         date = date if date.tzinfo else date.replace(tzinfo=UTC)
         past = date - datetime(1970, 1, 1, tzinfo=UTC)
     except (AttributeError, ValueError, OverflowError):
-        message = f"{where} = {shown(value)}: expected a time such as 2023-11-16 18:17:03.979"
+        message = f"{where} = {value_text(value)}: expected a time such as 2023-11-16 18:17:03.979"
         raise UserError(message) from None
     return ((past.days * 86400 + past.seconds) * 10**6 + past.microseconds) * 10**6
 
@@ -164,7 +164,7 @@ def _date_ps(value: Any, where: str) -> int:
 def _tokens(value: Any, where: str) -> int:
     number = _number(value)
     if not (1 <= number <= MOST_LENGTH and number == int(number)):
-        message = f"{where} = {shown(value)}: expected tokens, 1 to {MOST_LENGTH:,}"
+        message = f"{where} = {value_text(value)}: expected tokens, 1 to {MOST_LENGTH:,}"
         raise UserError(message)
     return int(number)
 

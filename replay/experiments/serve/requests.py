@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hwmodel.units import PS_PER_S
-from replay.errors import UserError, shown
+from replay.errors import UserError, value_text
 from replay.model.arrays import Ints, Picoseconds
 from tracegen.trace.tables import DECODE, TraceData
 
@@ -82,7 +82,7 @@ class Requests:
             at once, so that there are no gaps to stretch.
         """
         if not rate > 0:  # NaN is not either
-            message = f"rate {shown(rate)}: expected a number above 0"
+            message = f"rate {value_text(rate)}: expected a number above 0"
             raise UserError(message)
         if rate == float("inf") or len(self) == 1:
             return replace(self, arrival_ps=np.zeros_like(self.arrival_ps))
@@ -156,7 +156,7 @@ def lengths(text: str) -> Distribution:
     if kind == "lognormal" and median:
         return Distribution("lognormal", *numbers)
     message = (
-        f"lengths {shown(text)}: expected a number of tokens such as 1024, uniform:LEAST:MOST "
+        f"lengths {value_text(text)}: expected a number of tokens such as 1024, uniform:LEAST:MOST "
         f"or lognormal:MEDIAN:SIGMA, from 1 to {MOST_LENGTH:,} tokens"
     )
     raise UserError(message)

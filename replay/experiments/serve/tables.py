@@ -8,7 +8,7 @@ from replay.experiments.serve.engines import engine_of
 from replay.experiments.serve.result import InferComparison
 from replay.model.work.stacks import pays_hosts
 from replay.report.comparisons import beside, label, labels, outside_notes, tables_group
-from replay.report.tables import GB, US_PER_MS, named_table, table, time_unit, told
+from replay.report.tables import GB, US_PER_MS, named_table, table, time_unit, word_column
 from replay.report.words import WORDS
 from tracegen.shared.display.content import Column
 
@@ -76,18 +76,18 @@ def times_table(compared: InferComparison) -> Table:
         "times",
         f"Times of a batch; speed-up over {compared.baseline}",
         results,
-        (told("TTFT", "ms", ",.1f"), lambda one: one.ttft.mean_us / US_PER_MS),
+        (word_column("TTFT", "ms", ",.1f"), lambda one: one.ttft.mean_us / US_PER_MS),
         (
-            told("TTFT speed-up", "", ".2f", 1, "speed-up"),
+            word_column("TTFT speed-up", "", ".2f", 1, "speed-up"),
             lambda one: base.ttft.mean_us / one.ttft.mean_us,
         ),
-        (told("input/s", "", ",.0f", 2), lambda one: one.prefill.tokens_per_s_per_gpu),
-        (told("TPOT", "ms", ",.2f"), lambda one: one.tpot.mean_us / US_PER_MS),
+        (word_column("input/s", "", ",.0f", 2), lambda one: one.prefill.tokens_per_s_per_gpu),
+        (word_column("TPOT", "ms", ",.2f"), lambda one: one.tpot.mean_us / US_PER_MS),
         (
             Column("TPOT speed-up", "", ".2f", rank=1),
             lambda one: base.tpot.mean_us / one.tpot.mean_us,
         ),
-        (told("output/s", "", ",.0f", 2), lambda one: one.decode.tokens_per_s_per_gpu),
+        (word_column("output/s", "", ",.0f", 2), lambda one: one.decode.tokens_per_s_per_gpu),
         labels=labels(results),
     )
 
@@ -140,9 +140,9 @@ def memory_table(compared: InferComparison) -> Table:
         (Column("weights", "GB", ",.1f"), lambda one: one.weight_bytes / GB),
         (Column("buffers, rows", "GB", ",.1f"), lambda one: one.iteration_bytes / GB),
         (Column("cache", "GB", ",.1f"), lambda one: one.cache_positions * one.position_bytes / GB),
-        (told("of", "GB", ",.1f", 1), lambda one: one.capacity_bytes / GB),
-        (told("positions", "", ",d", 2), lambda one: one.cache_positions),
-        (told("room for", "", ",d", 2), lambda one: max(one.positions_fit, 0)),
+        (word_column("of", "GB", ",.1f", 1), lambda one: one.capacity_bytes / GB),
+        (word_column("positions", "", ",d", 2), lambda one: one.cache_positions),
+        (word_column("room for", "", ",d", 2), lambda one: max(one.positions_fit, 0)),
         labels=labels(results),
     )
 

@@ -24,7 +24,7 @@ from replay.experiments.base.crews.leases import Leases
 from replay.experiments.base.crews.store import PointOutcome, Store
 from replay.experiments.base.crews.work import FinishedReplay, ReplayQueue
 from replay.experiments.base.crews.worker import Job
-from replay.experiments.layer.replay import entered
+from replay.experiments.layer.replay import input_fields
 from replay.experiments.serve.measures import percentiles
 from replay.experiments.trace.result import SampledMean, StepImbalance, StepLayer, StepResult, TraceResult
 from replay.experiments.trace.task import AskedStep, make_task
@@ -204,7 +204,7 @@ def _result(
     return TraceResult(
         run_id=setup.run_id,
         spec=setup.spec,
-        **entered(setup.first, ready, trials),
+        **input_fields(setup.first, ready, trials),
         num_steps=setup.number,
         layers=[StepLayer(layer_index=link.layer_index, is_backward=link.is_backward) for link in ready.links],
         steps=steps,

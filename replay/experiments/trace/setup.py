@@ -12,7 +12,7 @@ from replay.experiments.base.identity import identity_of
 from replay.experiments.layer.normal_form import changed_options
 from replay.experiments.layer.setup import TracedSetup
 from replay.experiments.trace.spec import CODE, TraceSpec
-from replay.experiments.trace.steps import chosen
+from replay.experiments.trace.steps import step_numbers
 from replay.experiments.trace.task import AskedStep
 from replay.model.work.batch import steps_in
 
@@ -68,7 +68,7 @@ class TraceSetup:
         like = None if given.like is None else given.like.first
         begin = TracedSetup.of(spec.of_step(0), SpecInputs(given.objects, like, given.allow_code))
         number = steps_in(begin.trace, begin.first)
-        steps, sample = chosen(spec.steps, number)
+        steps, sample = step_numbers(spec.steps, number)
         ready = begin.setup
         own = {name: getattr(ready.spec, name) for name in type(ready.spec).model_fields}
         if steps[0]:

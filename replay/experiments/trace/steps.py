@@ -69,7 +69,7 @@ _FORMS: Mapping[str, Callable[[re.Match[str]], str | None]] = {
 }
 
 
-def chosen(steps: str, number: int) -> tuple[list[int], LayerSample | None]:
+def step_numbers(steps: str, number: int) -> tuple[list[int], LayerSample | None]:
     """Give the steps that are replayed, in order; of a sample also how it was drawn.
 
     A sample is drawn from stretches of the trace, two steps or three of each.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from replay.experiments.base.names import row_names
 from replay.experiments.trace.result import TraceComparison
 from replay.report.comparisons import beside, outside_notes, tables_group
-from replay.report.tables import named_table, told
+from replay.report.tables import named_table, word_column
 from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
@@ -81,12 +81,12 @@ def times_table(compared: TraceComparison) -> Table:
     columns = [
         Column("mean step", "us", ",.1f"),
         *([Column("+-", "us", ",.1f")] if estimated else []),
-        *([told("speed-up", "", ".2f")] if several else []),
+        *([word_column("speed-up", "", ".2f")] if several else []),
         Column("p50", "us", ",.1f", 1),
         Column("p95", "us", ",.1f"),
         Column("max", "us", ",.1f", 1),
-        *([told("first in", "", ".1%")] if several else []),
-        *([told("first of built", "", ".1%", 2)] if has_built else []),
+        *([word_column("first in", "", ".1%")] if several else []),
+        *([word_column("first of built", "", ".1%", 2)] if has_built else []),
     ]
     over = f"; speed-up over {compared.base_name}" if several else ""
     rows = [(name, cells(name, one)) for name, one in named.items()]

@@ -34,7 +34,7 @@ def _power(setup: TrainingSetup) -> Power | None:
     return power
 
 
-def held(
+def step_within_power(
     setup: TrainingSetup, make: Callable[[StepReplays], StepComposition]
 ) -> tuple[StepComposition, HeldClock | None]:
     """Make a step at the highest clock at which its GPUs keep their power limit.

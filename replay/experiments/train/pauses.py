@@ -17,7 +17,7 @@ import math
 from typing import NamedTuple
 
 from hwmodel.units import PS_PER_S
-from replay.errors import UserError, shown
+from replay.errors import UserError, value_text
 
 OFF = "off"
 MOST_MS = 1e6
@@ -75,7 +75,7 @@ def read(text: str) -> Collections | None:
         each, steps = math.nan, 0
     if kind not in ("manual", "automatic") or not (0 < each <= MOST_MS and 1 <= steps <= MOST_STEPS):
         message = (
-            f"collections {shown(text)}: possible are off, manual:MS:STEPS and automatic:MS:STEPS, "
+            f"collections {value_text(text)}: possible are off, manual:MS:STEPS and automatic:MS:STEPS, "
             "milliseconds of one, above 0, and steps from one to the next"
         )
         raise UserError(message)

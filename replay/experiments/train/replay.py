@@ -9,7 +9,7 @@ from hwmodel.units import PS_PER_S, PS_PER_US
 from replay.chains.jitter import read
 from replay.experiments.base.result import SchemeDescription, SystemDescription, package_version
 from replay.experiments.train import pauses
-from replay.experiments.train.clock import held
+from replay.experiments.train.clock import step_within_power
 from replay.experiments.train.composed import compose
 from replay.experiments.train.pauses import waited_for_data_ps
 from replay.experiments.train.result import Efficiency, TrainResult
@@ -37,7 +37,7 @@ def carry_out(ready: SchemedStep, watch: ReplayWatcher) -> TrainResult:
         times = replays.under(scheme, watch.progress if replays is setup.replays else lambda: None)
         return compose(setup.schedule, setup.pipeline, times, setup.chunks, jitter)
 
-    step, clock = held(setup, make)
+    step, clock = step_within_power(setup, make)
     watch.saw(step.timeline)
     plan = setup.plan
     step = step.longer(waited_for_data_ps(step.step_ps, plan.micro_batches, spec.data_ms))

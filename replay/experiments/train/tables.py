@@ -8,7 +8,7 @@ from hwmodel.units import BYTES_PER_MIB
 from replay.experiments.train.result import TrainComparison
 from replay.experiments.train.schedules.registry import SCHEDULES
 from replay.report.comparisons import beside, label, labels, outside_notes, tables_group
-from replay.report.tables import GB, named_table, table, time_unit, told
+from replay.report.tables import GB, named_table, table, time_unit, word_column
 from replay.report.words import WORDS
 from tracegen.shared.display.content import Column, Table
 
@@ -133,11 +133,11 @@ def kernels_table(results: Sequence[TrainResult]) -> Table:
         times = [found[name] / unit_us for name in ("active", "idle", "computing", "communicating")]
         rows.append((label(one), [*times, one.hidden_share]))
     heads = [
-        told("active", unit, form, word="active of a GPU"),
-        told("idle", unit, form, word="idle of a GPU"),
-        told("computing", unit, form, 1),
-        told("comm", unit, form),
-        told("hidden", "", ".1%"),
+        word_column("active", unit, form, word="active of a GPU"),
+        word_column("idle", unit, form, word="idle of a GPU"),
+        word_column("computing", unit, form, 1),
+        word_column("comm", unit, form),
+        word_column("hidden", "", ".1%"),
     ]
     return named_table("kernels", "Kernels as a profiler sees them, mean over GPUs", heads, rows)
 
@@ -154,7 +154,7 @@ def worth_table(compared: TrainComparison) -> Table:
         "worth",
         f"What it is worth; speed-up over {compared.baseline}",
         results,
-        (told("speed-up", "", ".3f"), lambda one: compared.speed_up(one.name)),
+        (word_column("speed-up", "", ".3f"), lambda one: compared.speed_up(one.name)),
         (Column("tokens/s", "", ",.0f"), lambda one: one.efficiency.tokens_per_s),
         (Column("per GPU", "", ",.0f", 2), lambda one: one.efficiency.tokens_per_s_per_gpu),
         (Column("TFLOP/s per GPU", "", ",.1f", 3), lambda one: one.efficiency.tflop_per_s_per_gpu),
@@ -162,8 +162,8 @@ def worth_table(compared: TrainComparison) -> Table:
             Column("MFU", "", ".1%", says=_counted(results[0].efficiency)),
             lambda one: one.efficiency.mfu,
         ),
-        (told("MoE", "", ".1%", 1), lambda one: one.moe_share),
-        (told("bubble", "", ".1%", 1), lambda one: one.bubble_share),
+        (word_column("MoE", "", ".1%", 1), lambda one: one.moe_share),
+        (word_column("bubble", "", ".1%", 1), lambda one: one.bubble_share),
         labels=labels(results),
     )
 
@@ -193,8 +193,8 @@ def stages_table(result: TrainResult) -> Table:
         [
             Column("stage", form="d"),
             *_cause_columns(columns, unit, form),
-            told("peers from", unit, form, 2),
-            told("to", unit, form, 2),
+            word_column("peers from", unit, form, 2),
+            word_column("to", unit, form, 2),
         ],
         rows,
     )

@@ -23,8 +23,8 @@ from replay.model.collectives.ring_chunks import (
     block_times,
     message_ps,
     most_channels,
+    notice_time,
     pieces_of,
-    told,
 )
 from replay.model.machine.times import Time
 
@@ -118,7 +118,7 @@ def _passed(
     piece = -(-stored // pieces)
     sent, landed = machine.transfers.store(kinds, src, dst, 0, block[of], meta_bytes=piece[of])
     last = np.arange(1, len(chunks) + 1) * pieces - 1
-    known = machine.delay(kinds.sync, told(machine, protocol), landed[last], dst[last])
+    known = machine.delay(kinds.sync, notice_time(machine, protocol), landed[last], dst[last])
     return sent[last], known
 
 
@@ -129,6 +129,6 @@ def _estimate_ps(machine: Machine, protocol: Protocol, nbytes: int, channels: in
     pieces, each = pieces_of(int(protocol.stored_bytes(int(chunks[0]))))
     of_piece, way = message_ps(machine, each)
     chunk = passing + Time(pieces * of_piece)
-    hop = chunk + Time(of_piece + way) + told(machine, protocol)
+    hop = chunk + Time(of_piece + way) + notice_time(machine, protocol)
     hops = max(machine.num_ranks - 1, 1)
     return protocol.start_ps + int(((len(chunks) - 1) * chunk + hops * hop + copying).ps)

@@ -26,8 +26,8 @@ from replay.model.collectives.ring_chunks import (
     block_times,
     cut,
     message_ps,
+    notice_time,
     share_of,
-    told,
 )
 from replay.model.machine.times import Time
 
@@ -165,7 +165,7 @@ def _pass(
     )
     known, following = np.empty(len(of), np.int64), rings.after[of]
     stays, leaves = np.flatnonzero(~rings.leaves[of]), np.flatnonzero(rings.leaves[of])
-    known[stays] = machine.delay(kinds.sync, told(machine, protocol), landed[stays], to[stays])
+    known[stays] = machine.delay(kinds.sync, notice_time(machine, protocol), landed[stays], to[stays])
     crossing = NodeCrossing(
         src[leaves],
         to[leaves],
@@ -206,7 +206,7 @@ def ring_ps(machine: Machine, nbytes: int, protocol: Protocol, steps: int, *, pa
     else:
         leaving += int(costs.poll().ps)
     leaving += passing + (pieces - 1) * on_card
-    inside = passing + stores + int(told(machine, protocol).ps)
+    inside = passing + stores + int(notice_time(machine, protocol).ps)
     between = -(-steps // machine.domains.size)
     path = (steps - between) * inside + between * leaving
     card = (steps - 1) * pieces * on_card + leaving

@@ -24,7 +24,7 @@ from replay.model.collectives.ring_chunks import (
     STEP_OF_BUFFER,
     block_times,
     message_ps,
-    told,
+    notice_time,
 )
 from replay.model.machine.times import Time
 
@@ -166,7 +166,7 @@ def _pass(
         after[near],
         meta_bytes=stored[near],
     )
-    known[near] = machine.delay(kinds.sync, told(machine, protocol), landed, to[near])
+    known[near] = machine.delay(kinds.sync, notice_time(machine, protocol), landed, to[near])
     if len(far):
         lane = np.repeat(np.arange(len(src)), each)[far]
         channel = np.repeat(trees.channel[src], each)[far]
@@ -187,7 +187,7 @@ def all_reduce_ps(machine: Machine, nbytes: int, protocol: Protocol) -> int:
     passing, copying = (int(time.ps) for time in block_times(machine, protocol, chunk, 1))
     stored = int(protocol.stored_bytes(chunk))
     on_port, way = message_ps(machine, stored)
-    inside = passing + 2 * on_port + way + int(told(machine, protocol).ps)
+    inside = passing + 2 * on_port + way + int(notice_time(machine, protocol).ps)
     through, on_card = network_ps(machine, stored)
     step, flag = machine.system.nccl.proxy_step_ps, int(costs.host_flag().ps)
     known = step + flag if protocol.fenced else int(costs.poll().ps)

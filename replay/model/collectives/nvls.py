@@ -126,7 +126,7 @@ def exchange(call: CollectiveCall, begun: Tasks, *, channels: int) -> Tasks:
     return blocks.end(machine.sync.barrier(kinds, landed, stored="multicast"))
 
 
-def fed(
+def chunk_pipeline(
     call: CollectiveCall, begun: Tasks, *, channels: int, parts: int, ready: Tasks | None = None
 ) -> PipelinedKernel:
     """Run a collective in the switch as a kernel beside makes its chunks; say when each is there.

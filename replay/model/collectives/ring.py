@@ -34,9 +34,9 @@ from replay.model.collectives.ring_chunks import (
     cut,
     message_ps,
     most_channels,
+    notice_time,
     pieces_of,
     share_of,
-    told,
 )
 from replay.model.machine.times import Time
 
@@ -108,7 +108,7 @@ def rounds_of(machine: Machine, nbytes: int, channels: int) -> int:
     return cut(max(1, nbytes // machine.num_ranks), channels)[1]
 
 
-def fed(
+def chunk_pipeline(
     call: CollectiveCall, begun: Tasks, *, channels: int, parts: int, ready: Tasks | None = None
 ) -> PipelinedKernel:
     """Pass chunks round a ring as a kernel beside makes them; say when each is there.
@@ -262,7 +262,7 @@ def _store(
     # What a rank needs for its next step was sent by its predecessor. Ports keep the order of
     # pieces; with edges, all rows are waited for.
     last, before = landed[-n:], landed[:-n] if rows else landed[:0]
-    known = machine.delay(kinds.sync, told(machine, protocol), last, dst)
+    known = machine.delay(kinds.sync, notice_time(machine, protocol), last, dst)
     machine.order(before, np.tile(known, len(before) // n))
     return last_sent, known[(src - 1) % n]
 
@@ -283,7 +283,7 @@ def _estimate_ps(machine: Machine, nbytes: int, protocol: Protocol, steps: int, 
     of_piece, way = message_ps(machine, each)
     if paces(machine, protocol, each, used):
         of_piece = int(machine.costs.sm_store(each).shared_by(used).ps)
-    step = passing + Time((pieces + 1) * of_piece + way) + told(machine, protocol)
+    step = passing + Time((pieces + 1) * of_piece + way) + notice_time(machine, protocol)
     return protocol.start_ps + loops * int((steps * step + copying).ps)
 
 

@@ -48,7 +48,7 @@ def block_times(machine: Machine, protocol: Protocol, chunk: int, channels: int)
     return Time(passing), Time(copying)
 
 
-def told(machine: Machine, protocol: Protocol) -> Time:
+def notice_time(machine: Machine, protocol: Protocol) -> Time:
     """From the arrival of a chunk until its receiver knows of it."""
     return machine.costs.flag() if protocol.fenced else machine.costs.poll()
 

@@ -27,8 +27,8 @@ from replay.model.collectives.ring_chunks import (
     block_times,
     message_ps,
     most_channels,
+    notice_time,
     pieces_of,
-    told,
 )
 from replay.model.machine.times import Time
 
@@ -166,7 +166,7 @@ class _Chain:
             left = blocks.both(left, blocks.work(kinds.send, storing * pieces, ready, rank=of), of)
         # A chunk's turn comes when the one before has been stored.
         machine.order(left[:-1], begun[1:])
-        known = machine.delay(kinds.sync, told(machine, self._protocol), landed[last], dst[last])
+        known = machine.delay(kinds.sync, notice_time(machine, self._protocol), landed[last], dst[last])
         machine.order(landed, known[at])
         return left, known
 
@@ -201,7 +201,7 @@ def _estimate_ps(machine: Machine, nbytes: int, protocol: Protocol, channels: in
     if paces(machine, protocol, each, channels):
         storing = machine.costs.sm_store(chunk).shared_by(channels) * 2
     on_port = pieces * of_piece
-    hop = passing + storing + Time(on_port + of_piece + way) + told(machine, protocol)
+    hop = passing + storing + Time(on_port + of_piece + way) + notice_time(machine, protocol)
     hops = 2 * (machine.num_ranks - 1)
     shared = 2 if machine.num_ranks > 2 else 1
     behind = max(shared * on_port, int((passing + storing).ps) + on_port)

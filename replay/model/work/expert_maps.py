@@ -41,7 +41,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from replay.errors import UserError, shown
+from replay.errors import UserError, value_text
 from replay.model.arrays import Ints
 from replay.model.work import map_arrays
 from replay.model.work.map_arrays import LayerSlots, WhichLayer, row_of
@@ -181,7 +181,7 @@ def _unknown(document: Mapping[Any, Any]) -> UserError:
         return UserError(f"no map of experts, but {told}")
     names = ", ".join(sorted(map(str, document))[:8]) or "nothing"
     known = ", ".join((*KINDS, *map_arrays.NAMES))
-    return UserError(f"it has {shown(names)[1:-1]}; expected {known}, or a list of ranks")
+    return UserError(f"it has {value_text(names)[1:-1]}; expected {known}, or a list of ranks")
 
 
 def on_ranks(slots: LayerSlots, num_experts: int, num_ranks: int) -> tuple[Ints, Ints]:

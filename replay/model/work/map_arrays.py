@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from replay.errors import UserError, shown
+from replay.errors import UserError, value_text
 from replay.model.arrays import Ints, Ranks
 from replay.model.work.eplb import MOST_SLOTS
 
@@ -155,7 +155,7 @@ def slots_of_table(
     """
     array = _array(table) if isinstance(table, list) else None
     if array is None or not array.size:
-        raise _no_map(shown(table), num_experts, num_ranks)
+        raise _no_map(value_text(table), num_experts, num_ranks)
     form = form or _form(array, num_experts, num_ranks)
     last = {"slots": 1, "ranks": 1, "replicas": 2, "local": 2, "held": 2}.get(form)
     if last is None or array.ndim not in (last, last + 1):

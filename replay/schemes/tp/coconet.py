@@ -246,9 +246,9 @@ class CoCoNet(OverlapScheme):
         split: Split,
         ready: Tasks | None = None,
     ) -> PipelinedKernel:
-        fed = ring.fed if self._way == "ring" else nvls.fed
+        pipeline = ring.chunk_pipeline if self._way == "ring" else nvls.chunk_pipeline
         nbytes = layer.tokens * layer.row_bytes
-        return fed(
+        return pipeline(
             CollectiveCall(machine, kinds, collective, nbytes, beside=split),
             begun,
             channels=self.options.blocks,

@@ -63,7 +63,7 @@ def experiment_of(before: object, after: object, feature: str) -> AnyExperiment:
     return both[0]
 
 
-def entered(result: ResultBase) -> dict[str, Any]:
+def inputs_of(result: ResultBase) -> dict[str, Any]:
     """Everything that entered a result, by dotted name."""
     document = result.model_dump(mode="json", by_alias=True)
     found: dict[str, Any] = {"version of moereplay": document["version"]}

@@ -222,7 +222,7 @@ def _explained(one: Side, other: Side, **described: Any) -> Explanation:
             for phase in ({**spans, **other.spans_us} if spans else ())
         ],
         quantities=changed(one.numbers, other.numbers),
-        inputs=[each for each in changes_of([("", one.entered, other.entered)]) if not _is_of_the_scheme(each.what)],
+        inputs=[each for each in changes_of([("", one.inputs, other.inputs)]) if not _is_of_the_scheme(each.what)],
         **described,
     )
 
@@ -260,7 +260,7 @@ def _overhead(one: Side, other: Side) -> list[OverheadCount]:
 def _key(what: str, each_us: float, *sides: Side) -> str:
     """Value of the system that tasks of a length are of; empty for none."""
     found = (
-        key for key in VALUES.get(what, ()) for side in sides if side.entered.get(f"system.overheads.{key}") == each_us
+        key for key in VALUES.get(what, ()) for side in sides if side.inputs.get(f"system.overheads.{key}") == each_us
     )
     return next((f"overheads.{key}" for key in found), "")
 
@@ -306,7 +306,7 @@ def _row(found: CollectiveResult, name: str) -> CollectiveRow:
     return rows[name]
 
 
-def picked(path: str | Path, one: str, other: str) -> tuple[Any, Any]:
+def results_of_file(path: str | Path, one: str, other: str) -> tuple[Any, Any]:
     """Take two results out of one file.
 
     Parameters

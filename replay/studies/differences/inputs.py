@@ -29,10 +29,10 @@ RESTS_ON = ("source", "assumes", "traffic")
 """What a scheme says of itself in sentences: a revision of the scheme, if it is not the same."""
 
 
-def entered(result: ResultBase) -> dict[str, Any]:
+def inputs_of(result: ResultBase) -> dict[str, Any]:
     """Everything that entered a result, by dotted name."""
     if not isinstance(result, Result):
-        return of_any.entered(result)
+        return of_any.inputs_of(result)
     found: dict[str, Any] = {"version of moereplay": result.version}
     found |= _dotted("trace", result.trace.model_dump(mode="json"))
     found |= {"system.name": result.system.name, "system.num_gpus": result.system.num_gpus}
@@ -55,7 +55,7 @@ def entered(result: ResultBase) -> dict[str, Any]:
 
 def changes(pairs: Sequence[Pair]) -> list[Change]:
     """Changed inputs: once if it holds for all pairs, else with the pairs it holds for."""
-    return changes_of([(one.name, entered(one.before), entered(one.after)) for one in pairs])
+    return changes_of([(one.name, inputs_of(one.before), inputs_of(one.after)) for one in pairs])
 
 
 def changes_of(pairs: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]]) -> list[Change]:

@@ -17,7 +17,7 @@ from replay.experiments.collective.spec import size_text
 from replay.measure.measured import critical_path_of
 from replay.studies.differences.any_experiment import came_out
 from replay.studies.differences.gpus import of_gpus
-from replay.studies.differences.inputs import entered
+from replay.studies.differences.inputs import inputs_of
 from replay.studies.differences.outcome import numbers_of
 from replay.studies.differences.path import by_phase_and_cause, of_paths, overhead_of, paths_of, ps
 
@@ -49,7 +49,7 @@ class Side(NamedTuple):
         When each phase begins and ends.
     numbers
         What is measured or counted.
-    entered
+    inputs
         What entered, by dotted name.
     overhead
         Tasks of the path that are overhead, and how many have each length.
@@ -61,7 +61,7 @@ class Side(NamedTuple):
     gpus: Parts
     spans_us: Mapping[str, tuple[float, float]]
     numbers: Numbers
-    entered: Mapping[str, Any]
+    inputs: Mapping[str, Any]
     overhead: Mapping[tuple[str, str, float], int] = MappingProxyType({})
 
 
@@ -74,7 +74,7 @@ def side_of(experiment: AnyExperiment, result: ResultBase) -> Side:
         return _of_schedules(result, experiment.phases)
     path = {part: ps(time) for part, time in result.composed_us.items()}
     time_ps = ps(result.headline_us)
-    return Side(result.name, time_ps, path, {}, {}, came_out(result), entered(result))
+    return Side(result.name, time_ps, path, {}, {}, came_out(result), inputs_of(result))
 
 
 def _of_schedules(result: TimedResult, phases: Mapping[str, str]) -> Side:
@@ -92,7 +92,7 @@ def _of_schedules(result: TimedResult, phases: Mapping[str, str]) -> Side:
         gpus=of_gpus(result),
         spans_us=spans,
         numbers=numbers_of(result, phases),
-        entered=entered(result),
+        inputs=inputs_of(result),
         overhead=_overhead(result, phases),
     )
 
@@ -118,4 +118,4 @@ def _of_collective(result: CollectiveResult) -> Side:
     for (_, cause), time in of_paths(paths).items():
         path[ALONE, cause] = path.get((ALONE, cause), 0) + time
     numbers = {(name.removeprefix("rows.0."), unit): number for (name, unit), number in came_out(result).items()}
-    return Side(row.algorithm, ps(row.time_us), path, {}, {}, numbers, entered(result))
+    return Side(row.algorithm, ps(row.time_us), path, {}, {}, numbers, inputs_of(result))

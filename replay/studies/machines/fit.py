@@ -127,7 +127,7 @@ class MachineFit:
         lines = sum(len(part.used.rows) for part in self.parts)
         summary = f"{self.base} with {len(self.constants)} constants fitted to {lines} lines of logs"
         remarks = ["Written by `moereplay hardware fit`.", "", *map(_remark, self.parts)]
-        text = machine_file.begun(name, self.base, summary, remarks)
+        text = machine_file.head_text(name, self.base, summary, remarks)
         of = {part.name: part for part in self.parts}
         for one in sorted(self.constants, key=lambda one: one.key):
             part = of[one.table]
@@ -135,7 +135,7 @@ class MachineFit:
                 f"fitted to {len(part.used.rows)} lines of {', '.join(part.files)}, by moereplay "
                 f"hardware fit; {self.base} has {one.before:g}"
             )
-            text = machine_file.written(text, one.key, one.value, source, (one.low, one.high))
+            text = machine_file.file_text(text, one.key, one.value, source, (one.low, one.high))
         return text
 
 

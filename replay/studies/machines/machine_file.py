@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def written(text: str, key: str, value: float, source: str, spread: str | tuple[float, float] = "fitted") -> str:
+def file_text(text: str, key: str, value: float, source: str, spread: str | tuple[float, float] = "fitted") -> str:
     """Replace one constant and its source in a file's text, or add it to its section.
 
     Parameters
@@ -38,7 +38,7 @@ def written(text: str, key: str, value: float, source: str, spread: str | tuple[
     return "\n".join(lines) + "\n"
 
 
-def begun(name: str, base: str, summary: str, remarks: Sequence[str]) -> str:
+def head_text(name: str, base: str, summary: str, remarks: Sequence[str]) -> str:
     """Head of a file that takes all else from a base."""
     texts = {"base": base, "name": name, "summary": summary}
     lines = [*(f"# {_printable(one)}".rstrip() for one in remarks), ""]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from replay.errors import UserError, shown
+from replay.errors import UserError, value_text
 from replay.studies.machines.measured import SCHEMA
 
 WARM_UPS, REPEATS = 5, 20
@@ -65,7 +65,7 @@ def _number(environment: Mapping[str, str], key: str, default: int, least: int) 
     except ValueError:
         found = least - 1
     if found < least:
-        message = f"{key} must be a whole number, at least {least}, not {shown(text)}"
+        message = f"{key} must be a whole number, at least {least}, not {value_text(text)}"
         raise UserError(f"{message}; torchrun sets it, and without torchrun it is not set")
     return found
 
@@ -142,7 +142,7 @@ def measure(torch: Any, environment: Mapping[str, str] | None = None) -> dict[st
         return _measured(torch, process(environment))
     except (RuntimeError, ValueError) as error:  # CUDA's and NCCL's are of the former
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise UserError(f"hardware measure: torch says {shown(lines[0])}") from None
+        raise UserError(f"hardware measure: torch says {value_text(lines[0])}") from None
 
 
 def _measured(torch: Any, of: Process) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from replay.errors import UserError, unknown
 from replay.report.command import command_words
 from replay.studies.sweeps.claims import column_of, replayed, without_value
 from replay.studies.sweeps.points import LABEL, axes_of, check_labels, place, show
-from replay.studies.sweeps.saved import ClaimValue, FreeInput, SweptClaim, told
+from replay.studies.sweeps.saved import ClaimValue, FreeInput, SweptClaim, inputs_text
 from replay.studies.sweeps.study import Grid, Labels, Scalar, Study
 from replay.studies.sweeps.table import markdown
 from tracegen.shared.display import escape
@@ -134,7 +134,7 @@ def _varied(study: Study, number: int, grid: Grid, inputs: Mapping[str, str]) ->
                 settings = {key: value for key, value in other.items() if key != LABEL}
                 fixed, axes = _changed(fixed, axes, settings, free.at)
     columns = {claim.column for claim in grid.claims}
-    values = told(inputs) or "as stated"
+    values = inputs_text(inputs) or "as stated"
     return Variation.model_validate(
         {
             **{name: getattr(grid, name) for name in Grid.model_fields},
@@ -257,7 +257,7 @@ def free_table(claims: Sequence[SweptClaim]) -> Table:
         for one in claims
     ]
     missing = {
-        f"{told(found.inputs)}: left out, as other points can run than as stated": None
+        f"{inputs_text(found.inputs)}: left out, as other points can run than as stated": None
         for one in claims
         for found in one.found
         if found.num_missing
@@ -278,7 +278,7 @@ def section(tables: Sequence[GridTable]) -> list[str]:
         f"{escape.markdown(', '.join(one.others))}. {escape.prose(one.why)}"
         for one in free_inputs(tables)
     ]
-    corners = {told(one.inputs): None for one in variations if len(one.inputs) > 1}
+    corners = {inputs_text(one.inputs): None for one in variations if len(one.inputs) > 1}
     lines += [f"* Together: {escape.markdown(one)}." for one in corners]
     headings = [column.heading for column in table.columns]
     lines += ["", *markdown(headings, table.texts(), labels=len(headings)), ""]

@@ -36,7 +36,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from replay.errors import UserError, shown, unknown
+from replay.errors import UserError, unknown, value_text
 from replay.experiments.base.experiment import EXPERIMENTS
 from replay.experiments.base.schemed import SchemeExperiment
 from replay.schemes.registry import COMPARED, EVERY
@@ -278,7 +278,7 @@ def check_setting(experiment: str, key: str, value: Scalar, where: str) -> None:
         Saying what is possible.
     """
     if type(value) is int and abs(value) >= 2**63:  # a column of the data set has no more
-        message = f"{where}: {key} = {shown(value)}: expected a number below 2**63"
+        message = f"{where}: {key} = {value_text(value)}: expected a number below 2**63"
         raise UserError(message)
     if isinstance(value, float) and not math.isfinite(value):
         message = f"{where}: {key} = {value}: expected a finite number"

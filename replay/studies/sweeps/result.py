@@ -16,8 +16,8 @@ from replay.studies.sweeps.plan import Plan
 from replay.studies.sweeps.rows import Row
 from replay.studies.sweeps.saved import SavedSweep
 from replay.studies.sweeps.study import LAYER, Grid
-from replay.studies.sweeps.table import markdown
-from replay.studies.sweeps.tables import shown
+from replay.studies.sweeps.table import GridTable, markdown
+from replay.studies.sweeps.tables import renderables
 from replay.studies.sweeps.words import fixed_text, words
 from tracegen.shared.display import escape
 from tracegen.shared.display.frames import data_frame
@@ -110,7 +110,7 @@ class SweepResult(Exhibit):
     def shown(self) -> list[RenderableType]:
         """Title, question and tables, as a terminal draws them."""
         said = [line for head, lines in answers(self.races()) for line in (head, *lines)]
-        return shown(self.plan.study, self.plan.tables, said)
+        return renderables(self.plan.study, self.plan.tables, said)
 
     def text(self) -> str:
         """The same as plain text, in lines as long as they need to be."""
@@ -134,14 +134,14 @@ class SweepResult(Exhibit):
     def markdown(self) -> str:
         """The tables with question, settings and notes as Markdown."""
         study = self.plan.study
-        lines = [f"# {escape.markdown(study.title)}", "", *_paragraphs(study.question)]
+        lines = [f"# {escape.markdown(study.title)}", "", *_paragraphs(f"For those who ask: {study.question.strip()}")]
         lines += [escape.code(f"moereplay sweep {study.name} -o FOLDER"), ""]
         lines += self.answers()
         lines += _paragraphs(study.notes)
+        common, each = fixed_lines(self.plan.tables)
+        lines += [common, ""] if common else []
         lines += section(self.plan.tables)
-        for table in self.plan.tables:
-            if isinstance(table.grid, Variation):
-                continue
+        for table, fixed in zip(own_tables(self.plan.tables), each, strict=True):
             headings, rows, notes = table.lines()
             headings = [words(one) if one in table.axes else one for one in headings]
             labels = len(table.axes) - (table.grid.across is not None)
@@ -153,15 +153,29 @@ class SweepResult(Exhibit):
             if table.grid.claims:
                 lines += [*markdown(HEADINGS, claim_lines(table), labels=NUM_LABELS), ""]
             lines += _paragraphs(table.grid.notes)
-            fixed = fixed_text(table.grid.fixed)
-            seeds = ", ".join(map(str, table.grid.seeds))
-            if seeds:
-                fixed += f"; mean (least-largest) over seeds {seeds}"
-            if table.grid.experiment != LAYER:
-                title = EXPERIMENTS[table.grid.experiment].title
-                fixed = f"{title}{', ' * bool(fixed)}{fixed}"
-            lines += [f"Fixed: {escape.markdown(fixed)}.", ""] if fixed else []
+            lines += [fixed, ""] if fixed else []
         return "\n".join(lines)
+
+
+def own_tables(tables: Sequence[GridTable]) -> list[GridTable]:
+    """Tables of a study, without those that vary free inputs."""
+    return [one for one in tables if not isinstance(one.grid, Variation)]
+
+
+def fixed_lines(tables: Sequence[GridTable]) -> tuple[str, list[str]]:
+    """Markdown of the settings that all tables share, and of those that each has besides."""
+    grids = [one.grid for one in own_tables(tables)]
+    shared = grids[0].fixed if len(grids) > 1 else {}
+    common = {key: value for key, value in shared.items() if all(one.fixed.get(key) == value for one in grids)}
+    lines = []
+    for grid in grids:
+        parts = [EXPERIMENTS[grid.experiment].title] if grid.experiment != LAYER else []
+        text = fixed_text({key: value for key, value in grid.fixed.items() if key not in common})
+        fixed = ", ".join([*parts, text] if text else parts)
+        seeds = ", ".join(map(str, grid.seeds))
+        fixed += f"{'; ' * bool(fixed)}mean (least-largest) over seeds {seeds}" if seeds else ""
+        lines.append(f"Fixed: {escape.markdown(fixed)}." if fixed else "")
+    return (f"Fixed in all tables: {escape.markdown(fixed_text(common))}." if common else ""), lines
 
 
 def _inputs(grid: Grid) -> dict[str, Any]:

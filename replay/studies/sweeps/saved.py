@@ -78,7 +78,7 @@ class ClaimValue(_Read):
     num_missing: int
 
 
-def told(inputs: Mapping[str, str]) -> str:
+def inputs_text(inputs: Mapping[str, str]) -> str:
     """Values of free inputs in one line; empty for those that are stated."""
     return "; ".join(f"{name}: {label}" for name, label in inputs.items())
 
@@ -126,7 +126,7 @@ class SweptClaim(_Read):
         """A number, and the values that it is of."""
         if found is None:
             return "-"
-        values = f" ({told(found.inputs)})" if of and found.inputs else ""
+        values = f" ({inputs_text(found.inputs)})" if of and found.inputs else ""
         return f"{found.value:,.{self.digits}f}{values}"
 
     def _shown(self, found: ClaimValue) -> float:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tracegen.shared.display.content import Cell
 
 
-def shown(study: Study, tables: Sequence[GridTable], answers: Sequence[str] = ()) -> list[RenderableType]:
+def renderables(study: Study, tables: Sequence[GridTable], answers: Sequence[str] = ()) -> list[RenderableType]:
     """Title, question, answers, and the tables of a study."""
     from rich.text import Text
 

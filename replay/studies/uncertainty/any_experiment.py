@@ -29,7 +29,7 @@ from replay.experiments.base.schemed import SchemeExperiment
 from replay.experiments.layer.experiment import EXPERIMENT as LAYER
 from replay.experiments.layer.result import Comparison
 from replay.experiments.layer.setup import load_trace
-from replay.studies.uncertainty.assess import EVERYTHING, assess, held
+from replay.studies.uncertainty.assess import EVERYTHING, assess, spread_notes
 from replay.studies.uncertainty.bands import Draw, DrawnResult, check, summary
 from replay.studies.uncertainty.draws import deviation
 from replay.studies.uncertainty.sureness import Race, Sureness
@@ -213,7 +213,7 @@ class _Again:
         UserError
             If what made a result cannot be found again.
         """
-        notes = held(self.machines[0])
+        notes = spread_notes(self.machines[0])
         if other := getattr(self.results[0].spec, "prefill_system", None):
             notes.append(f"held: the values of {other}, which prefills")
         changed = [one.name for one, setup in zip(self.results, self.setups, strict=True) if setup.run_id != one.run_id]

@@ -93,7 +93,7 @@ def assess(
     if system is None:
         system = _system_of(compared.results[0])
     known = [*schemes, *_from_files(compared.results, schemes, allow_code=allow_code)]
-    notes = held(system) if "hardware" in chosen else []
+    notes = spread_notes(system) if "hardware" in chosen else []
     if "routing" in chosen and (reason := routing.why_not(trace)):
         if chosen == ["routing"]:
             raise UserError(reason)
@@ -104,7 +104,7 @@ def assess(
     return compared.model_copy(update={"uncertainty": summary(_rows(results), found, seed, chosen, notes)})
 
 
-def held(system: System) -> list[str]:
+def spread_notes(system: System) -> list[str]:
     """Say which values of a machine no draw changes though nothing says that they are exact."""
     silent = ", ".join(machines.unstated(system.spec))
     return [f"held, as {system.name} states no spread of them: {silent}"] if silent else []

@@ -62,7 +62,7 @@ def lines(table: MeasurementTable, changes: Mapping[str, Sequence[str]], bench: 
     ]
 
 
-def shown(table: MeasurementTable, lines: list[list[str]]) -> Shown:
+def terminal_table(table: MeasurementTable, lines: list[list[str]]) -> Shown:
     """The same for a terminal."""
     columns = [Column(heading, form="s") for heading in lines[0]]
     return Shown(f"{table.name}-at", table.title, columns, lines[1:])

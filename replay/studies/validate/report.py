@@ -54,7 +54,7 @@ def markdown_table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(markdown(COLUMNS, error_rows(outcomes), labels=NUM_LABELS)) + "\n"
 
 
-def shown(outcomes: Sequence[Outcome]) -> list[Table]:
+def error_tables(outcomes: Sequence[Outcome]) -> list[Table]:
     """Errors by table and part, and the rows that are furthest off."""
     errors: list[tuple[Cell, ...]] = []
     worst: list[tuple[Cell, ...]] = []

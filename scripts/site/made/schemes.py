@@ -255,7 +255,7 @@ def _buffers(scheme: Scheme) -> str:
 
 
 def _options(options: Any, name: str, scheme: Scheme | None = None) -> str:
-    from replay.cli.schemes import shown
+    from replay.cli.schemes import option_text
     from replay.schemes.options import about
 
     found = about(options)
@@ -266,7 +266,7 @@ def _options(options: Any, name: str, scheme: Scheme | None = None) -> str:
         tried = scheme.candidates.get(one.name, ()) if scheme else ()
         tuned = f" `--tune` tries {', '.join(map(str, tried))}." if tried else ""
         values = one.values[:1].upper() + one.values[1:]
-        possible = f"{escaped(values)}. Default: {code(shown(one))}.{tuned}"
+        possible = f"{escaped(values)}. Default: {code(option_text(one))}.{tuned}"
         source = f" Default from: {escaped(one.source)}." if one.source else ""
         sentences = [escaped(one.help), f"[{possible}]{{.possible}}{source}"]
         lines.append(entry(one.name, anchor_of(name, "option", one.name), sentences))

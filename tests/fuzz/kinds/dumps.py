@@ -39,7 +39,7 @@ OPTIONS = [
 
 
 def samples() -> dict[str, Any]:
-    """Inputs of the table of IMPORTERS.md, by name."""
+    """Inputs of the importers' tests, by name."""
     if str(_FOLDER) not in sys.path:
         sys.path.insert(0, str(_FOLDER))
     import kinds

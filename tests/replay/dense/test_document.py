@@ -29,9 +29,11 @@ def test_closed_forms_are_those_of_the_code() -> None:
         assert cells == forms, name
 
 
-def test_every_scheme_has_a_section() -> None:
-    headings = ", ".join(re.findall(r"^### (.+)$", TEXT, re.MULTILINE))
-    assert set(SCHEMES) <= set(re.split(r"[ ,()]+", headings))
+def test_every_scheme_stands_in_the_table_with_its_module() -> None:
+    section = TEXT.partition("## Schemes\n")[2].partition("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| `")]
+    assert set(SCHEMES) <= {name for cells in rows for name in re.findall(r"`([\w-]+)`", cells[0])}
+    assert all("](" in cells[2] for cells in rows)
 
 
 def test_mentioned_files_exist() -> None:

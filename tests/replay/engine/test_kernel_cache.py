@@ -277,12 +277,12 @@ def test_a_numba_that_nobody_has_tried_compiles_by_its_own_means(monkeypatch: py
     monkeypatch.delenv("MOEREPLAY_COMPILER", raising=False)
     for release, name in (("0.61.0", "quick"), ("0.68.1", "quick"), ("0.60.2", "standard"), ("1.0.0rc1", "standard")):
         monkeypatch.setattr(compiling, "numba_version", release)
-        assert compiling.chosen() == name
+        assert compiling.compiler_name() == name
     monkeypatch.setenv("MOEREPLAY_COMPILER", "quick")
-    assert compiling.chosen() == "quick"
+    assert compiling.compiler_name() == "quick"
     monkeypatch.setenv("MOEREPLAY_COMPILER", "fast")
     with pytest.raises(UserError, match="MOEREPLAY_COMPILER is 'fast'; it is quick or standard, or not set"):
-        compiling.chosen()
+        compiling.compiler_name()
 
 
 # --- Installations that cannot be written to: permissions bind nobody who is root ---------------

@@ -26,7 +26,7 @@ from replay.report.pages import page
 from replay.report.text import render
 from replay.schemes import find
 from replay.studies.differences.diff import diff
-from replay.studies.differences.explanation import explain, pick, picked
+from replay.studies.differences.explanation import explain, pick, results_of_file
 from replay.studies.differences.page import difference_tables
 from replay.studies.sweeps.plan import plan_sweep
 from replay.studies.sweeps.run import sweep
@@ -493,7 +493,7 @@ def test_a_file_is_explained_by_the_names_in_it(name: str, tmp_path: Path) -> No
         explain(said, two_of(name)[0])
     assert all(one in str(refused.value) for one in names)
     with pytest.raises(UserError, match=r"unknown \w+ 'colour'"):
-        picked(said, "colour", names[0])
+        results_of_file(said, "colour", names[0])
 
 
 @pytest.mark.parametrize("name", [one for one in EXPERIMENTS if one not in EXPLAINED])

@@ -57,7 +57,9 @@ def test_each_kernel_waits_for_the_one_before(stack: str) -> None:
 def test_the_document_has_the_tables_of_today() -> None:
     """Where this fails, ``python -m`` of `deepep_layer` prints them for LAYER.md."""
     text = (resources.files("replay.schemes.ep.deepep") / "LAYER.md").read_text("utf-8")
-    for name, table in deepep_layer.tables().items():
+    made = deepep_layer.tables()
+    for name in ("vllm", "backward"):
+        table = made[name]
         documented = text.partition(f"<!-- {name} -->\n")[2].partition(f"\n<!-- /{name} -->")[0]
         for line, today in zip(documented.splitlines(), table.splitlines(), strict=True):
             found, wanted = ([cell.strip() for cell in row.split("|")] for row in (line, today))

@@ -362,11 +362,11 @@ def test_head_and_loss_take_their_operations_and_bytes(plain: StepParts) -> None
 
 def test_a_chunk_has_its_layers_and_its_ends() -> None:
     plan = ParallelPlan(**BASE)
-    first = copies.held(SHAPE, plan, range(2), first=True, last=False)
+    first = copies.chunk_parameters(SHAPE, plan, range(2), first=True, last=False)
     layers = [of_layer(SHAPE, number, 1, 4) for number in range(2)]
     assert first.dense == sum(one.without_experts for one in layers) + of_embedding(SHAPE)
     assert first.experts == layers[1].experts
-    last = copies.held(SHAPE, plan, range(2, 4), first=False, last=True)
+    last = copies.chunk_parameters(SHAPE, plan, range(2, 4), first=False, last=True)
     two = sum(of_layer(SHAPE, number, 1, 4).without_experts for number in (2, 3))
     assert last.dense == two + of_head(SHAPE)
 
@@ -375,10 +375,10 @@ def test_a_tied_head_is_a_copy_of_the_embedding_on_another_stage_alone() -> None
     tied, plan = SHAPE.model_copy(update={"tied_embeddings": True}), ParallelPlan(**BASE)
     layers = sum(of_layer(tied, number, 1, 4).without_experts for number in range(4))
     embedding = 32_000 * 2048
-    one = copies.held(tied, plan, range(4), first=True, last=True)
+    one = copies.chunk_parameters(tied, plan, range(4), first=True, last=True)
     assert one.dense == layers + embedding
     ends = [
-        copies.held(tied, plan, mine, first=not number, last=bool(number)).dense
+        copies.chunk_parameters(tied, plan, mine, first=not number, last=bool(number)).dense
         for number, mine in enumerate((range(2), range(2, 4)))
     ]
     assert sum(ends) == layers + 2 * embedding
@@ -387,7 +387,7 @@ def test_a_tied_head_is_a_copy_of_the_embedding_on_another_stage_alone() -> None
 def test_gradients_and_weights_go_round_once(plain: StepParts) -> None:
     """Of the dense weights, since four GPUs have all experts once."""
     plan = ParallelPlan(**BASE)
-    of = copies.held(SHAPE, plan, range(3), first=True, last=False)
+    of = copies.chunk_parameters(SHAPE, plan, range(3), first=True, last=False)
     through = 3 / 4 * of.dense / 450e9  # of a port of H100's
     assert 4 * through < plain.synchronise[0, 3] / 1e12 < 2.2 * 4 * through
     adam = (of.dense / 4 + of.experts) * 34 / 3.35e12

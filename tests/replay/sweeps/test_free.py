@@ -20,7 +20,7 @@ from replay.studies.sweeps.plan import plan_sweep
 from replay.studies.sweeps.points import points_of
 from replay.studies.sweeps.result import SweepResult
 from replay.studies.sweeps.run import sweep
-from replay.studies.sweeps.saved import ClaimValue, SweptClaim, told
+from replay.studies.sweeps.saved import ClaimValue, SweptClaim, inputs_text
 from replay.studies.sweeps.study import Study, parse_study
 
 STUDY = """
@@ -355,7 +355,7 @@ def test_free_inputs_of_shipped_studies_say_why_and_each_value_changes_a_replay(
     asked: dict[tuple[str, int], list[object]] = {}
     for point in points_of(free):
         grid = free.grids[point.grid]
-        at = (told(getattr(grid, "inputs")), getattr(grid, "of"))  # noqa: B009
+        at = (inputs_text(getattr(grid, "inputs")), getattr(grid, "of"))  # noqa: B009
         asked.setdefault(at, []).append(sorted(point.settings.items(), key=str))
     for values in {values for values, _ in asked if values}:
         grids = [of for told_of, of in asked if told_of == values]

@@ -826,7 +826,7 @@ def test_a_page_that_is_written_by_hand_names_its_study_and_all_its_labels(name:
     assert f"`moereplay sweep {name} -o FOLDER`" in shipped
     tables = [GridTable(asked, number) for number in range(len(asked.grids))]
     if name not in BY_HAND:
-        assert f"# {asked.title}\n\n{asked.question.strip()}\n" in shipped
+        assert f"# {asked.title}\n\nFor those who ask: {asked.question.strip()}\n" in shipped
         axes = [choices for table in tables for choices in table.axes.values()]
         assert all(one.label in shipped for choices in axes for one in choices)
     assert len(points_of(asked)) > 10

@@ -30,7 +30,7 @@ from replay.experiments.trace.experiment import EXPERIMENT
 from replay.experiments.trace.page import layers_plot
 from replay.experiments.trace.result import TraceComparison, TraceResult
 from replay.experiments.trace.spec import TraceSpec
-from replay.experiments.trace.steps import chosen, normal_form
+from replay.experiments.trace.steps import normal_form, step_numbers
 from replay.experiments.trace.tables import layer_means, layers_table, times_table
 from replay.report.pages import page
 from tracegen.generate import generate
@@ -75,9 +75,9 @@ def test_a_range_is_a_slice_within_the_trace(begin: int | None, end: int | None,
     assert normal_form(form) == form
     if (begin or 0) >= number or (end or 0) > number:
         with pytest.raises(UserError, match=rf"the trace has {number} .*0\.\.{number - 1}"):
-            chosen(form, number)
+            step_numbers(form, number)
     else:
-        assert chosen(form, number) == (list(range(number))[begin:end:each], None)
+        assert step_numbers(form, number) == (list(range(number))[begin:end:each], None)
 
 
 @given(st.lists(st.integers(0, 60), min_size=2), st.integers(1, 80))
@@ -85,15 +85,15 @@ def test_a_list_is_its_steps_in_order(steps: list[int], number: int) -> None:
     form = normal_form(", ".join(map(str, steps)))
     assert normal_form(form) == form
     if max(steps) < number:
-        assert chosen(form, number) == (sorted(set(steps)), None)
+        assert step_numbers(form, number) == (sorted(set(steps)), None)
     else:
         with pytest.raises(UserError, match=f"the trace has {number}"):
-            chosen(form, number)
+            step_numbers(form, number)
 
 
 @given(st.integers(2, 60), st.integers(1, 60))
 def test_a_sample_is_of_all_stretches(wanted: int, number: int) -> None:
-    steps, sample = chosen(f"sample:{wanted}", number)
+    steps, sample = step_numbers(f"sample:{wanted}", number)
     if wanted >= number:
         assert (steps, sample) == (list(range(number)), None)
         return

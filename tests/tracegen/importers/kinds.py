@@ -1,4 +1,4 @@
-"""Rows of the table of IMPORTERS.md: inputs by the name that they have in it."""
+"""Kinds of input that people have, by name, and what the import makes of each."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,13 +21,15 @@ class Kind(NamedTuple):
 
 
 KINDS: dict[str, Callable[[Path], Kind]] = {}
+GIVES: dict[str, str] = {}
+"""`read` or `refused`, by kind; behind a colon a sentence that is printed."""
 
 
-def kind(name: str) -> Callable[[Callable[[Path], Kind]], Callable[[Path], Kind]]:
-    """Name a row of the table."""
+def kind(name: str, gives: str) -> Callable[[Callable[[Path], Kind]], Callable[[Path], Kind]]:
+    """Name an input, and say what it gives."""
 
     def named(make: Callable[[Path], Kind]) -> Callable[[Path], Kind]:
-        KINDS[name] = make
+        KINDS[name], GIVES[name] = make, gives
         return make
 
     return named

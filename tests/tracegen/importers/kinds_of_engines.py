@@ -1,4 +1,4 @@
-"""Rows of the table of IMPORTERS.md that engines and trainers give."""
+"""Inputs that engines and trainers write."""
 
 import gzip
 import json
@@ -58,33 +58,38 @@ def csv(folder: Path, passes: list[int], lines: int | None = None, outputs: bool
     return Kind([folder / "moe_trace.csv"], ids, "llama.cpp")
 
 
-@kind("llama.cpp: layer,expert of moe-trace")
+@kind("llama.cpp: layer,expert of moe-trace", "read")
 def _(folder: Path) -> Kind:
     return csv(folder, [8, 1, 1, 1, 1])
 
 
-@kind("llama.cpp: layer,expert of moe-trace, cut")
+@kind("llama.cpp: layer,expert of moe-trace, cut", "refused: layers of pass 1 have {0: 4, 1: 3} tokens")
 def _(folder: Path) -> Kind:
     return csv(folder, [8, 4], lines=-TOPK)
 
 
-@kind("llama.cpp: layer,expert of moe-trace, the last layer of outputs alone")
+@kind(
+    "llama.cpp: layer,expert of moe-trace, the last layer of outputs alone", "read: 7 of 12 tokens lack the last layer"
+)
 def _(folder: Path) -> Kind:
     return csv(folder, [8, 1, 1, 1, 1], outputs=True)
 
 
-@kind("llama.cpp: layer,expert of moe-trace, without topk")
+@kind(
+    "llama.cpp: layer,expert of moe-trace, without topk",
+    "refused: the dump does not say how many experts a token has: give --model or --topk",
+)
 def _(folder: Path) -> Kind:
     return csv(folder, [8, 4])._replace(options={"topk": None})
 
 
-@kind("llama.cpp: layer,expert with a layer below 0")
+@kind("llama.cpp: layer,expert with a layer below 0", "refused: each is there once, from 0 to 65535")
 def _(folder: Path) -> Kind:
     (folder / "moe_trace.csv").write_text("layer,expert\n-1,1\n-1,2\n-1,3\n", "utf-8")
     return Kind([folder / "moe_trace.csv"], format="llama.cpp")
 
 
-@kind("llama.cpp: layer,expert with capitals, blank lines and other ends of lines")
+@kind("llama.cpp: layer,expert with capitals, blank lines and other ends of lines", "read")
 def _(folder: Path) -> Kind:
     given = csv(folder, [8, 1, 1, 1, 1])
     text = given.paths[0].read_text("utf-8").replace("layer,expert", "Layer, Expert")
@@ -92,7 +97,7 @@ def _(folder: Path) -> Kind:
     return given
 
 
-@kind("llama.cpp: phase,token,layer,rank,expert")
+@kind("llama.cpp: phase,token,layer,rank,expert", "read")
 def _(folder: Path) -> Kind:
     told = ["phase,token,layer,rank,expert"]
     for (token, layer, slot), expert in np.ndenumerate(IDS):
@@ -101,13 +106,16 @@ def _(folder: Path) -> Kind:
     return Kind([folder / "r.csv"], IDS, "llama.cpp")
 
 
-@kind("llama.cpp: another header")
+@kind(
+    "llama.cpp: another header",
+    "refused: layer,expert (moe-trace), phase,token,layer,rank,expert, or pass,token,layer,e0,...[,w0,...]",
+)
 def _(folder: Path) -> Kind:
     (folder / "r.csv").write_text("pos,layer,e0\n0,0,1\n", "utf-8")
     return Kind([folder / "r.csv"], IDS, "llama.cpp")
 
 
-@kind("NeMo-Gym: turns of an agent, with NeMo-RL's text of an array")
+@kind("NeMo-Gym: turns of an agent, with NeMo-RL's text of an array", "read")
 def _(folder: Path) -> Kind:
     padded = np.concatenate([IDS, FILLER])
     turn = {
@@ -118,35 +126,35 @@ def _(folder: Path) -> Kind:
     return vllm(folder, {"output": [{"type": "function_call"}, turn]})
 
 
-@kind("NeMo-RL: a batch padded with the first experts")
+@kind("NeMo-RL: a batch padded with the first experts", "read: 4 rows were dropped: padding of a rectangular tensor.")
 def _(folder: Path) -> Kind:
     whole = np.concatenate([IDS, np.repeat(FILLER, 4, axis=0)])[None]
     np.save(folder / "r.npy", whole)
     return Kind([folder / "r.npy"], IDS, "rollout")
 
 
-@kind("NVIDIA Dynamo: nvext")
+@kind("NVIDIA Dynamo: nvext", "read")
 def _(folder: Path) -> Kind:
     return sglang(folder, {"choices": [{}], "usage": USAGE, "nvext": {"routed_experts": raw(IDS)}})
 
 
-@kind("prime-rl: data, shape and dtype")
+@kind("prime-rl: data, shape and dtype", "read")
 def _(folder: Path) -> Kind:
     payload = {"data": raw(IDS, "<u2"), "shape": list(IDS.shape), "dtype": "uint16"}
     return vllm(folder, {"choices": [{"routed_experts": payload}], "usage": USAGE})
 
 
-@kind("SGLang: a batch of /generate in one line")
+@kind("SGLang: a batch of /generate in one line", "read")
 def _(folder: Path) -> Kind:
     return sglang(folder, [{"meta_info": meta()}, {"meta_info": meta()}], ids=np.tile(IDS, (2, 1, 1)))
 
 
-@kind("SGLang: a prompt alone")
+@kind("SGLang: a prompt alone", "read")
 def _(folder: Path) -> Kind:
     return sglang(folder, {"meta_info": meta(prompt_tokens=TOKENS + 1, completion_tokens=0)})
 
 
-@kind("SGLang: a stream of /v1/chat/completions")
+@kind("SGLang: a stream of /v1/chat/completions", "read")
 def _(folder: Path) -> Kind:
     chunk = {"id": "c", "object": "chat.completion.chunk"}
     last = {**chunk, "choices": [], "sglext": {"routed_experts": raw(IDS)}}
@@ -155,30 +163,30 @@ def _(folder: Path) -> Kind:
     return Kind(paths, IDS, "sglang", LAYERED)
 
 
-@kind("SGLang: a stream of /generate")
+@kind("SGLang: a stream of /generate", "read")
 def _(folder: Path) -> Kind:
     begun = {"id": "a", "prompt_tokens": PROMPT, "completion_tokens": 1}
     return Kind(streamed(folder, {"meta_info": begun}, {"meta_info": meta()}), IDS, "sglang", LAYERED)
 
 
-@kind("SGLang: a stream that was cut")
+@kind("SGLang: a stream that was cut", "refused: a stream has them in its last chunk: was it cut?")
 def _(folder: Path) -> Kind:
     begun = {"id": "a", "prompt_tokens": PROMPT, "completion_tokens": 1}
     return Kind(streamed(folder, {"meta_info": begun}), IDS, "sglang", LAYERED)
 
 
-@kind("SGLang: several choices, with meta_info each")
+@kind("SGLang: several choices, with meta_info each", "read")
 def _(folder: Path) -> Kind:
     choices = [{"meta_info": meta()}, {"meta_info": meta(IDS[:9], completion_tokens=2)}]
     return sglang(folder, {"choices": choices}, ids=np.concatenate([IDS, IDS[:9]]))
 
 
-@kind("SGLang: several choices, with sglext")
+@kind("SGLang: several choices, with sglext", "read: 1 responses have several choices and the ids of one")
 def _(folder: Path) -> Kind:
     return sglang(folder, {"choices": [{}, {}], "sglext": {"routed_experts": raw(IDS)}})
 
 
-@kind("SGLang: turns, each with its request")
+@kind("SGLang: turns, each with its request", "read")
 def _(folder: Path) -> Kind:
     turns = [
         {
@@ -193,43 +201,43 @@ def _(folder: Path) -> Kind:
     return sglang(folder, *turns)
 
 
-@kind("SGLang: uint8, and nothing says so")
+@kind("SGLang: uint8, and nothing says so", "refused: the 12 rows that are due if their type is uint8")
 def _(folder: Path) -> Kind:
     return sglang(folder, {"meta_info": meta(kind="u1")})
 
 
-@kind("SGLang: uint8, as routed_experts_dtype says")
+@kind("SGLang: uint8, as routed_experts_dtype says", "read")
 def _(folder: Path) -> Kind:
     return sglang(folder, {"meta_info": meta(kind="u1", routed_experts_dtype="uint8")})
 
 
-@kind("TensorRT-LLM: outputs of its Python interface")
+@kind("TensorRT-LLM: outputs of its Python interface", "read")
 def _(folder: Path) -> Kind:
     answer = {"token_ids": [1] * (TOKENS + 1 - PROMPT), "routed_experts": IDS.tolist()}
     output = {"prompt_token_ids": [1] * PROMPT, "outputs": [answer]}
     return Kind(written(folder, output), IDS, "tensorrt-llm")
 
 
-@kind("verifiers: a trajectory")
+@kind("verifiers: a trajectory", "read")
 def _(folder: Path) -> Kind:
     payload = {"data": raw(IDS, "u1"), "shape": list(IDS.shape), "start": 0}
     tokens = {"prompt_ids": [1] * PROMPT, "completion_ids": [1] * (TOKENS + 1 - PROMPT)}
     return vllm(folder, {"trajectory": [{"tokens": {**tokens, "routed_experts": payload}}]})
 
 
-@kind("vLLM: a chat that was streamed")
+@kind("vLLM: a chat that was streamed", "refused: It streams them from /inference/v1/generate alone")
 def _(folder: Path) -> Kind:
     chunk = {"id": "c", "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {}}]}
     return Kind(streamed(folder, chunk), IDS, "vllm")
 
 
-@kind("vLLM: a prompt alone")
+@kind("vLLM: a prompt alone", "read")
 def _(folder: Path) -> Kind:
     entry = {"choices": [{"routed_experts": None}], "prompt_routed_experts": text64(npy(IDS))}
     return vllm(folder, entry)
 
 
-@kind("vLLM: a stream of /inference/v1/generate")
+@kind("vLLM: a stream of /inference/v1/generate", "read")
 def _(folder: Path) -> Kind:
     one = {"request_id": "g", "choices": [{"index": 0, "token_ids": [7]}]}
     last = {"index": 0, "token_ids": [8] * (TOKENS - PROMPT), "routed_experts": text64(npy(IDS))}
@@ -237,14 +245,14 @@ def _(folder: Path) -> Kind:
     return Kind(streamed(folder, *chunks), IDS, "vllm")
 
 
-@kind("vLLM: lines of JSON in a file named .json")
+@kind("vLLM: lines of JSON in a file named .json", "read")
 def _(folder: Path) -> Kind:
     choice = {"routed_experts": text64(npy(IDS.astype(np.uint8)))}
     entry = {"choices": [choice], "usage": USAGE}
     return Kind(written(folder, entry, entry, name="r.json"), np.tile(IDS, (2, 1, 1)), "vllm")
 
 
-@kind("vLLM: outputs of LLM.generate as JSON, two answers")
+@kind("vLLM: outputs of LLM.generate as JSON, two answers", "read")
 def _(folder: Path) -> Kind:
     answers = [
         {"index": 0, "token_ids": [1] * (TOKENS + 1 - PROMPT), "routed_experts": IDS.tolist()},
@@ -254,24 +262,24 @@ def _(folder: Path) -> Kind:
     return vllm(folder, entry, ids=np.concatenate([IDS, IDS[:PROMPT]]))
 
 
-@kind("vLLM: raw bytes")
+@kind("vLLM: raw bytes", "refused: Then give --format sglang")
 def _(folder: Path) -> Kind:
     return vllm(folder, {"choices": [{"routed_experts": raw(IDS)}]})
 
 
-@kind("vLLM: the printed text of an array")
+@kind("vLLM: the printed text of an array", "refused: routed experts are the printed text of an array")
 def _(folder: Path) -> Kind:
     return vllm(folder, {"choices": [{"routed_experts": str(IDS + EXPERTS)}]})
 
 
-@kind("rollout: a list of tensors, of requests of unequal length")
+@kind("rollout: a list of tensors, of requests of unequal length", "read")
 def _(folder: Path) -> Kind:
     torch = pytest.importorskip("torch", reason="pip install 'moereplay[capture]'")
     torch.save([torch.from_numpy(IDS[:PROMPT]), torch.from_numpy(IDS[PROMPT:])], folder / "r.pt")
     return Kind([folder / "r.pt"], format="rollout")
 
 
-@kind("rollout: samples, with lengths of some responses")
+@kind("rollout: samples, with lengths of some responses", "refused: columns with an entry for each sample are expected")
 def _(folder: Path) -> Kind:
     torch = pytest.importorskip("torch", reason="pip install 'moereplay[capture]'")
     ids = [torch.from_numpy(IDS[:PROMPT]), torch.from_numpy(IDS[PROMPT:])]
@@ -281,7 +289,7 @@ def _(folder: Path) -> Kind:
     return Kind([folder / "r.pt"], format="rollout")
 
 
-@kind("`.jsonl.gz` of Megatron-LM")
+@kind("`.jsonl.gz` of Megatron-LM", "read")
 def _(folder: Path) -> Kind:
     ids = np.sort(IDS, axis=2)
     (path,) = megatron_files(folder / "m", {(0, 0): ids})
@@ -290,32 +298,37 @@ def _(folder: Path) -> Kind:
     return Kind([packed], ids, "megatron")
 
 
-@kind("a folder of Megatron-LM")
+@kind("a folder of Megatron-LM", "read")
 def _(folder: Path) -> Kind:
     ids = np.sort(IDS, axis=2)
     megatron_files(folder / "m", {(0, rank): ids[6 * rank :][:6] for rank in (0, 1)})
     return Kind([folder / "m"], ids, "megatron", {"pp": 1})
 
 
-@kind("ranks, of which the last had no token")
+@kind(
+    "ranks, of which the last had no token",
+    "refused: 16 experts are not dealt evenly to 3 GPUs: how many were there, with those that had no token?",
+)
 def _(folder: Path) -> Kind:
     return Kind(npz(folder, expert_ids=IDS, rank=np.arange(TOKENS) % 3, request=range(TOKENS)))
 
 
-@kind("ranks, of which the last had no token, and their number")
+@kind("ranks, of which the last had no token, and their number", "read")
 def _(folder: Path) -> Kind:
     ranks = {"rank": np.arange(TOKENS) // 4, "num_ranks": 8}
     return Kind(npz(folder, expert_ids=IDS, request=range(TOKENS), step=[0] * TOKENS, **ranks))
 
 
-@kind("ranks with equal routes and requests of their own")
+@kind(
+    "ranks with equal routes and requests of their own", "read: How many GPUs there were is not recorded: 2 were taken"
+)
 def _(folder: Path) -> Kind:
     ids = np.concatenate([IDS[:3], IDS[:3]])
     columns = {"rank": [0] * 3 + [1] * 3, "request": range(6), "step": [0] * 6}
     return Kind(npz(folder, expert_ids=ids, **columns), ids)
 
 
-@kind("ranks with equal routes and nothing else")
+@kind("ranks with equal routes and nothing else", "read: 2 ranks saw the tokens of 1 (tensor parallelism)")
 def _(folder: Path) -> Kind:
     ids = np.concatenate([IDS, IDS])
     return Kind(npz(folder, expert_ids=ids, rank=np.repeat([0, 1], TOKENS)))

@@ -20,7 +20,7 @@ from typing import Any, Protocol, Self
 from replay.errors import UnreadableError, UserError
 from replay.experiments.base.crews.store import Failure, PointOutcome, point_text
 from replay.experiments.base.estimate import UnfitError
-from replay.schemes.outside import AllowCode, SchemeFailure, said
+from replay.schemes.outside import AllowCode, SchemeFailure, error_text
 
 MOST_FRAMES = 8  # of a traceback that are kept
 
@@ -196,4 +196,4 @@ def _failure(error: Exception) -> Failure:
     frames = traceback.extract_tb(raised.__traceback__)[-MOST_FRAMES:]
     where = tuple(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames)
     kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-    return Failure(kind + said(error), where, platform.node())
+    return Failure(kind + error_text(error), where, platform.node())

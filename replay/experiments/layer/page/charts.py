@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from replay.experiments.base.names import row_names
-from replay.experiments.layer.tables.memory import buffer_bytes, fullest, held
+from replay.experiments.layer.tables.memory import buffer_bytes, fullest, memory_rows
 from replay.experiments.layer.tables.times import BOUNDS, bounds_us, count, time_us, unit_of
 from replay.experiments.layer.tables.tokens import slowest_layer
 from replay.experiments.layer.tables.wires import wire_bytes
@@ -263,7 +263,7 @@ def latency_plot(results: Sequence[Result]) -> Plot | None:
 
 def memory_bars(results: Sequence[Result]) -> Bars | None:
     """Device memory by what holds it, of the GPU that needs most."""
-    names, found = held(results)
+    names, found = memory_rows(results)
     if not found:
         return None
     sizes = [

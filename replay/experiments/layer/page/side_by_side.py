@@ -18,7 +18,7 @@ from replay.report.comparisons import label
 from replay.report.pages import filled_page, page, there
 from replay.report.provenance import entered_table
 from replay.studies.differences.any_experiment import experiment_of, loaded
-from replay.studies.differences.inputs import changes, changes_of, entered
+from replay.studies.differences.inputs import changes, changes_of, inputs_of
 from replay.studies.differences.page import inputs_table
 from replay.studies.differences.pairs import ResultPairs, pair
 from replay.studies.differences.parts import Change
@@ -81,7 +81,7 @@ def side_by_side(names: Sequence[str], given: Sequence[Any], command: str = "") 
     experiment_of(before, after, "report")
     pages = [page(one) for one in given]
     paired = _paired(before, after)
-    found = changes(paired.pairs) if _timed(given) else changes_of([("", entered(before), entered(after))])
+    found = changes(paired.pairs) if _timed(given) else changes_of([("", inputs_of(before), inputs_of(after))])
     times = time_rows(paired, given) if _timed(given) else []
     again = _names_again(pages, paired)
     charts = charts_of_both(pages, again)

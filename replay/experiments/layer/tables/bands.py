@@ -8,7 +8,7 @@ from rich.text import Text
 
 from replay.experiments.base.names import row_names
 from replay.experiments.layer.tables.times import count, fastest, unit_of
-from replay.report.tables import table, told
+from replay.report.tables import table, word_column
 from replay.report.words import explained
 from tracegen.shared.display.content import Axis, Column, Line, Plot
 
@@ -71,8 +71,8 @@ def drawn_table(
         found.bands,
         (Column(of, "us", ",.1f"), lambda one: one.nominal_us / per),
         *_times(found, per),
-        (told("fastest in", "", ".0%"), lambda one: one.first),
-        (told("before the next in", "", ".0%"), lambda one: one.before_next),
+        (word_column("fastest in", "", ".0%"), lambda one: one.first),
+        (word_column("before the next in", "", ".0%"), lambda one: one.before_next),
         labels=names,
         head=head,
     )
@@ -88,7 +88,7 @@ def _times(found: Uncertainty, per: int) -> list[tuple[Column, Callable[[Band], 
             )
         ]
     return [
-        (told("5 %", "us", ",.1f", 1), lambda one: one.low_us / per),
+        (word_column("5 %", "us", ",.1f", 1), lambda one: one.low_us / per),
         (Column("median", "us", ",.1f", 2), lambda one: one.median_us / per),
         (Column("95 %", "us", ",.1f", 1), lambda one: one.high_us / per),
     ]

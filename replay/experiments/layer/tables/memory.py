@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from replay.experiments.base.names import row_names
-from replay.report.tables import GB, MB, table, told
+from replay.report.tables import GB, MB, table, word_column
 from tracegen.shared.display.content import Column
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def buffer_bytes(memory: Memory, *, stays: bool) -> int:
     return sum(one.bytes[gpu] for one in memory.buffers if one.stays == stays)
 
 
-def held(results: Sequence[Result]) -> tuple[list[str], list[Memory]]:
+def memory_rows(results: Sequence[Result]) -> tuple[list[str], list[Memory]]:
     """Names and memory of those that state it."""
     named = zip(row_names(results), map(memory_of, results), strict=True)
     known = [(name, memory) for name, memory in named if memory is not None]
@@ -42,7 +42,7 @@ def held(results: Sequence[Result]) -> tuple[list[str], list[Memory]]:
 
 def memory_table(results: Sequence[Result]) -> Table | None:
     """Memory of the GPU that needs most of it, in short; None if no result states any."""
-    names, found = held(results)
+    names, found = memory_rows(results)
 
     def largest(one: Memory) -> tuple[str | None, float | None]:
         gpu = fullest(one)
@@ -54,8 +54,8 @@ def memory_table(results: Sequence[Result]) -> Table | None:
         "Device memory of the GPU that needs most, one layer",
         found,
         (Column("total", "MB", ",.2f"), lambda one: one.total_bytes[fullest(one)] / MB),
-        (told("kept buffers", "MB", ",.2f"), lambda one: buffer_bytes(one, stays=True) / MB),
-        (told("of a layer", "MB", ",.2f"), lambda one: buffer_bytes(one, stays=False) / MB),
+        (word_column("kept buffers", "MB", ",.2f"), lambda one: buffer_bytes(one, stays=True) / MB),
+        (word_column("of a layer", "MB", ",.2f"), lambda one: buffer_bytes(one, stays=False) / MB),
         (Column("tokens", "MB", ",.2f", 1), lambda one: one.token_bytes[fullest(one)] / MB),
         (Column("weights", "MB", ",.2f", 1), lambda one: one.weight_bytes[fullest(one)] / MB),
         (Column("largest buffer", rank=2), lambda one: largest(one)[0]),
@@ -83,7 +83,7 @@ def buffers_table(result: Result) -> Table | None:
         rows,
         (Column("what"), lambda one: one[0]),
         (Column("size", "MB", ",.2f"), lambda one: one[1][gpu] / MB),
-        (told("kept"), lambda one: one[2]),
+        (word_column("kept"), lambda one: one[2]),
     )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from replay.experiments.base.names import row_names
 from replay.measure.result import LayerResult
-from replay.report.tables import MB, named_table, table, told
+from replay.report.tables import MB, named_table, table, word_column
 from replay.report.words import says
 from tracegen.shared.display.content import Column, Table
 
@@ -98,15 +98,15 @@ def times_table(compared: Comparison, results: Sequence[Result]) -> Table:
         f"Time {span_text(results[0])}; speed-up over {compared.base_name}",
         results,
         (Column(unit_of(results[0]), "us", ",.1f"), time_us),
-        (told("speed-up", "", ".2f"), lambda one: over_time(one, base)),
+        (word_column("speed-up", "", ".2f"), lambda one: over_time(one, base)),
         *chained,
         (
-            told("exposed", "us", ",.1f", 1),
+            word_column("exposed", "us", ",.1f", 1),
             lambda one: per(one, lambda each: each.exposed_communication_us),
         ),
-        (told("bound", "us", ",.1f", 3), bound_us),
-        (told("bound/time", "", ".1%", 5), lambda one: over_time(one, bound_us(one))),
-        (told("binds", rank=2), binding),
+        (word_column("bound", "us", ",.1f", 3), bound_us),
+        (word_column("bound/time", "", ".1%", 5), lambda one: over_time(one, bound_us(one))),
+        (word_column("binds", rank=2), binding),
         labels=row_names(results),
     )
 
@@ -154,9 +154,9 @@ def waiting_tables(results: Sequence[Result]) -> list[Table]:
     if not by_time:
         return []
     unit = unit_of(results[0])
-    causes = [told(cause, "us", ",.1f", word=word) for cause, word in CAUSES.items()]
-    exposed, waiting = told("exposed", "us", ",.1f"), told("waiting", "us", ",.1f")
-    sms = [told(what, "us", ",.1f", 1) for what in ("unfilled", "for L2", "for HBM")]
+    causes = [word_column(cause, "us", ",.1f", word=word) for cause, word in CAUSES.items()]
+    exposed, waiting = word_column("exposed", "us", ",.1f"), word_column("waiting", "us", ",.1f")
+    sms = [word_column(what, "us", ",.1f", 1) for what in ("unfilled", "for L2", "for HBM")]
     title = f"Time of a GPU per {unit} in which it does not compute"
     same = f"The same by SMs, and what SMs wait for while they compute, per {unit}"
     return [
@@ -220,10 +220,10 @@ def _isolated(result: Result) -> Table:
         result.layers,
         (Column("layer", form="d"), lambda one: one.decoder_layer),
         (Column("time", "us", ",.1f"), lambda one: one.measures.makespan_us),
-        (told("exposed", "us", ",.1f"), lambda one: one.measures.exposed_communication_us),
-        (told("bound", "us", ",.1f", 1), lambda one: one.measures.bounds_us.largest_us),
-        (told("bound/time", "", ".1%", 2), bound_over_time),
-        (told("binds", rank=1), lambda one: binding_of(one.measures)),
+        (word_column("exposed", "us", ",.1f"), lambda one: one.measures.exposed_communication_us),
+        (word_column("bound", "us", ",.1f", 1), lambda one: one.measures.bounds_us.largest_us),
+        (word_column("bound/time", "", ".1%", 2), bound_over_time),
+        (word_column("binds", rank=1), lambda one: binding_of(one.measures)),
         (Column("tasks", "", ",d", 3), lambda one: one.measures.num_tasks),
     )
 
@@ -241,7 +241,7 @@ def _chained(chain: ChainResult) -> Table:
         (Column("last begins", "us", ",.1f", 1), lambda one: one.start_us[1]),
         (Column("first ends", "us", ",.1f", 1), lambda one: one.end_us[0]),
         (Column("last ends", "us", ",.1f"), lambda one: one.end_us[1]),
-        (told("mean", "us", ",.1f", word="mean of a chained layer"), lambda one: one.mean_us),
+        (word_column("mean", "us", ",.1f", word="mean of a chained layer"), lambda one: one.mean_us),
         notes=[hidden] if num_hidden > 0 else [],
     )
 
@@ -252,9 +252,9 @@ def phases_table(measures: Measures, what: str) -> Table:
         Column("phase"),
         Column("start", "us", ",.1f"),
         Column("end", "us", ",.1f"),
-        told("busy", "us", ",.1f", word="busy of a phase"),
+        word_column("busy", "us", ",.1f", word="busy of a phase"),
         Column("busiest port", rank=1),
-        told("payload", "MB", ",.2f", 2, "payload of a port"),
+        word_column("payload", "MB", ",.2f", 2, "payload of a port"),
         Column("port busy", "us", ",.1f", 2),
     ]
     rows: list[tuple[Cell, ...]] = []
@@ -272,7 +272,7 @@ def path_table(measures: Measures, what: str) -> Table:
         "critical-path",
         f"Critical path of {what}",
         measures.critical_path.by_cause_us.items(),
-        (told("time spent on", word="critical path"), lambda one: one[0]),
+        (word_column("time spent on", word="critical path"), lambda one: one[0]),
         (Column("time", "us", ",.1f"), lambda one: one[1]),
         (Column("share", "", ".1%"), lambda one: one[1] / whole),
         (Column("which is", rank=1), lambda one: says(one[0])),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from replay.experiments.base.names import row_names
 from replay.experiments.layer.tables.times import count, per, unit_of
-from replay.report.tables import MB, table, told
+from replay.report.tables import MB, table, word_column
 from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
@@ -23,16 +23,16 @@ WAYS = {"up": "uplink", "down": "downlink"}
 
 NETWORK_COLUMNS = (
     Column("scheme"),
-    told("out mean", "MB", ",.2f"),
+    word_column("out mean", "MB", ",.2f"),
     Column("out max", "MB", ",.2f", rank=1),
     Column("in mean", "MB", ",.2f"),
     Column("in max", "MB", ",.2f", rank=1),
     Column("busiest NIC"),
     Column("in use", "", ".1%"),
-    told("rail", rank=2),
+    word_column("rail", rank=2),
     Column("rail carries", "MB", ",.2f", rank=2),
     Column("rail in use", "", ".1%", rank=2),
-    told("uplinks", "", ".1%", 1),
+    word_column("uplinks", "", ".1%", 1),
 )
 
 
@@ -63,11 +63,11 @@ def payload_tables(results: Sequence[Result]) -> list[Table]:
             "busiest-port",
             f"Most payload on a port per {unit}",
             results,
-            (told("dispatch", "MB", ",.2f"), most("dispatch")),
-            (told("combine", "MB", ",.2f"), most("combine")),
-            (told("both", "MB", ",.2f", 1), most("dispatch", "combine")),
+            (word_column("dispatch", "MB", ",.2f"), most("dispatch")),
+            (word_column("combine", "MB", ",.2f"), most("combine")),
+            (word_column("both", "MB", ",.2f", 1), most("dispatch", "combine")),
             (
-                told("wire bound", "us", ",.1f"),
+                word_column("wire bound", "us", ",.1f"),
                 lambda one: per(one, _ports_us),
             ),
             (
@@ -107,8 +107,8 @@ def overhead_table(results: Sequence[Result]) -> Table:
     columns = [
         Column("scheme"),
         Column("way"),
-        told("payload", "MB", ",.2f"),
-        *(told(role, "MB", ",.2f", 2) for role in used),
+        word_column("payload", "MB", ",.2f"),
+        *(word_column(role, "MB", ",.2f", 2) for role in used),
         Column("payload/all", "", ".1%", rank=1),
     ]
     rows = [

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from replay.experiments.serve.arrivals.result import ArrivalComparison
 from replay.report.comparisons import beside, label, outside_notes, tables_group
-from replay.report.tables import US_PER_MS, table, told
+from replay.report.tables import US_PER_MS, table, word_column
 from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
@@ -58,12 +58,12 @@ def latencies_table(compared: ArrivalComparison) -> Table:
     word = "speed-up of rates" if compared.base.spec.search else "speed-up of requests"
     columns = [
         Column("scheme"),
-        told("rate", "/s", ",.4g", 2),
-        told("speed-up", "", ".2f", word=word),
-        told("tokens/s", "", ",.1f"),
+        word_column("rate", "/s", ",.4g", 2),
+        word_column("speed-up", "", ".2f", word=word),
+        word_column("tokens/s", "", ",.1f"),
     ]
     for name, rank in (("TTFT", 0), ("TPOT", 0), ("ITL", 1)):
-        columns.append(told(f"{name} p50", "ms", ",.1f", rank, f"{name} of a request"))
+        columns.append(word_column(f"{name} p50", "ms", ",.1f", rank, f"{name} of a request"))
         columns.append(Column(f"{name} p99", "ms", ",.1f", rank))
     rows: list[tuple[Cell, ...]] = [
         (
@@ -99,8 +99,8 @@ def engine_table(served: Sequence[tuple[ArrivalResult, ServingRun]]) -> Table:
         groups.values(),
         (Column("iteration", "ms", ",.1f"), lambda one: one.iteration_us / US_PER_MS),
         (Column("busy", "", ".0%"), lambda one: one.busy),
-        (told("decoded", "", ",.1f", 1), lambda one: one.decoding),
-        (told("prompts", "", ",.0f", 1), lambda one: one.prefilled),
+        (word_column("decoded", "", ",.1f", 1), lambda one: one.decoding),
+        (word_column("prompts", "", ",.0f", 1), lambda one: one.prefilled),
         (Column("most cache", "", ".0%", 2), lambda one: one.most_cache),
         (Column("most queued", "", ",d", 2), lambda one: one.most_waiting),
         labels=list(groups),

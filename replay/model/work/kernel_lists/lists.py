@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field, model_validator
 
-from replay.errors import UserError, listed, shown, unknown
+from replay.errors import UserError, listed, unknown, value_text
 from replay.model.arrays import Counts, Ints
 from replay.model.work.kernel_lists.expressions import Expression, Value, in_words
 from replay.model.work.kernel_lists.sizes import NAMES, KernelSizes
@@ -394,7 +394,7 @@ class KernelList(StrictDocument):
             # 1 is equal to true.
             if not any(type(value) is type(one) and value == one for one in choices):
                 possible = listed(map(in_words, choices))
-                raise UserError(f"{what}: {name} is {shown(value)}; possible are {possible}")
+                raise UserError(f"{what}: {name} is {value_text(value)}; possible are {possible}")
 
     def chosen(self, preset: str = "", **given: Value) -> dict[str, Value]:
         """Every option's value: its default, then the preset's, then what is given.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hwmodel.quantity import NonNegative, Quantity
 from hwmodel.units import ps_from_us
-from replay.errors import UserError, shown
+from replay.errors import UserError, value_text
 from replay.model.work.kernel_lists import load, names
 from tracegen.shared.strict import StrictDocument
 
@@ -92,7 +92,7 @@ class CallCosts:
         calls = dict(self.calls)
         for setting, value in us.items():
             if isinstance(value, bool) or not isinstance(value, int) or value > MOST_US:
-                message = f"{setting} is {shown(value)}; possible are whole microseconds, from 0 to {MOST_US:,}"
+                message = f"{setting} is {value_text(value)}; possible are whole microseconds, from 0 to {MOST_US:,}"
                 raise UserError(message)
             name = self.settings[setting]
             each: Quantity[NonNegative] = Quantity(value=float(value), source=f"given: {setting}", confidence="user")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from replay.errors import UserError, listed, shown, unknown
+from replay.errors import UserError, listed, unknown, value_text
 from replay.model.work.kernel_lists import KernelList, load
 from replay.model.work.stacks.bare import BARE, HOSTLESS
 from replay.model.work.stacks.costs import CallCosts, load_costs
@@ -70,7 +70,7 @@ def is_bare(stack: str) -> bool:
     """
     name, colon, options = stack.partition(":")
     if name in HOSTLESS and colon:
-        message = f"--stack {stack}: {name} has no options, but {shown(options)} is given"
+        message = f"--stack {stack}: {name} has no options, but {value_text(options)} is given"
         raise UserError(message)
     return name in HOSTLESS
 
@@ -148,7 +148,7 @@ class Stack:
             key, equals, value = part.partition("=")
             if not equals or key in given:
                 wrong = "is given twice" if equals else "has no value, as library_us=20 has one"
-                message = f"stack {name!r}: option {shown(key)} {wrong}"
+                message = f"stack {name!r}: option {value_text(key)} {wrong}"
                 raise UserError(message)
             given[key] = _value(value)
         decided = {name: value for name, value in (facts or {}).items() if name in kernels.options}

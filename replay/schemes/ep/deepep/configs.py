@@ -47,14 +47,14 @@ BETWEEN = (
 NODES = (2, 3, 4, 6, 8, 12, 16, 18, 20)  # SWITCH_RDMA_RANKS: numbers of nodes compiled for
 
 
-def shipped(num_ranks: int, num_nodes: int, is_combine: bool) -> Config:
+def default_config(num_ranks: int, num_nodes: int, is_combine: bool) -> Config:
     """Settings that the library ships for a group of ranks."""
     table = INSIDE if num_nodes == 1 else BETWEEN
     row = next((row for row in table if num_ranks <= row[0]), table[-1])
     return row[2] if is_combine else row[1]
 
 
-def asked(given: Config, default: Config, num_nodes: int) -> Config:
+def full_config(given: Config, default: Config, num_nodes: int) -> Config:
     """A configuration with what is given, or else shipped; rings hold at least a chunk.
 
     Raises

@@ -49,7 +49,7 @@ from replay.schemes.ep.deepep import (
     stack,
 )
 from replay.schemes.ep.deepep.buffers import VLLM_BYTES, rdma_ring_bytes, ring_bytes
-from replay.schemes.ep.deepep.configs import NODES, Config, asked, shipped
+from replay.schemes.ep.deepep.configs import NODES, Config, default_config, full_config
 from replay.schemes.ep.deepep.crossings import Crossings, NormalKernel
 from replay.schemes.ep.deepep.intranode import INDEX_BYTES, WEIGHT_BYTES
 from replay.schemes.ep.deepep.messages import NODE_GPUS
@@ -319,8 +319,8 @@ class DeepEp(ListedExchanges):
         ring = given.ring_tokens, given.rdma_ring_tokens
         out = Config(given.dispatch_chunk, ring[0], given.rdma_dispatch_chunk, ring[1])
         back = Config(given.combine_chunk, ring[0], given.rdma_combine_chunk, ring[1])
-        dispatch = asked(out, shipped(num_ranks, nodes, is_combine=False), nodes)
-        combine = asked(back, shipped(num_ranks, nodes, is_combine=True), nodes)
+        dispatch = full_config(out, default_config(num_ranks, nodes, is_combine=False), nodes)
+        combine = full_config(back, default_config(num_ranks, nodes, is_combine=True), nodes)
         if nodes > 1:
             return dispatch, combine
         room = max(dispatch.ring, combine.ring)
