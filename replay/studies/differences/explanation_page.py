@@ -72,14 +72,15 @@ def sentence(found: Explanation) -> str:
     along = [share for share in found.path if share.difference_us * found.difference_us > 0]
     against = [share for share in found.path if share.difference_us * found.difference_us < 0]
     gross = sum(abs(share.difference_us) for share in found.path)
-    if along and gross > CANCELLING * abs(found.difference_us):
+    is_near = gross > CANCELLING * abs(found.difference_us)
+    if along and is_near:
         signed = (sum(share.difference_us for share in some) for some in (along, against))
         text += ". Parts nearly cancel: {:+,.1f} us against {:+,.1f} us. Largest for".format(*signed)
     else:
         text += ". Most of it"
     text += f": {', '.join(map(_reason, along[:3]))}" if along else ": none alone"
     if against and abs(against[0].difference_us) >= SMALL:
-        text += f". {'Largest against' if gross > CANCELLING * abs(found.difference_us) else 'Against it'}: "
+        text += f". {'Largest against' if is_near else 'Against it'}: "
         text += ", ".join(map(_reason, against[:2]))
     return f"{text}."
 
@@ -111,7 +112,7 @@ def fitted(found: Explanation) -> list[str]:
 
 
 def turning(found: Explanation) -> list[str]:
-    """Lines on values within whose spread the other scheme is the faster one, as long as both paths stay."""
+    """Line on values within whose spread the other scheme is the faster one, as long as both paths stay."""
     said = []
     for share in found.values:
         if share.low is None or share.high is None:
@@ -119,11 +120,10 @@ def turning(found: Explanation) -> list[str]:
         ends = [(value, share.at(value, found.difference_us)) for value in (share.low, share.high)]
         if ends[0][1] * ends[1][1] < 0:
             told = ", ".join(f"{difference:+,.1f} us with {value:.3g}" for value, difference in ends)
-            said.append(
-                f"The order is not certain: {share.key} = {share.value:.3g} ({share.says}) turns it round. "
-                f"On these paths {found.other} would take {told}."
-            )
-    return said
+            said.append(f"{told} for {share.key} = {share.value:.3g} ({share.says})")
+    if not said:
+        return []
+    return [f"The order is not certain. On these paths the difference would be {'; '.join(said)}."]
 
 
 def _reason(share: Share) -> str:

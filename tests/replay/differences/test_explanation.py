@@ -177,7 +177,8 @@ def test_a_value_turns_the_order_round_as_a_replay_with_it_does(trace):
         ends[value] = moved[1].totals.makespan_us - moved[0].totals.makespan_us
         assert share.at(value, found.difference_us) == pytest.approx(ends[value], abs=1e-6)
     said = found.model_copy(update={"difference_us": (ends[9.2] + ends[30]) / -2 + found.difference_us})
-    assert turning(said) and "overheads.host_sync_us = 15 (low; 9.2 to 30) turns it round" in turning(said)[0]
+    (line,) = turning(said)
+    assert "us with 30 for overheads.host_sync_us = 15 (low; 9.2 to 30)" in line
     assert not turning(found.model_copy(update={"difference_us": 1e6}))
 
 

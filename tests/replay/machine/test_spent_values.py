@@ -12,6 +12,7 @@ from tiers import mostly_extended
 from hwmodel import System
 from hwmodel.specs import SystemSpec
 from replay.engine import GraphBuilder, TaskGraph
+from replay.experiments.base.names import UNREAL
 from replay.measure.origins import OVERHEAD, UNSENT
 from replay.model.machine.host import UNSTAGED, Launch
 from replay.model.machine.kinds import KIND_NAMES
@@ -42,6 +43,10 @@ UNTOLD = {
 """Values that no overhead and no latency of a kernel names, with the reason."""
 
 
+MORE = 1.01
+"""Factor by which a value is moved: not so far that another protocol is the faster one."""
+
+
 class Told(NamedTuple):
     """A graph, and the values that its tasks name."""
 
@@ -69,7 +74,7 @@ def keys(system: System) -> list[str]:
     return [key for key in system.spec.present() if key.partition(".")[0] in SECTIONS]
 
 
-def moved(system: System, key: str, factor: float = 1.5) -> System:
+def moved(system: System, key: str, factor: float = MORE) -> System:
     """The same system with a value of another size, or where it is none with one."""
     values = system.spec.model_dump()
     section, _, leaf = key.partition(".")
@@ -116,14 +121,14 @@ def examine(before: Told, after: Told, key: str) -> bool:
             assert any(key in values for values in both), f"{cause} of task {task} is of {both}"
             is_named = True
             if both == [(key,)] * 2:  # and no other protocol was chosen by it
-                assert now[task] / then[task] == pytest.approx(1.5, rel=1e-3), (task, cause)
+                assert now[task] / then[task] == pytest.approx(MORE, rel=1e-4), (task, cause)
     return is_named
 
 
-@pytest.mark.parametrize("name", mostly_extended(SCHEMES, kept=("deepep", "nccl-alltoall", "deepep-ll", "comet")))
+@pytest.mark.parametrize("name", mostly_extended(SCHEMES, kept=("deepep", "nccl-alltoall")))
 def test_a_task_whose_time_a_value_changes_names_it(name: str) -> None:
     """A new cost without its value would be a hidden consumer."""
-    assert named_by(name)
+    assert bool(named_by(name)) is (name not in UNREAL)
 
 
 @pytest.mark.extended
