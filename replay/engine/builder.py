@@ -5,7 +5,7 @@ The module is long because every verb of a graph is a method of one class, with 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,6 +79,11 @@ class GraphBuilder(Supplies):
         Kinds whose tasks become marks: tasks of the first kind, on no resource, that take no
         time. They pass on what they wait for, and must touch nothing.
 
+    Attributes
+    ----------
+    on_block
+        Called with the first id of each block of tasks before it is added; None calls nothing.
+
     Examples
     --------
     >>> builder = GraphBuilder(["send", "compute"])
@@ -104,6 +109,7 @@ class GraphBuilder(Supplies):
         self._takes = TakeBlocks()
         self._touches = TouchBlocks()
         self._gates: list[GateBlock] = []
+        self.on_block: Callable[[int], None] | None = None
         self._first = 0  # of the part that is being collected
         self._num_touches = 0  # of the parts before
         self._is_built = False
@@ -191,6 +197,8 @@ class GraphBuilder(Supplies):
         if count is None or not is_one_length:
             count = block_length(count, given, before)
         first, past = self._num_tasks, self._num_tasks + count
+        if self.on_block is not None:
+            self.on_block(first)
         if self.left_out:
             given |= self._without(given, count)
         if past > INT32_MAX:

@@ -6,7 +6,7 @@ here, by one walk back through the schedule.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -90,18 +90,13 @@ class CriticalPath:
                 waited.setdefault(self.kind_names[kind], []).append(behind)
         return {kind: _added(behind) for kind, behind in waited.items()}
 
-    def services(self, kinds: Collection[str]) -> dict[tuple[str, str, int], int]:
-        """Count the tasks of some kinds that hold a server: by kind, group as `by_group` has it, and length."""
+    def lengths(self, kinds: Collection[str], cause: str) -> Iterator[tuple[int, str, str, int]]:
+        """Give the tasks of some kinds that have time of a cause: number, kind, group as `by_group` has it, time."""
         groups = (*self.groups, "(delay)")
-        found: dict[tuple[str, str, int], int] = {}
-        for kind, where, length in zip(
-            self.kind.tolist(), self.resource.tolist(), self.service_ps.tolist(), strict=True
-        ):
-            name = self.kind_names[kind]
-            if length and name in kinds:
-                key = name, groups[where], length
-                found[key] = found.get(key, 0) + 1
-        return found
+        columns = (self.task, self.kind, self.resource, self.of(cause))
+        for task, kind, where, length in zip(*(column.tolist() for column in columns), strict=True):
+            if length and self.kind_names[kind] in kinds:
+                yield task, self.kind_names[kind], groups[where], length
 
     def _by(self, names: list[str]) -> dict[str, dict[str, int]]:
         numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}

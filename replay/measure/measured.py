@@ -18,13 +18,12 @@ from replay.measure.exposure import ExposureCollector, SmTimes, joined
 from replay.measure.mechanisms import MechanismCollector
 from replay.measure.network import carried_between_domains
 from replay.measure.noted import PartTimes, Times, Waits
+from replay.measure.origins import critical_path_of
 from replay.measure.over_time import OverTime
 from replay.measure.parts import (
     Bounds,
     BusiestResource,
-    CriticalPathTimes,
     Mechanisms,
-    OverheadTasks,
     PhaseTimes,
     Utilisation,
 )
@@ -34,7 +33,7 @@ from replay.measure.progress import TaskProgress
 from replay.measure.result import Measures
 from replay.measure.token_latency import us
 from replay.model.arrays import Ints, Picoseconds
-from replay.model.machine.kinds import KIND_NAMES, KINDS, PHASE_OF_KIND, PHASES, Kind
+from replay.model.machine.kinds import PHASE_OF_KIND, PHASES
 from replay.model.machine.resources import PORTS, ResourceClass
 
 if TYPE_CHECKING:
@@ -44,13 +43,9 @@ if TYPE_CHECKING:
     from replay.engine.taskgraph import GraphPart
     from replay.measure.pools import Pools
     from replay.model.machine.machine import Machine
-    from replay.model.machine.notes import Notes
+    from replay.model.machine.notes import Notes, SpentValues
 
 Int32s = npt.NDArray[np.int32]
-
-OVERHEAD = frozenset(KIND_NAMES[kind] for kind in Kind if KINDS[kind].role == "overhead")
-
-CAUSES = ("compute", "serialisation", "copying", "overhead", "queueing", "latency", "credits")
 
 
 def measures(graph: TaskGraph, ends: Ints, machine: Machine, timeline: Timeline, *, phases_separated: bool) -> Measures:
@@ -128,6 +123,8 @@ class PiecewiseMeasures:
         self._phases: list[Intervals] = []
         self._held_up = Waits(of_starts=False)
         self._over_time = OverTime()
+        self._places: list[tuple[int, str]] = []
+        self._spent: list[SpentValues] = []
         self._exposing = ExposureCollector(machine.num_ranks)
         self._sm_times = SmTimes(machine.num_ranks)
         self._explaining = MechanismCollector(machine.num_ranks)
@@ -179,6 +176,8 @@ class PiecewiseMeasures:
         drawn = least_work_ps(graph, np.zeros(len(graph.resources), np.int64))
         self._drawn_at_least = _padded(self._drawn_at_least, drawn)
         self._held_up.begin(notes.held_up)
+        self._places += notes.places
+        self._spent += notes.spent
         self._explaining.begin(first_touch, len(graph.touches), notes)
         self._has_layers = layer is not None
         if layer is not None:
@@ -248,7 +247,7 @@ class PiecewiseMeasures:
             exposure=alone.parts,
             sm_time_us=self._sm_times.result(sms_of(sums.share_ps, num_ranks)),
             bounds_us=_bounds(pools, classes, least, ports, chain_ps, separated),
-            critical_path=critical_path_of(path),
+            critical_path=critical_path_of(path, self._places, self._spent),
             mechanisms=self._explaining.result(graph, ports),
             network=carried_between_domains(graph, classes, ports, share[pools.pool], machine.network.leaf),
             num_tasks=self._num_tasks,
@@ -319,30 +318,4 @@ def _bounds(pools: Pools, classes: Ints, least: Ints, ports: PortSums, chain: in
         memory_us=us(memory),
         chain_us=us(chain),
         largest_us=us(max(port, phases or 0, sm, memory, chain)),
-    )
-
-
-def critical_path_of(path: GraphPath) -> CriticalPathTimes:
-    """Time of the critical path of a schedule, in microseconds, by what it was spent on."""
-    by_kind = path.by_kind()
-    causes = dict.fromkeys(CAUSES, 0)
-    for name, times in by_kind.items():
-        causes[KINDS[Kind(KIND_NAMES.index(name))].role] += times["service"]
-        for cause in ("queueing", "latency", "credits"):
-            causes[cause] += times[cause]
-    return CriticalPathTimes(
-        num_tasks=len(path.task),
-        by_cause_us={cause: us(time) for cause, time in causes.items()},
-        by_kind_us={name: {cause: us(time) for cause, time in times.items()} for name, times in by_kind.items()},
-        by_resource_us={
-            group: {cause: us(time) for cause, time in times.items()} for group, times in path.by_group().items()
-        },
-        queueing_behind_us={name: us(time) for name, time in path.behind_ps.items()},
-        behind_by_kind_us={
-            name: {served: us(time) for served, time in of.items()} for name, of in path.behind_by_kind().items()
-        },
-        overhead=[
-            OverheadTasks(kind=kind, group=group, each_us=us(length), count=count)
-            for (kind, group, length), count in path.services(OVERHEAD).items()
-        ],
     )

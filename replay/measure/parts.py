@@ -346,7 +346,7 @@ class Bounds(Strict):
 
 
 class OverheadTasks(Strict):
-    """Tasks of a critical path that are overhead: those of one kind, place and length.
+    """Tasks of a critical path of one kind, place and length, which are overhead or have a latency.
 
     Attributes
     ----------
@@ -354,12 +354,19 @@ class OverheadTasks(Strict):
         Kind of the tasks, and class of the resource that they hold; ``(delay)`` for none.
     each_us, count
         Time of each, and how many there are.
+    values
+        Values of the system that this time is made of; none where it is software's own. None in
+        results of older versions.
+    places
+        Code that asked for the tasks, by file and function, and how many it asked for; likewise.
     """
 
     kind: str
     group: str
     each_us: float
     count: int
+    values: list[str] | None = None
+    places: dict[str, int] | None = None
 
 
 class CriticalPathTimes(Strict):
@@ -381,6 +388,12 @@ class CriticalPathTimes(Strict):
     overhead
         Service that is overhead, by kind, place and length; it adds up to that of `by_cause_us`.
         None in results of older versions.
+    latencies
+        Latency of tasks that are no messages, likewise.
+    by_place_us
+        As `by_kind_us`, by the code that asked for the tasks, by file and function; likewise.
+    beside
+        Values of the system that times of other tasks are made of, and of none of the path.
     """
 
     num_tasks: int
@@ -390,6 +403,9 @@ class CriticalPathTimes(Strict):
     queueing_behind_us: dict[str, float]
     behind_by_kind_us: dict[str, dict[str, float]] | None = None
     overhead: list[OverheadTasks] | None = None
+    latencies: list[OverheadTasks] | None = None
+    by_place_us: dict[str, dict[str, dict[str, float]]] | None = None
+    beside: list[str] | None = None
 
 
 class TableUse(Strict):

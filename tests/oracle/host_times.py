@@ -18,9 +18,9 @@ def launched() -> Iterator[list[int]]:
     times: list[int] = []
     issue: Any = Host._issue
 
-    def noted(host: Host, time_ps: Any) -> Any:
-        times.append(int(np.max(time_ps)))
-        return issue(host, time_ps)
+    def noted(host: Host, time: Any) -> Any:
+        times.append(int(np.max(time.ps)))
+        return issue(host, time)
 
     with mock.patch.object(Host, "_issue", noted):
         yield times

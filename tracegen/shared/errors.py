@@ -43,7 +43,8 @@ def unknown(what: str, given: str, known: Iterable[str], *, near: Sequence[str] 
     known
         Every name that would have worked.
     near
-        Names that are probably meant; if empty, the one that is spelt most alike.
+        Names that are probably meant; if empty, all that begin with the given word and a hyphen, else
+        the one that is spelt most alike.
 
     Returns
     -------
@@ -57,11 +58,14 @@ def unknown(what: str, given: str, known: Iterable[str], *, near: Sequence[str] 
     unknown model 'mixtrel' (did you mean 'mixtral'?); known: mixtral, olmoe
     >>> print(unknown("key", "gpus", map(str, range(40))))
     unknown key 'gpus'; known: 0, 1, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, ... (40 in all)
+    >>> print(unknown("scheme", "nccl", ["deepep", "nccl-ep", "nccl-allgather"]))
+    unknown scheme 'nccl' (did you mean 'nccl-allgather' or 'nccl-ep'?); known: deepep, nccl-allgather, nccl-ep
     >>> print(unknown("key", "391", map(str, range(40)), near=["39", "31"]))
     unknown key '391' (did you mean '39' or '31'?)
     """
     names = sorted(known)
-    meant = near or difflib.get_close_matches(given, names, n=1)
+    begun = [name for name in names if given and name.startswith(f"{given}-")]
+    meant = near or begun or difflib.get_close_matches(given, names, n=1)
     message = f"unknown {what} {given!r}"
     if meant:
         message += f" (did you mean {' or '.join(map(repr, meant))}?)"

@@ -63,7 +63,7 @@ def run(
     most = most_channels(machine)
     used = max(1, min(channels or most, most, nbytes // LEAST_BYTES))
     protocol = min(machine.system.nccl.protocols, key=lambda one: _estimate_ps(machine, one, nbytes, used))
-    started = machine.delay(kinds.sync, Time(protocol.start_ps), begun)
+    started = machine.delay(kinds.sync, machine.costs.library_start(protocol), begun)
     chunks = _chunks(nbytes, protocol, used)
     passing, copying = block_times(machine, protocol, int(chunks[0]), used)
     # The ring goes up from the root; a sum begins behind the root and ends at it.

@@ -29,7 +29,6 @@ from replay.model.collectives.ring_chunks import (
     notice_time,
     share_of,
 )
-from replay.model.machine.times import Time
 
 if TYPE_CHECKING:
     from hwmodel.nccl import Protocol
@@ -112,7 +111,7 @@ def ring(
     rings = _rings(machine, rails)
     part = np.array([share_of(nbytes, rail, rails) for rail in range(rails)])
     used, loops, _ = cut(int(part.max()), CHANNELS_OF_NIC)
-    at = machine.delay(kinds.sync, Time(protocol.start_ps), begun)[rings.rank]
+    at = machine.delay(kinds.sync, machine.costs.library_start(protocol), begun)[rings.rank]
     for loop in range(loops):
         chunk = part * (loop + 1) // loops - part * loop // loops
         passing, copying = block_times(machine, protocol, max(1, int(chunk.max())), used)

@@ -26,7 +26,6 @@ from replay.model.collectives.ring_chunks import (
     message_ps,
     notice_time,
 )
-from replay.model.machine.times import Time
 
 if TYPE_CHECKING:
     from hwmodel.nccl import Protocol
@@ -113,7 +112,7 @@ def all_reduce(machine: Machine, kinds: PhaseKinds, begun: Tasks, *, nbytes: int
     channels, chunks, chunk = _cut(machine, nbytes, protocol)
     trees = _trees(machine, channels)
     passing, copying = block_times(machine, protocol, chunk, 1)
-    started = machine.delay(kinds.sync, Time(protocol.start_ps), begun)
+    started = machine.delay(kinds.sync, machine.costs.library_start(protocol), begun)
     every = np.repeat(trees.rank, chunks)
     summed = machine.mark(every, started[every]).reshape(-1, chunks)
     have = summed.copy()

@@ -91,7 +91,7 @@ def exchange(call: CollectiveCall, begun: Tasks, *, channels: int) -> Tasks:
     slices = _slices(nbytes, n, channels)
     size = _sizes(nbytes, n, slices)
     blocks = KernelBlocks(machine, kinds, channels, call.beside, name=held_by(collective))
-    started = machine.delay(kinds.sync, Time(machine.system.nccl.nvls_start_ps), blocks.begin(begun))
+    started = machine.delay(kinds.sync, machine.costs.multicast_start(), blocks.begin(begun))
     if sums(collective) and blocks.alone:
         staged = 2 * min(nbytes, STAGED)  # before the first access; the rest meanwhile
         started = machine.stream(kinds.memory, staged, ranks, started)
@@ -152,7 +152,7 @@ def chunk_pipeline(
     machine, kinds, collective, nbytes = call.machine, call.kinds, call.collective, call.nbytes
     n, ranks, costs = machine.num_ranks, machine.ranks, machine.costs
     blocks = KernelBlocks(machine, kinds, channels, call.beside)
-    started = machine.delay(kinds.sync, Time(machine.system.nccl.nvls_start_ps), blocks.begin(begun))
+    started = machine.delay(kinds.sync, machine.costs.multicast_start(), blocks.begin(begun))
     met = at = machine.sync.barrier(kinds, started, stored="nothing")
     shares = np.array([share_of(nbytes, rank, n) for rank in range(n)])
     done, of = [at], [ranks]

@@ -116,14 +116,11 @@ def all_to_all(
 
 def _start(machine: Machine, kinds: PhaseKinds, parcels: Parcels, begun: Tasks) -> tuple[Ints, Ints]:
     """Tasks before a lane's first access: (lane,) of its source, and of its destination."""
-    nccl, by_source, by_target = machine.system.nccl, *np.empty((2, len(parcels.src)), np.int64)
-    for start_ps, chosen in (
-        (nccl.pair_ll_start_ps, parcels.is_ll),
-        (nccl.pair_simple_start_ps, ~parcels.is_ll),
-    ):
+    by_source, by_target = np.empty((2, len(parcels.src)), np.int64)
+    for is_ll, chosen in ((True, parcels.is_ll), (False, ~parcels.is_ll)):
         src, dst = parcels.src[chosen], parcels.dst[chosen]
         rank = np.unique(np.concatenate((src, dst)))
-        started = machine.delay(kinds.sync, Time(start_ps), begun[rank], rank)
+        started = machine.delay(kinds.sync, machine.costs.pair_start(is_ll=is_ll), begun[rank], rank)
         by_source[chosen] = started[np.searchsorted(rank, src)]
         by_target[chosen] = started[np.searchsorted(rank, dst)]
     return by_source, by_target
@@ -261,7 +258,7 @@ def _copy_own(
 ) -> tuple[Ints, Ints, Ints]:
     """Copy the ranks' own shares: (rank,) marks of the begin; (task,) the last ones, and whose."""
     rank = np.flatnonzero(own_bytes)
-    started = machine.delay(kinds.sync, Time(machine.system.nccl.pair_ll_start_ps), begun[rank], rank)
+    started = machine.delay(kinds.sync, machine.costs.pair_start(is_ll=True), begun[rank], rank)
     begins = begun.copy()
     begins[rank] = started
     share, _ = rules.of_pairs(own_bytes[rank], machine.num_ranks)

@@ -169,7 +169,7 @@ def _step(machine: Machine, kinds: PhaseKinds, rank: Ranks, after: Tasks) -> Tas
     """A step of the proxies of `rank`: (task,) tasks."""
     return machine.serve(
         machine.resources.proxy[rank],
-        Time(machine.system.nccl.proxy_step_ps),
+        machine.costs.proxy_step(),
         kind=kinds.sync,
         rank=rank,
         after=after,

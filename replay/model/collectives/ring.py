@@ -88,7 +88,7 @@ def ring(call: CollectiveCall, begun: Tasks, *, protocol: Protocol, channels: in
     machine, kinds, nbytes = call.machine, call.kinds, part_of(call)
     used, loops, _ = cut(nbytes, channels)
     blocks = KernelBlocks(machine, kinds, used, call.beside, name=held_by(call.collective))
-    at = machine.delay(kinds.sync, Time(protocol.start_ps), blocks.begin(begun))
+    at = machine.delay(kinds.sync, machine.costs.library_start(protocol), blocks.begin(begun))
     at = _pass_round(
         machine,
         kinds,
@@ -142,7 +142,7 @@ def chunk_pipeline(
         held = share_of(channels, part, parts)
         used = cut(of_part, held)[0]
         blocks = KernelBlocks(machine, kinds, used, call.beside, held=held, name=f"{HELD}, part {part}")
-        at = machine.delay(kinds.sync, Time(protocol.start_ps), blocks.begin(begun))
+        at = machine.delay(kinds.sync, machine.costs.library_start(protocol), blocks.begin(begun))
         own = None if ready is None else ready[..., part]
         one = _pass_round(
             machine,

@@ -74,7 +74,7 @@ def all_reduce(call: CollectiveCall, begun: Tasks, *, protocol: Protocol, channe
     n, ranks = machine.num_ranks, machine.ranks
     blocks = KernelBlocks(machine, kinds, channels, call.beside, name=held_by("all_reduce"))
     chunks = _chunks(machine, call.nbytes, protocol, channels)
-    begins = machine.delay(kinds.sync, Time(protocol.start_ps), blocks.begin(begun))
+    begins = machine.delay(kinds.sync, machine.costs.library_start(protocol), blocks.begin(begun))
     chain = _Chain(machine, kinds, blocks, protocol, chunks, payload=call.carries_payload)
     came = np.repeat(begins[-1:], len(chunks))
     done = begins

@@ -47,7 +47,7 @@ def chain(machine: Machine, kernels: IntsLike, loads: int) -> Time:
     kernels, loads
         (rank,): kernels, and loads from memory that each makes one after the other.
     """
-    return Time(np.multiply(kernels, loads) * machine.system.hbm.latency_ps)
+    return machine.costs.memory_load() * np.multiply(kernels, loads)
 
 
 def blocks(machine: Machine, count: IntsLike, nbytes: int) -> Time:

@@ -64,6 +64,7 @@ __all__ = [
 
 
 OTHERS = "other kernels of the stack"
+LAUNCH, GRAPH_LAUNCH = ("overheads.launch_us",), ("overheads.graph_launch_us",)
 FREE_HOSTS = Time(1 << 62)
 """A lead without end, which no wait takes away: launches and waits cost such hosts nothing, and
 what waits for what stays the same."""
@@ -118,7 +119,7 @@ class Host:
         # Kernels that were launched, as they begin, with the number of their layer.
         self._ahead: deque[tuple[int, Ints]] = deque(maxlen=ahead)
         self._layer = 0
-        self._launch_ps = system.overheads.launch_ps
+        self._launch = Time(system.overheads.launch_ps, LAUNCH)
         self._resources = resources
         self._tasks = tasks
         self._notes = notes
@@ -166,7 +167,7 @@ class Host:
         if self._calls.spread:
             ranks = len(self._resources.ranks)
             self._paces = self._calls.paces(stage, ranks, is_backward=is_backward)
-        self._launch_ps = self._overheads.launch_ps if found is None else found.launch_ps
+        self._launch = Time(self._overheads.launch_ps, LAUNCH) if found is None else Time(found.launch_ps)
         return found
 
     def moves(self, nbytes: IntsLike | MemoryTraffic, late: Time = NO_TIME) -> None:
@@ -251,7 +252,7 @@ class Host:
             return after
         one = self._named(what, count, count)
         gap_ps = int(self._gap.ps)
-        whole = Time((each + gap_ps).sum(axis=0))
+        whole = Time((each + gap_ps).sum(axis=0), (times + self._gap).of)
 
         def noted(first: Ints, ended: Tasks) -> Ints:
             ranks, busy = self._resources.ranks, each.sum(axis=0)
@@ -271,9 +272,10 @@ class Host:
         assert lead_ps is not None
         # From each launch on: all launches up to it, its kernel and those behind it.
         left = np.cumsum((each + gap_ps)[::-1], axis=0)[::-1] - gap_ps
-        launches = np.asarray(self._each_ps(one))[..., None] * np.arange(1, count + 1)
+        launch = self._each(one)
+        launches = np.asarray(launch.ps)[..., None] * np.arange(1, count + 1)
         arrived = np.maximum(0, launches - np.asarray(lead_ps)[..., None])
-        held_up = Time((arrived + left.T).max(axis=-1))
+        held_up = Time((arrived + left.T).max(axis=-1), (launch + whole).of)
         held = self._tasks.delay(Kind.HOST, held_up, before)
         return noted(ended, self._later(ended, held, self._resources.ranks))
 
@@ -286,30 +288,33 @@ class Host:
     @property
     def _gap(self) -> Time:
         """Between two kernels of a stream, or of a graph."""
-        return Time(self._overheads.kernel_gap_ps("graph" if self._capture.is_on else "stream"))
+        if self._capture.is_on:
+            return Time(self._overheads.kernel_gap_ps("graph"), ("overheads.kernel_gap_graph_us",))
+        return Time(self._overheads.kernel_gap_ps("stream"), ("overheads.kernel_gap_stream_us",))
 
     def _graph_launched(self) -> Ints | None:
         """Tasks that launch the graph which the next kernel is in; None if it is in none."""
         if not self._capture.is_on:
             return None
         if not self._capture.is_launched:
-            self._replayed, self._capture.is_launched = self._issue(self._overheads.graph_launch_ps), True
+            self._replayed = self._issue(Time(self._overheads.graph_launch_ps, GRAPH_LAUNCH))
+            self._capture.is_launched = True
         return self._replayed
 
-    def _each_ps(self, one: Operation) -> IntsLike:
+    def _each(self, one: Operation) -> Time:
         """Time of each launch on the threads."""
-        each = self._launch_ps if one.host_ps is None else one.host_ps
-        return each if self._paces is None else np.rint(each * self._paces).astype(np.int64)
+        each = self._launch if one.host_ps is None else Time(one.host_ps)
+        return each if self._paces is None else Time(np.rint(each.ps * self._paces).astype(np.int64), each.of)
 
     def _launched(self, one: Operation, count: IntsLike) -> Tasks | None:
         """Launch kernels one by one: (rank,) tasks; None if that was done long ago."""
-        return None if self._lead_ps is None else self._issue(self._each_ps(one) * count)
+        return None if self._lead_ps is None else self._issue(self._each(one) * count)
 
-    def _issue(self, time_ps: IntsLike) -> Tasks:
+    def _issue(self, whole: Time) -> Tasks:
         """Launch for so long, of which the thread's lead takes its part: (rank,) tasks."""
         assert self._lead_ps is not None
-        time = Time(np.maximum(0, time_ps - self._lead_ps))
-        self._lead_ps = np.maximum(0, self._lead_ps - time_ps)
+        time = Time.made(np.maximum(0, whole.ps - self._lead_ps), *whole.of)
+        self._lead_ps = np.maximum(0, self._lead_ps - whole.ps)
         issued = self._do(Kind.HOST, time)
         if self._ahead and len(self._ahead) == self._ahead.maxlen:
             layer, begun = self._ahead[0]
@@ -331,11 +336,11 @@ class Host:
         It takes `host_sync_us` of `[overheads]`, which all schemes share. A wait of another length is a verb
         beside this one, with a time of its own there.
         """
-        return self._block(kinds, Time(self._overheads.host_sync_ps), after, name)
+        return self._block(kinds, Time(self._overheads.host_sync_ps, ("overheads.host_sync_us",)), after, name)
 
     def poll(self, kinds: PhaseKinds, after: Tasks, name: str = "counts to the host") -> Tasks:
         """Poll pinned memory until the GPU has stored to it: (rank,) tasks."""
-        return self._block(kinds, Time(self._overheads.poll_pinned_ps), after, name)
+        return self._block(kinds, Time(self._overheads.poll_pinned_ps, ("overheads.poll_pinned_us",)), after, name)
 
     def _block(self, kinds: PhaseKinds, time: Time, after: Tasks, name: str) -> Ints:
         """Let the thread wait for its GPU: what it launches next is launched after that."""
@@ -353,7 +358,7 @@ class Host:
         times = max(1, what.launches)
         self.script.append(ScriptLine("spend", self._stage, what, times))
         if what.host_ps and self._lead_ps is not None and not self._capture.is_on:
-            self._issue(self._each_ps(what) * times)
+            self._issue(self._each(what) * times)
 
     def work(self, kind: Kind, time: Time, after: Tasks) -> Tasks:
         """Occupy the thread for work of its own: (rank,) tasks."""

@@ -119,8 +119,9 @@ class Machine:
         self.resources = Resources(graph, num_ranks, uplinks)
         self.ranks = self.resources.ranks
         self.notes = Notes(num_ranks)
+        graph.on_block = self.notes.place
         self.costs = Costs(system)
-        tasks = TaskBuilder(graph, self.resources)
+        tasks = TaskBuilder(graph, self.resources, self.notes)
         self.serve, self.delay = tasks.serve, tasks.delay
         self.mark, self.gather, self.meet = tasks.mark, tasks.gather, tasks.meet
         self.order, self.join = tasks.order, tasks.join
@@ -266,8 +267,8 @@ class Machine:
         if kind in self.graph.left_out:
             return after
         one = named(what)
-        each = np.full(one.launches - 1, self.system.overheads.small_kernel_ps)
-        before = self.host.row(kind, Time(each), after, one)
+        each = self.costs.elementwise(0) * np.ones(one.launches - 1, np.int64)
+        before = self.host.row(kind, each, after, one)
         return self.elementwise(kind, nbytes, self.kernel(before, one), least=least)
 
     def elementwise(

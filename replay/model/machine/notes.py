@@ -7,14 +7,22 @@ the schedule knows is remembered as tasks and touches, and read off it in
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from replay.model.arrays import Bytes, Counts, Ints, Ranks, Tasks
 from replay.model.machine.resources import IntsLike
+
+ROOT = Path(__file__).parents[3]
+SHARED = ("replay.engine", "replay.model.machine", "replay.model.compute")
+"""Modules that add tasks for others, which say what is done."""
 
 Way = Literal["sent", "combined"]
 Read = Literal["weights", "activations", "gradients", "results"]
@@ -64,6 +72,23 @@ class KernelLaunches(NamedTuple):
     is_exchange: bool = False
 
 
+class SpentValues(NamedTuple):
+    """Values of the system that times of tasks are made of, such as ``overheads.fence_us``.
+
+    Attributes
+    ----------
+    first, past
+        The tasks are numbered from the one on, up to the other.
+    service, latency
+        What they hold a server for, and how long after that the next may begin.
+    """
+
+    first: int
+    past: int
+    service: tuple[str, ...]
+    latency: tuple[str, ...]
+
+
 @dataclass
 class Notes:
     """Everything remembered of one graph.
@@ -90,6 +115,10 @@ class Notes:
         which it begins, and ranks.
     kernels
         All that were launched, in order.
+    places
+        First task of each block that was added at once, and the code that asked for it.
+    spent
+        Blocks of tasks whose times are made of values of the system.
     accesses
         By what accesses them, blocks of (access,) addresses and tasks.
     meetings
@@ -112,6 +141,8 @@ class Notes:
     reads: dict[Read, list[Ints]] = field(default_factory=dict)
     held_up: list[tuple[Ints, Ints, Ints]] = field(default_factory=list)
     kernels: list[KernelLaunches] = field(default_factory=list)
+    places: list[tuple[int, str]] = field(default_factory=list)
+    spent: list[SpentValues] = field(default_factory=list)
     accesses: dict[str, list[tuple[Ints, Ints]]] = field(default_factory=dict)
     meetings: Counter[str] = field(default_factory=Counter)
     tokens: Ints | None = None
@@ -124,8 +155,21 @@ class Notes:
         self.counters, self.ratios, self.touches, self.reads = {}, {}, {}, {}
         self.tiles, self.row_tiles, self.polls = [], [], []
         self.held_up, self.kernels, self.accesses, self.meetings = [], [], {}, Counter()
+        self.places, self.spent = [], []
         self._followed = {"sent": [], "combined": []}
         return taken
+
+    def place(self, first: int) -> None:
+        """Remember which code asks for the tasks from `first` on: a scheme's, not what all schemes share."""
+        frame: FrameType | None = sys._getframe(2)  # behind the graph, which calls this
+        while frame is not None and frame.f_globals.get("__name__", "").startswith(SHARED):
+            frame = frame.f_back
+        self.places.append((first, "" if frame is None else _named(frame.f_code)))
+
+    def spend(self, task: Tasks, service: tuple[str, ...], latency: tuple[str, ...]) -> None:
+        """Remember values of the system that the times of tasks, numbered in a row, are made of."""
+        if len(task):
+            self.spent.append(SpentValues(int(task[0]), int(task[-1]) + 1, service, latency))
 
     def follow(self, what: Way, token: Ints, task: Tasks) -> None:
         """Remember tasks in which tokens are sent, or after which they are combined.
@@ -221,3 +265,11 @@ class Notes:
             (access,): numbers of addresses, and the tasks whose starts are the accesses.
         """
         self.accesses.setdefault(what, []).append((address, task))
+
+
+@cache
+def _named(code: CodeType) -> str:
+    """File and function, as the project calls them: ``replay/schemes/ep/nccl.py: dispatch``."""
+    file = Path(code.co_filename)
+    name = file.relative_to(ROOT).as_posix() if file.is_relative_to(ROOT) else file.name
+    return f"{name}: {code.co_qualname.partition('.<locals>')[0]}"

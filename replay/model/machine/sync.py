@@ -61,7 +61,7 @@ class Sync:
         """
         domains = self._paths.domains
         most = min(len(self._paths.ranks), domains.size)
-        late = Time(self._system.overheads.barrier_ps(most))
+        late = self._costs.meeting(most)
         if stored == "any":
             after = self.fence(kinds, after, stored=stored)
         elif most > 1:
@@ -116,8 +116,7 @@ class Sync:
             told.append(others)
             by.append(members[domains.local(others) % len(members)])
         dst, src = np.concatenate(told), np.concatenate(by)
-        poll = Time(self._system.overheads.poll_ps)
-        flags = self._tell(flags_of(kinds.sync), src, dst, FLAG_BYTES, met[src], poll)
+        flags = self._tell(flags_of(kinds.sync), src, dst, FLAG_BYTES, met[src], self._costs.poll())
         return self._tasks.gather(flags, dst, met)
 
     def rails(self, kinds: PhaseKinds, after: Tasks) -> Tasks:
@@ -128,11 +127,10 @@ class Sync:
         """
         domains, ranks = self._paths.domains, self._paths.ranks
         self._notes.meet("meetings of rails")
-        poll = Time(self._system.overheads.poll_ps)
         met, distance = after, 1
         while distance < domains.num:
             to = domains.peer(ranks, (domains.of(ranks) + distance) % domains.num)
-            told = self._tell(flags_of(kinds.sync), ranks, to, FLAG_BYTES, met, poll)
+            told = self._tell(flags_of(kinds.sync), ranks, to, FLAG_BYTES, met, self._costs.poll())
             met = self._tasks.gather(told, to, met)
             distance *= 2
         return met

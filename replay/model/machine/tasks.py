@@ -12,15 +12,17 @@ from replay.model.machine.times import NO_TIME, Time
 if TYPE_CHECKING:
     from replay.engine import GraphBuilder
     from replay.model.arrays import Ints, Ranks, Tasks
+    from replay.model.machine.notes import Notes
     from replay.model.machine.resources import IntsLike, Resources
 
 
 class TaskBuilder:
     """Adds tasks to one graph."""
 
-    def __init__(self, graph: GraphBuilder, resources: Resources) -> None:
+    def __init__(self, graph: GraphBuilder, resources: Resources, notes: Notes) -> None:
         self._graph = graph
         self._resources = resources
+        self._notes = notes
 
     def serve(
         self,
@@ -50,7 +52,7 @@ class TaskBuilder:
         priority
             Order among what waits for the same server, smaller first.
         """
-        return self._graph.add(
+        added = self._graph.add(
             len(rank),
             resource=servers,
             duration_ps=time.ps,
@@ -60,6 +62,9 @@ class TaskBuilder:
             rank=rank,
             after=after,
         )
+        if time.of or late.of:
+            self._notes.spend(added, time.of, late.of)
+        return added
 
     def mark(self, rank: Ranks, after: Tasks | None = None) -> Ints:
         """Add tasks that take no time, one for each entry of `rank`."""

@@ -19,6 +19,7 @@ from replay.model.machine.resources import IntsLike
 
 if TYPE_CHECKING:
     from hwmodel import System
+    from hwmodel.nccl import Protocol
 
 PS_PER_NS = 1000
 
@@ -36,6 +37,10 @@ Stored = Literal["nothing", "each", "multicast", "any"]
 """
 
 
+OWN = "time of its own"
+"""What a time has beside values of the system: constants of software, or of bytes and rows."""
+
+
 @dataclass(frozen=True, slots=True)
 class Time:
     """Durations: one, or one for each task.
@@ -45,36 +50,58 @@ class Time:
     ps
         Whole picoseconds, for the machine alone: `tests/replay/schemes/test_rule.py` keeps schemes
         from reading them.
+    of
+        Values of the system that it is made of, such as ``overheads.fence_us``, each once. Software's
+        own times have none, nor have those of bytes and rows; what holds one beside values has `OWN`.
     """
 
     ps: IntsLike
+    of: tuple[str, ...] = ()
+
+    @staticmethod
+    def made(ps: IntsLike, *of: str) -> Time:
+        """A time of values of the system; of none where there is nothing to it."""
+        return Time(ps, of if np.any(ps) else ())
 
     def __add__(self, other: Time) -> Time:
         """One after the other."""
-        return Time(self.ps + other.ps)
+        return Time(self.ps + other.ps, self._with(other))
 
     def __mul__(self, times: IntsLike) -> Time:
         """The same thing so many times, one after the other."""
-        return Time(self.ps * times)
+        return Time(self.ps * times, self.of)
 
     __rmul__ = __mul__
 
     def shared_by(self, workers: int) -> Time:
         """Work that so many workers divide evenly, rounded up."""
-        return Time(-(-self.ps // workers))
+        return Time(-(-self.ps // workers), self.of)
+
+    def _with(self, other: Time) -> tuple[str, ...]:
+        """Values that both are made of, and `OWN` where one of them is of none."""
+        if self.of == other.of:
+            return self.of
+        both = [one.of or ((OWN,) if np.any(one.ps) else ()) for one in (self, other)]
+        return tuple(sorted({*both[0], *both[1]}))
 
     @staticmethod
     def where(chosen: npt.NDArray[np.bool_], then: Time, otherwise: Time) -> Time:
         """One time for the tasks that are `chosen` (task,), another for the rest."""
-        return Time(np.where(chosen, then.ps, otherwise.ps))
+        return Time(np.where(chosen, then.ps, otherwise.ps), then._with(otherwise))
 
     @staticmethod
     def longer(one: Time, other: Time) -> Time:
         """Two things at once: task by task, the one that takes longer."""
-        return Time(np.maximum(one.ps, other.ps))
+        return Time(np.maximum(one.ps, other.ps), one._with(other))
 
 
 NO_TIME = Time(0)
+
+WAY = ("link.propagation_ns", "switch.traversal_ns")
+"""What the way of a message from GPU to GPU is made of."""
+VISIBILITY, POLL = "gpu.write_visibility_ns", "overheads.poll_ns"
+MEMORY_LOAD, CACHE_LOAD = "hbm.latency_ns", "gpu.l2_latency_ns"
+SMALL_KERNEL = "overheads.small_kernel_us"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +171,7 @@ class Costs:
 
     def warps_add_late(self, sources: IntsLike, row_bytes: int) -> Time:
         """From the end of that SM time until the sum is written."""
-        return Time(self._system.warps.reduce_latency_ps(sources, row_bytes))
+        return Time(self._system.warps.reduce_latency_ps(sources, row_bytes), (CACHE_LOAD, "warp.reduce_wait_ns"))
 
     def bulk_copies(self, rows: IntsLike, row_bytes: int) -> Time:
         """SM time of rows that pass shared memory; see `hwmodel.warps.Warps.bulk_ps`."""
@@ -152,7 +179,7 @@ class Costs:
 
     def bulk_late(self, sources: IntsLike, row_bytes: int) -> Time:
         """From the end of that SM time until the sum of such rows is written."""
-        return Time(self._system.warps.bulk_latency_ps(sources, row_bytes))
+        return Time(self._system.warps.bulk_latency_ps(sources, row_bytes), (MEMORY_LOAD, "warp.reduce_wait_ns"))
 
     def choices(self, rows: IntsLike) -> Time:
         """Rows of a token's choices, one after the other, beside their bytes."""
@@ -193,36 +220,36 @@ class Costs:
         """An elementwise kernel on top of its bytes, if it takes at least some time beside them."""
         overheads = self._system.overheads
         rows = nbytes.rows if isinstance(nbytes, MemoryTraffic) else 0
-        late = Time(overheads.small_kernel_ps) + self.row_copies(rows)
+        late = Time(overheads.small_kernel_ps, (SMALL_KERNEL,)) + self.row_copies(rows)
         return late if least is NO_TIME else late + self.beside_bytes(nbytes, least)
 
     def beside_bytes(self, nbytes: IntsLike | MemoryTraffic, least: Time) -> Time:
         """Rest, after its bytes have moved, of the least that a kernel takes."""
         if least is NO_TIME:
             return NO_TIME
-        return Time(np.maximum(least.ps - self.stream(nbytes).ps, 0))
+        return Time.made(np.maximum(least.ps - self.stream(nbytes).ps, 0), *least.of, OWN)
 
     def row_copies(self, rows: IntsLike) -> Time:
         """Single rows that a kernel copies to other places, beside their bytes."""
-        return Time(self._system.overheads.row_copy_ps * rows)
+        return Time.made(self._system.overheads.row_copy_ps * rows, "overheads.row_copy_ns")
 
     def memory_load(self) -> Time:
         """One load that goes to device memory."""
-        return Time(self._system.hbm.latency_ps)
+        return Time(self._system.hbm.latency_ps, (MEMORY_LOAD,))
 
     def cache_load(self) -> Time:
         """One load that finds its data in the L2 cache."""
-        return Time(self._system.warps.cache_latency_ps)
+        return Time(self._system.warps.cache_latency_ps, (CACHE_LOAD,))
 
     def visible(self) -> Time:
         """From a store's arrival in a GPU's memory until other SMs of the GPU see it."""
-        return Time(self._system.fabric.write_visibility_ps)
+        return Time(self._system.fabric.write_visibility_ps, (VISIBILITY,))
 
     # ---- telling one another ---------------------------------------------------------------------
 
     def post(self) -> Time:
         """A warp's work for a write to another domain and for the signal behind it."""
-        return Time(self._system.fabric.network.post_ps)
+        return Time(self._system.fabric.network.post_ps, ("nic.post_ns",))
 
     def behind(self, stored: Stored) -> Time:
         """Time from the arrival of stores until a flag that tells of them may leave.
@@ -231,13 +258,14 @@ class Costs:
         rings and of NCCL's chunks, which are times without a message of their own.
         """
         way = self._system.fabric.uplink_latency_ps + self._system.fabric.downlink_latency_ps
-        behind_ps = {
-            "nothing": 0,
-            "each": way,
-            "multicast": way + self._system.switch.multicast_release_ps,
-            "any": self._system.overheads.fence_ps,
+        behind = {
+            "nothing": NO_TIME,
+            "each": Time(way, WAY),
+            "multicast": Time(way, WAY)
+            + Time.made(self._system.switch.multicast_release_ps, "switch.multicast_release_ns"),
+            "any": Time(self._system.overheads.fence_ps, ("overheads.fence_us",)),
         }
-        return Time(behind_ps[stored])
+        return behind[stored]
 
     def write_through(self) -> Time:
         """From a store to a peer until its source knows that it is in the peer's memory.
@@ -249,15 +277,15 @@ class Costs:
     def release(self, peers: IntsLike) -> Time:
         """Time that low-latency kernels' release waits for each peer, behind `behind("each")`.
 
-        ``gpu.release_ns``, fitted to these kernels, which alone pay it.
+        ``warp.release_ns``, fitted to these kernels, which alone pay it.
         """
-        return Time(peers * self._system.warps.release_ps)
+        return Time.made(peers * self._system.warps.release_ps, "warp.release_ns")
 
     def remote_load(self) -> Time:
         """One load from a peer's memory, there and back, where nothing else is on the way."""
         fabric = self._system.fabric
         one_way = fabric.uplink_latency_ps + fabric.downlink_latency_ps
-        return Time(2 * one_way + fabric.read_access_ps)
+        return Time(2 * one_way + fabric.read_access_ps, (*WAY, "gpu.remote_read_access_ns"))
 
     def entering(self, nbytes: IntsLike) -> Time:
         """Data of loads occupies a GPU's ports in one direction."""
@@ -266,23 +294,47 @@ class Costs:
 
     def poll(self) -> Time:
         """Time until a loop that polls has seen a flag that is already visible."""
-        return Time(self._system.overheads.poll_ps)
+        return Time(self._system.overheads.poll_ps, (POLL,))
 
     def flag(self, stored: Stored = "nothing") -> Time:
         """A flag to another GPU behind stores: what they wait for, store, way, visibility, poll.
 
         A time without a message; `Sync.flag` adds one that takes its room on the ports.
         """
-        return self.behind(stored) + Time(self._system.overheads.flag_ps)
+        return self.behind(stored) + Time(self._system.overheads.flag_ps, (*WAY, VISIBILITY, POLL))
 
     def copy_engine_start(self) -> Time:
         """Starting one copy on a copy engine."""
-        return Time(self._system.overheads.copy_engine_start_ps)
+        return Time(self._system.overheads.copy_engine_start_ps, ("overheads.copy_engine_start_us",))
 
     def host_flag(self) -> Time:
         """A flag between a GPU and a thread of its host, either way: a store over PCIe, a poll."""
-        return Time(self._system.overheads.poll_pinned_ps)
+        return Time(self._system.overheads.poll_pinned_ps, ("overheads.poll_pinned_us",))
+
+    def library_start(self, protocol: Protocol) -> Time:
+        """From the start of a kernel of NCCL with rings or trees until its first chunk leaves."""
+        return Time(protocol.start_ps, (f"nccl.{protocol.name.lower()}_start_us",))
+
+    def pair_start(self, *, is_ll: bool) -> Time:
+        """The same of NCCL's kernel of sends and receives, under protocol LL or Simple."""
+        nccl = self._system.nccl
+        if is_ll:
+            return Time(nccl.pair_ll_start_ps, ("nccl.pair_ll_start_us",))
+        return Time(nccl.pair_simple_start_ps, ("nccl.pair_simple_start_us",))
+
+    def multicast_start(self) -> Time:
+        """From the start of NCCL's kernel of a collective in the switch until its first access."""
+        return Time(self._system.nccl.nvls_start_ps, ("nccl.nvls_start_us",))
+
+    def proxy_step(self) -> Time:
+        """A step of the host's thread that sees to what NCCL sends out of a node."""
+        return Time(self._system.nccl.proxy_step_ps, ("nccl.proxy_step_us",))
+
+    def meeting(self, members: int) -> Time:
+        """Members of an NVLink domain meet inside running kernels, from when the last one arrives."""
+        keys = ("overheads.barrier_base_ns", "overheads.barrier_per_peer_ns")
+        return Time.made(self._system.overheads.barrier_ps(members), *keys)
 
     def grid_barrier(self) -> Time:
         """All thread blocks of one kernel on one GPU meet."""
-        return Time(self._system.overheads.grid_barrier_ps)
+        return Time(self._system.overheads.grid_barrier_ps, ("overheads.grid_barrier_us",))

@@ -56,7 +56,7 @@ class Vectors:
             Whether it casts the row on its way, for which loading and storing wait.
         """
         time = Time(self._system.sm.push_ps(nbytes) * self._cores.vector_cores)
-        return time + Time(self._cores.quantised_row_ps) if quantised else time
+        return time + Time(self._cores.quantised_row_ps, ("ai_core.quantised_row_us",)) if quantised else time
 
     def add(self, nbytes_in: IntsLike, nbytes_out: IntsLike) -> Time:
         """One vector core loads rows of `nbytes_in` in all, and writes `nbytes_out` of sums."""
@@ -64,7 +64,7 @@ class Vectors:
 
     def sync_all(self) -> Time:
         """All vector cores of an NPU meet inside a kernel."""
-        return Time(self._cores.sync_all_ps)
+        return Time(self._cores.sync_all_ps, ("ai_core.sync_all_us",))
 
     @property
     def _cores(self) -> AiCore:

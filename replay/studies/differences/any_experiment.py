@@ -95,9 +95,9 @@ def came_out(result: ResultBase) -> Numbers:
 
 
 def _numbers(value: Any, path: str) -> Iterator[tuple[str, float]]:
-    """Numbers of a part of a result, but for systems and schemes; a list of them as its mean."""
+    """Numbers of a part of a result, but for systems, schemes and their code; a list of them as its mean."""
     if isinstance(value, Mapping):
-        if path.rpartition(".")[2] in ("system", "scheme"):
+        if path.rpartition(".")[2] in ("system", "scheme", "places", "by_place_us"):
             return
         for name, one in value.items():
             yield from _numbers(one, f"{path}.{name}")

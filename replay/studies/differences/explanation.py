@@ -5,6 +5,7 @@ The schema is ``moereplay-explanation/1``.
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -17,7 +18,7 @@ from replay.experiments.collective.result import CollectiveResult
 from replay.experiments.collective.spec import size_text
 from replay.experiments.layer.experiment import EXPERIMENT as LAYER
 from replay.experiments.layer.result import Comparison
-from replay.experiments.layer.tables.notes import heading, launch_notes, tuned_notes
+from replay.experiments.layer.tables.notes import around_note, heading, launch_notes, tuned_notes
 from replay.schemes.modules import modules_of
 from replay.schemes.registry import EVERY
 from replay.studies.differences import any_experiment as of_any
@@ -25,8 +26,9 @@ from replay.studies.differences.inputs import changes_of
 from replay.studies.differences.outcome import changed
 from replay.studies.differences.pairs import alike, names_of
 from replay.studies.differences.parts import Change, QuantityDifference
-from replay.studies.differences.path import BARRIERS, GAPS, HOST_WAITS, LAUNCHES
+from replay.studies.differences.path import ps
 from replay.studies.differences.sides import Side, side_of
+from replay.studies.differences.trust import Trust, trusts
 from tracegen.shared.display.frames import flat
 from tracegen.shared.strict import Strict
 
@@ -39,17 +41,10 @@ if TYPE_CHECKING:
 
 DESCRIBED = ("scheme", "option")
 """Parts of the names of inputs that are of the scheme."""
+WAITS_OF_HOSTS = frozenset({"overheads.host_sync_us", "overheads.poll_pinned_us"})
+"""Values of waits of hosts, which a scheme may pay where its GPUs are busy."""
 OF_THE_SCHEME = ("sequence_parallel", "is_paired")
 """Other inputs that are not the same because the schemes are not."""
-
-
-VALUES = {
-    GAPS: ("kernel_gap_stream_us", "kernel_gap_graph_us"),
-    LAUNCHES: ("launch_us", "graph_launch_us"),
-    BARRIERS: ("fence_us", "grid_barrier_us"),
-    HOST_WAITS: ("host_sync_us",),
-}
-"""Overheads of a system that parts of a path may consist of."""
 
 
 class Share(Strict):
@@ -71,15 +66,17 @@ class Share(Strict):
 
 
 class PhaseSpan(Strict):
-    """Begin and end of a phase in both; None for one that has no such phase."""
+    """Begin and end of a phase in both, and time in which something of it is in service; None without it."""
 
     phase: str
     one_us: tuple[float, float] | None
     other_us: tuple[float, float] | None
+    one_busy_us: float | None = None
+    other_busy_us: float | None = None
 
 
 class OverheadCount(Strict):
-    """Tasks of the critical paths that are overhead: those of one length, and how many each path has.
+    """Tasks of the critical paths that are overhead, or latencies of kernels: those of one length.
 
     Attributes
     ----------
@@ -88,7 +85,7 @@ class OverheadCount(Strict):
     each_us
         Time of each.
     key
-        Value of the system that it is; empty where it is a constant of software or a sum.
+        Values of the system that it is made of, with commas; empty for constants of software.
     one, other
         How many the first's path has, and the second's.
     """
@@ -99,6 +96,58 @@ class OverheadCount(Strict):
     key: str = ""
     one: int
     other: int
+
+
+class ValueShare(Strict):
+    """Time of both critical paths that one value of the system is.
+
+    Attributes
+    ----------
+    key
+        The value, such as ``overheads.fence_us``; several with commas, where one task costs all of them.
+    says
+        Its confidence and its spread as ``hardware show`` has them, of several the confidence; empty
+        where that is not known.
+    one_us, other_us, difference_us
+        The first's time, the second's, and by how much the second's is longer.
+    low, high, value
+        What it may be in nine cases of ten, and what it is; None where no range is known.
+    """
+
+    key: str
+    says: str = ""
+    one_us: float
+    other_us: float
+    difference_us: float
+    low: float | None = None
+    high: float | None = None
+    value: float | None = None
+
+    def at(self, value: float, difference_us: float) -> float:
+        """Difference of the times with another value, as long as both paths stay."""
+        assert self.value
+        return difference_us + self.difference_us * (value / self.value - 1)
+
+
+class CodeShare(Strict):
+    """Time of one critical path whose tasks some code asked for.
+
+    Attributes
+    ----------
+    scheme, place
+        The scheme, and the file and function.
+    time_us
+        All of it.
+    where, what, part_us
+        The phase and the cause with most of it, and their time.
+    """
+
+    scheme: str
+    place: str
+    time_us: float
+    where: str
+    what: str
+    part_us: float
 
 
 class Explanation(Document):
@@ -119,7 +168,7 @@ class Explanation(Document):
         which add up to within rounding.
     gpus
         What a GPU does in the mean, in the same time: it computes or launches kernels, waits for
-        wires, for other GPUs, for latencies, and at the end for the last GPU. They add up likewise;
+        wires, for other GPUs, for what no GPU is busy with, and at the end for the last GPU. They add up likewise;
         nothing of what has no schedule of its own.
     phases
         When phases begin and end, where both are of one layer by itself.
@@ -131,8 +180,16 @@ class Explanation(Document):
         Lines on what was replayed and how it was launched, as the comparison of layers has them.
     overhead
         Tasks that overhead on the paths consists of.
+    values
+        The same by value of the system, the longest first.
+    places
+        Code that asked for the tasks of each path, the longest first.
+    beside
+        Values that tasks of a scheme cost and none of its path, by its name: those of the other's
+        path, and those of waits of hosts.
     code
-        Files of each scheme of moereplay's own, by its name (`modules_of`).
+        Files of each scheme of moereplay's own, by its name: those of `places`, or where an older
+        result does not tell them, all (`modules_of`).
     """
 
     LEFT_OUT_IF_NONE: ClassVar[frozenset[str]] = frozenset({"experiment"})
@@ -152,6 +209,9 @@ class Explanation(Document):
     heading: list[str] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
     overhead: list[OverheadCount] = Field(default_factory=list)
+    values: list[ValueShare] = Field(default_factory=list)
+    places: list[CodeShare] = Field(default_factory=list)
+    beside: dict[str, dict[str, float]] = Field(default_factory=dict)
     code: dict[str, list[str]] = Field(default_factory=dict)
 
     def _rows(self) -> list[dict[str, Any]]:
@@ -180,17 +240,23 @@ def explain(one: ResultBase | str | Path, other: ResultBase | str | Path) -> Exp
     _check_single(other, after)
     before, after = alike(before, after)
     first, second = side_of(experiment, before), side_of(experiment, after)
-    described = {"overhead": _overhead(first, second), "code": _code(before, after)}
+    described: dict[str, Any] = {"values": _values(first, second, trusts(before, after))}
     if experiment is LAYER:
         _check_layers(before, after)
         results = [before, after]
         names = names_of(results)
-        described |= {"heading": _heading(before, after), "notes": [*launch_notes(results), *tuned_notes(results)]}
-        return _explained(first._replace(name=names[0]), second._replace(name=names[1]), **described)
+        described |= {"heading": _heading(before, after), "notes": _notes(results)}
+        first, second = first._replace(name=names[0]), second._replace(name=names[1])
+        return _explained(first, second, code=_code(first, second, before, after), **described)
     if first.name == second.name:
         first = first._replace(name=f"{first.name} (1)")
         second = second._replace(name=f"{second.name} (2)")
-    return _explained(first, second, experiment=experiment.name, **described)
+    code = _code(first, second, before, after)
+    return _explained(first, second, experiment=experiment.name, code=code, **described)
+
+
+def _notes(results: list[Result]) -> list[str]:
+    return [*launch_notes(results), around_note(results), *tuned_notes(results)]
 
 
 def _check_layers(first: Result, second: Result) -> None:
@@ -218,11 +284,20 @@ def _explained(one: Side, other: Side, **described: Any) -> Explanation:
         path=_shares(one.path, other.path),
         gpus=_shares(one.gpus, other.gpus, in_order=True),
         phases=[
-            PhaseSpan(phase=phase, one_us=one.spans_us.get(phase), other_us=other.spans_us.get(phase))
+            PhaseSpan(
+                phase=phase,
+                one_us=one.spans_us.get(phase),
+                other_us=other.spans_us.get(phase),
+                one_busy_us=one.busy_us.get(phase),
+                other_busy_us=other.busy_us.get(phase),
+            )
             for phase in ({**spans, **other.spans_us} if spans else ())
         ],
         quantities=changed(one.numbers, other.numbers),
         inputs=[each for each in changes_of([("", one.inputs, other.inputs)]) if not _is_of_the_scheme(each.what)],
+        overhead=_overhead(one, other),
+        places=[share for side in (one, other) for share in _places(side)],
+        beside={side.name: keys for side, its in ((one, other), (other, one)) if (keys := _beside(side, its))},
         **described,
     )
 
@@ -235,10 +310,36 @@ def _heading(first: Result, second: Result) -> list[str]:
     return [*dict.fromkeys(line for one in (first, second) for line in heading(one).splitlines())]
 
 
-def _code(*results: ResultBase) -> dict[str, list[str]]:
-    """Files of the schemes of some results, those of other files and plug-ins left out."""
-    names = [each.name for one in results if isinstance(one, TimedResult) for each in one.schemes]
-    return {name: modules_of(EVERY[name]) for name in names if name in EVERY}
+def _code(one: Side, other: Side, *results: ResultBase) -> dict[str, list[str]]:
+    """Files of the schemes of some results: of their paths, or all of a scheme that is no other file's or plug-in's."""
+    found: dict[str, list[str]] = {}
+    for side, result in zip((one, other), results, strict=True):
+        files = [share.place.partition(": ")[0] for share in _places(side)]
+        names = [each.name for each in result.schemes] if isinstance(result, TimedResult) and not files else []
+        found |= {name: modules_of(EVERY[name]) for name in names if name in EVERY}
+        if files:
+            found[side.name] = list(dict.fromkeys(files))
+    return found
+
+
+def _places(side: Side) -> list[CodeShare]:
+    """Code that asked for tasks of a path, the longest first."""
+    parts: dict[str, Counter[tuple[str, str]]] = {}
+    for (place, where, what), time in side.places.items():
+        if time:
+            parts.setdefault(place, Counter())[where, what] += time
+    found = []
+    for place, times in parts.items():
+        ((where, what), most), *_ = times.most_common(1)
+        share = {"where": where, "what": what, "part_us": most / 1e6}
+        found.append(CodeShare(scheme=side.name, place=place, time_us=times.total() / 1e6, **share))
+    return sorted(found, key=lambda share: -share.time_us)
+
+
+def _beside(side: Side, other: Side) -> dict[str, float]:
+    """Values that a side pays off its path and the other has on its own, or that are a wait of its host."""
+    paid = {value for *_, values in other.overhead for value in values}
+    return {key: side.inputs[f"system.{key}"] for key in sorted(side.beside & (paid | WAITS_OF_HOSTS))}
 
 
 def _overhead(one: Side, other: Side) -> list[OverheadCount]:
@@ -248,21 +349,31 @@ def _overhead(one: Side, other: Side) -> list[OverheadCount]:
             where=where,
             what=what,
             each_us=each_us,
-            key=_key(what, each_us, one, other),
-            one=one.overhead.get((where, what, each_us), 0),
-            other=other.overhead.get((where, what, each_us), 0),
+            key=", ".join(values),
+            one=one.overhead.get((where, what, each_us, values), 0),
+            other=other.overhead.get((where, what, each_us, values), 0),
         )
-        for where, what, each_us in {**one.overhead, **other.overhead}
+        for where, what, each_us, values in {**one.overhead, **other.overhead}
     ]
     return sorted(found, key=lambda each: -each.each_us * max(each.one, each.other))
 
 
-def _key(what: str, each_us: float, *sides: Side) -> str:
-    """Value of the system that tasks of a length are of; empty for none."""
-    found = (
-        key for key in VALUES.get(what, ()) for side in sides if side.inputs.get(f"system.overheads.{key}") == each_us
-    )
-    return next((f"overheads.{key}" for key in found), "")
+def _values(one: Side, other: Side, trusted: Mapping[str, Trust]) -> list[ValueShare]:
+    """Time of both paths by the values that tasks are made of."""
+    times: dict[tuple[str, ...], list[int]] = {}
+    for place, side in enumerate((one, other)):
+        for (_, _, each_us, values), count in side.overhead.items():
+            if values:
+                times.setdefault(values, [0, 0])[place] += count * ps(each_us)
+    found = []
+    for values, (first, second) in times.items():
+        known = [trusted[value] for value in values if value in trusted]
+        said: dict[str, Any] = known[0]._asdict() if len(values) == 1 and known else {}
+        if len(values) > 1:
+            said = {"says": ", ".join(dict.fromkeys(one.says.partition(";")[0] for one in known))}
+        shares = {"one_us": first / 1e6, "other_us": second / 1e6, "difference_us": (second - first) / 1e6}
+        found.append(ValueShare(key=", ".join(values), **shares, **said))
+    return sorted(found, key=lambda share: -max(share.one_us, share.other_us))
 
 
 def _is_of_the_scheme(what: str) -> bool:

@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from replay.experiments.base.result import TimedResult
     from replay.measure.result import Measures
 
-COMPUTING = "computing, between kernels"
+COMPUTING = "computing or between kernels"
 ON_THE_WAY = "waiting for rows on their way"
 COPYING, MESSAGES = "waiting for SMs that copy rows", "waiting for messages alone"
-OTHERS, LATENCIES = "waiting for other GPUs", "waiting for latencies"
+OTHERS, NOBODY = "waiting for other GPUs", "no GPU busy"
 EXPOSED = "exposed"
 LAST = "waiting for the last GPU"
-PARTS = (COMPUTING, COPYING, MESSAGES, ON_THE_WAY, OTHERS, LATENCIES, EXPOSED, LAST)
+PARTS = (COMPUTING, COPYING, MESSAGES, ON_THE_WAY, OTHERS, NOBODY, EXPOSED, LAST)
 """All that a GPU does or waits for; `ON_THE_WAY` and `EXPOSED` where an older version does not say for what."""
 
 
@@ -47,7 +47,7 @@ def _of_gpu(measures: Measures) -> dict[str, int]:
         waits = {
             **moved,
             OTHERS: by_time.imbalance_us,
-            LATENCIES: by_time.latency_us,
+            NOBODY: by_time.latency_us,
         }
     mean = {what: ps(sum(times) / len(times)) for what, times in waits.items()}
     end = ps(sum(ends) / len(ends))

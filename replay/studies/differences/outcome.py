@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from replay.experiments.layer.result import Result
 from replay.experiments.layer.tables.memory import memory_of
 from replay.studies.differences.any_experiment import Numbers, came_out
+from replay.studies.differences.pairs import without_code
 from replay.studies.differences.parts import QuantityDifference, SchemeDifference, TimePart
 from replay.studies.differences.path import by_cause, by_phase, ps
 
@@ -56,7 +57,8 @@ def is_same(pair: Pair) -> bool:
     """Tell whether all that came out is the same."""
     one, other = pair.before, pair.after
     if isinstance(one, Result) and isinstance(other, Result):
-        return (one.layers, one.chain, one.totals) == (other.layers, other.chain, other.totals)
+        before, after = ([without_code(of.layers), without_code(of.chain), of.totals] for of in (one, other))
+        return before == after
     return came_out(one) == came_out(other)
 
 

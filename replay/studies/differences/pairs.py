@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from replay.experiments.base.names import row_names
 from replay.experiments.base.result import TimedResult
 from replay.experiments.layer.result import Result
-from replay.measure.parts import CriticalPathTimes, Exposure
+from replay.measure.parts import CriticalPathTimes, Exposure, OverheadTasks
 from replay.measure.result import ChainResult, LayerResult, Measures
 
 
@@ -27,15 +27,23 @@ LATER: dict[type, tuple[str, ...]] = {
     ChainResult: ("memory",),
     Measures: ("exposure", "sm_time_us"),
     Exposure: ("copying_us",),
-    CriticalPathTimes: ("behind_by_kind_us", "overhead"),
+    CriticalPathTimes: ("behind_by_kind_us", "overhead", "latencies", "by_place_us", "beside"),
+    OverheadTasks: ("values", "places"),
 }
 """What results of older versions do not have."""
+OF_CODE: set[tuple[type, str]] = {(CriticalPathTimes, "by_place_us"), (OverheadTasks, "places")}
+"""What tells of the code, and not of what came out."""
 
 
 def alike(before: Any, after: Any) -> tuple[Any, Any]:
     """Leave out of two results what an older version of one does not tell: that is no difference."""
     lacking = _lacking(before) | _lacking(after)
     return (_without(before, lacking), _without(after, lacking)) if lacking else (before, after)
+
+
+def without_code(value: Any) -> Any:
+    """Copy of a result, or of a part of it, that does not tell which code asked for its tasks."""
+    return _without(value, OF_CODE)
 
 
 def _lacking(value: Any) -> set[tuple[type, str]]:

@@ -6,33 +6,40 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from replay.engine.critical_path import DRAWN
+from replay.measure.origins import UNSENT
 from replay.model.machine.kinds import KIND_NAMES, KINDS, Kind, phase_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from replay.experiments.base.result import TimedResult
-    from replay.measure.parts import CriticalPathTimes
+    from replay.measure.parts import CriticalPathTimes, OverheadTasks
 
 NO_PHASE = "no phase"
 """Where the critical path's time is that belongs to no phase: hosts, and gaps between kernels."""
 
 GAPS, LAUNCHES = "gaps between kernels", "launches of hosts"
 BARRIERS, HOST_WAITS, NO_SM, READS = "barriers and flags", "waits of hosts", "no SM", "reads"
+STARTS = "starts of NCCL kernels"
+OF_MESSAGES, OF_KERNELS = "latency of messages", "latency of kernels"
 OVERHEADS = {
     Kind.LAUNCH: GAPS,
     Kind.HOST: LAUNCHES,
     Kind.DELAY: "random delays",
     Kind.GEMM2_SYNC: "handing out tiles",
 }
-"""Service of a kind that is overhead; of all others it is of `BARRIERS`, or of `HOST_WAITS` on a host's thread."""
+"""Service of a kind that is overhead; of all others it is of `BARRIERS`, but on a host's thread of `HOST_WAITS`,
+and of `STARTS` where it is a value of how NCCL starts."""
 
 HOST = "host"
 """Class of the resource that a host's thread is."""
+LIBRARY = "nccl."
+"""Values of NCCL's kernels."""
 
-SERVICES = ("compute", "copying", "serialisation", *OVERHEADS.values(), BARRIERS, HOST_WAITS)
+SERVICES = ("compute", "copying", "serialisation", *OVERHEADS.values(), BARRIERS, HOST_WAITS, STARTS)
 """All that the path's time of service is called."""
-WAITS = ("queueing", *(f"queueing behind {what}" for what in (*SERVICES, READS)), "latency", "credits", NO_SM)
+BEHIND = tuple(f"queueing behind {what}" for what in (*SERVICES, READS))
+WAITS = ("queueing", *BEHIND, OF_MESSAGES, OF_KERNELS, "credits", NO_SM)
 """All that waits of the path are called; queueing alone where an older version does not say behind what."""
 
 Ps = dict[str, int]
@@ -66,32 +73,70 @@ def of_paths(paths: Iterable[CriticalPathTimes]) -> dict[tuple[str, str], int]:
                 spent[phase_of_kind(kind), f"queueing behind {service_of_kind(served)}"] += ps(time)
                 spent[phase_of_kind(kind), "queueing"] -= ps(time)
         for one in overhead_of(path):
-            if one.what == HOST_WAITS:
-                spent[one.where, HOST_WAITS] += one.number * ps(one.each_us)
+            if one.what in (HOST_WAITS, STARTS):
+                spent[one.where, one.what] += one.number * ps(one.each_us)
                 spent[one.where, BARRIERS] -= one.number * ps(one.each_us)
     return {part: time for part, time in spent.items() if time}
 
 
 class Overhead(NamedTuple):
-    """Tasks of a path that are overhead, of one length: where, what of `SERVICES`, time of each, how many."""
+    """Tasks of a path that are overhead, or whose latency is a kernel's, of one length.
+
+    Attributes
+    ----------
+    where, what
+        The phase, and one of `SERVICES` or `OF_KERNELS`.
+    each_us, number
+        Time of each, and how many there are.
+    values
+        Of the system, that they are made of.
+    """
 
     where: str
     what: str
     each_us: float
     number: int
+    values: tuple[str, ...]
 
 
 def overhead_of(path: CriticalPathTimes) -> Iterator[Overhead]:
-    """Give all overhead of a path; nothing where an older version does not say."""
+    """Give all overhead of a path, and latencies of kernels; nothing where an older version does not say."""
     for one in path.overhead or ():
-        what = service_of_kind(one.kind)
-        is_host = what == BARRIERS and one.group == HOST
-        yield Overhead(phase_of_kind(one.kind), HOST_WAITS if is_host else what, one.each_us, one.count)
+        values = tuple(one.values or ())
+        yield Overhead(phase_of_kind(one.kind), _overhead(one, values), one.each_us, one.count, values)
+    for one in path.latencies or ():
+        yield Overhead(phase_of_kind(one.kind), OF_KERNELS, one.each_us, one.count, tuple(one.values or ()))
+
+
+def _overhead(one: OverheadTasks, values: tuple[str, ...]) -> str:
+    what = service_of_kind(one.kind)
+    if what != BARRIERS:
+        return what
+    if one.group == HOST:
+        return HOST_WAITS
+    starts = [value.startswith(LIBRARY) and value.endswith("_start_us") for value in values]
+    return STARTS if starts and all(starts) else BARRIERS
+
+
+def by_place(path: CriticalPathTimes) -> Iterator[tuple[str, str, str, int]]:
+    """Give the time of a path by place, phase and cause; nothing where an older version does not say."""
+    for place, kinds in (path.by_place_us or {}).items():
+        for kind, times in kinds.items():
+            for what, time in times.items():
+                yield place, phase_of_kind(kind), _cause(kind, what), ps(time)
+    for one in path.overhead or ():
+        what = _overhead(one, tuple(one.values or ()))
+        if what in (HOST_WAITS, STARTS):
+            for place, count in (one.places or {}).items():
+                yield place, phase_of_kind(one.kind), what, count * ps(one.each_us)
+                yield place, phase_of_kind(one.kind), BARRIERS, -count * ps(one.each_us)
 
 
 def _cause(kind: str, what: str) -> str:
     if what == "service":
         return service_of_kind(kind)
+    if what == "latency":
+        return OF_KERNELS if kind in UNSENT else OF_MESSAGES
     return NO_SM if what == "credits" and kind == KIND_NAMES[Kind.LAUNCH] else what
 
 

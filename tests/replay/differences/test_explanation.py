@@ -21,15 +21,26 @@ from replay.report.words import WORDS
 from replay.schemes import SCHEMES as SHIPPED
 from replay.schemes.modules import modules_of
 from replay.studies.differences.explanation import Explanation, pick
-from replay.studies.differences.explanation_page import explanation_tables, path_table
-from replay.studies.differences.gpus import COMPUTING, EXPOSED, LAST, PARTS
+from replay.studies.differences.explanation_page import (
+    explanation_tables,
+    fitted,
+    overhead_table,
+    path_table,
+    sentence,
+    turning,
+)
+from replay.studies.differences.gpus import COMPUTING, COPYING, EXPOSED, LAST, MESSAGES, NOBODY, OTHERS, PARTS
 from replay.studies.differences.outcome import numbers_of
 from replay.studies.differences.path import (
     BARRIERS,
+    BEHIND,
     HOST_WAITS,
     NO_PHASE,
     NO_SM,
+    OF_KERNELS,
+    OF_MESSAGES,
     SERVICES,
+    STARTS,
     WAITS,
     by_cause,
     by_phase,
@@ -39,6 +50,7 @@ from replay.studies.differences.sides import ALONE
 from tracegen.shared.display.palette import places
 
 OLD = Path(__file__).parents[2] / "data" / "results"
+HOST_SYNC = "overheads.host_sync_us"
 SCHEMES = ["deepep", "nccl-alltoall", "deepep-ll", "comet"]
 
 
@@ -95,7 +107,12 @@ def test_phases_and_causes_are_two_sums_of_one_thing(compared):
         causes, measured = by_cause(result), Counter()
         for path in (one.critical_path for one in result.measured):
             measured.update({cause: ps(time) for cause, time in path.by_cause_us.items()})
-        together = {"overhead": SERVICES[3:], "queueing": WAITS[:-3], "credits": ("credits", NO_SM)}
+        together = {
+            "overhead": SERVICES[3:],
+            "queueing": ("queueing", *BEHIND),
+            "latency": (OF_MESSAGES, OF_KERNELS),
+            "credits": ("credits", NO_SM),
+        }
         for cause, time in measured.items():
             assert time == sum(causes.get(name, 0) for name in together.get(cause, (cause,)))
 
@@ -103,8 +120,7 @@ def test_phases_and_causes_are_two_sums_of_one_thing(compared):
 def test_the_mean_gpu_waits_for_what_its_measures_say(compared):
     found = replay.explain(compared["nccl-alltoall"], compared["deepep"])
     parts = {part.where: part for part in found.gpus}
-    waits = ("SMs that copy rows", "messages alone", "other GPUs", "latencies")
-    exposed = sum(parts[f"waiting for {what}"].one_us for what in waits)
+    exposed = sum(parts[what].one_us for what in (COPYING, MESSAGES, OTHERS, NOBODY))
     total = compared["nccl-alltoall"].totals.exposed_communication_us
     assert exposed == pytest.approx(total, abs=1e-4)
     ends = [
@@ -126,12 +142,68 @@ def test_overhead_is_told_by_tasks_and_adds_up(compared):
     assert any(one.key == "overheads.host_sync_us" and one.one for one in found.overhead)
 
 
+def test_code_of_the_path_and_its_values_add_up(compared):
+    """Each scheme's code asked for all of its time; overhead of a value is that of its tasks, not shown ones too."""
+    found = replay.explain(compared["nccl-alltoall"], compared["deepep"])
+    for name, time_us in (("nccl-alltoall", found.one_us), ("deepep", found.other_us)):
+        of = [share for share in found.places if share.scheme == name]
+        assert sum(ps(share.time_us) for share in of) == ps(time_us)
+        assert all(share.place and share.part_us <= share.time_us for share in of)
+    for side in ("one", "other"):
+        lengths = [one for one in found.overhead if one.key]
+        assert sum(ps(getattr(share, f"{side}_us")) for share in found.values) == sum(
+            ps(one.each_us) * getattr(one, side) for one in lengths
+        )
+    *rows, last = overhead_table(found).rows
+    assert last[0] == "all else" and len(rows) < len(found.overhead)
+    for place, side in ((3, "one"), (4, "other")):
+        assert sum(row[place] for row in (*rows, last)) == sum(getattr(one, side) for one in found.overhead)
+    started = {one.key for one in found.overhead if one.what == STARTS}
+    assert started and all(key.startswith("nccl.") for key in started)
+    assert {one.what for one in found.overhead if one.key == "overheads.small_kernel_us"} == {OF_KERNELS}
+    assert found.beside["deepep"]["overheads.poll_pinned_us"] == 2, "its host's wait is hidden"
+
+
+def test_a_value_turns_the_order_round_as_a_replay_with_it_does(trace):
+    """What is said of a value's spread is what replays with its ends say, since both paths stay."""
+    names = ("nccl-alltoall", "deepep")
+    one, other = (replay.run(trace, scheme=name, layer=0) for name in names)
+    found = replay.explain(one, other)
+    (share,) = [share for share in found.values if share.key == HOST_SYNC]
+    assert (share.value, share.low, share.high, share.says) == (15, 9.2, 30, "low; 9.2 to 30")
+    ends = {}
+    for value in (share.low, share.high):
+        moved = [replay.run(trace, scheme=name, layer=0, overrides={HOST_SYNC: value}) for name in names]
+        ends[value] = moved[1].totals.makespan_us - moved[0].totals.makespan_us
+        assert share.at(value, found.difference_us) == pytest.approx(ends[value], abs=1e-6)
+    said = found.model_copy(update={"difference_us": (ends[9.2] + ends[30]) / -2 + found.difference_us})
+    (line,) = turning(said)
+    assert "us with 30 for overheads.host_sync_us = 15 (low; 9.2 to 30)" in line
+    assert not turning(found.model_copy(update={"difference_us": 1e6}))
+
+
+def test_a_sum_of_parts_that_nearly_cancel_says_so(compared):
+    found = replay.explain(compared["nccl-alltoall"], compared["deepep"])
+    gross = sum(abs(part.difference_us) for part in found.path)
+    near = found.model_copy(update={"difference_us": gross / 10})
+    assert "Parts nearly cancel: +" in sentence(near) and "Most of it" not in sentence(near)
+    far = found.model_copy(update={"difference_us": gross / 2})
+    assert "Most of it: " in sentence(far) and "nearly cancel" not in sentence(far)
+
+
+def test_values_that_were_fitted_are_named_where_they_are_a_large_part(compared):
+    found = replay.explain(compared["nccl-alltoall"], compared["deepep"])
+    (line,) = fitted(found)
+    assert "overheads.fence_us (+37.2 us)" in line or "overheads.fence_us (+74.4 us)" in line
+
+
 def older_than(result):
     document = json.loads(result.model_dump_json(by_alias=True))
     for part in [*document["layers"], document["chain"]]:
         if part is not None and "measures" in part:
             del part["measures"]["exposure"]["copying_us"]
-            del part["measures"]["critical_path"]["overhead"], part["measures"]["critical_path"]["behind_by_kind_us"]
+            for name in ("overhead", "behind_by_kind_us", "latencies", "by_place_us", "beside"):
+                del part["measures"]["critical_path"][name]
     return Result.model_validate(document)
 
 
@@ -150,8 +222,9 @@ def test_an_older_version_of_a_result_is_the_same_result(compared):
 
 
 def without_host_waits(causes):
-    barriers = causes.get(BARRIERS, 0) + causes.get(HOST_WAITS, 0)
-    return {cause: time for cause, time in {**causes, BARRIERS: barriers}.items() if time and cause != HOST_WAITS}
+    apart = (HOST_WAITS, STARTS)
+    barriers = causes.get(BARRIERS, 0) + sum(causes.get(cause, 0) for cause in apart)
+    return {cause: time for cause, time in {**causes, BARRIERS: barriers}.items() if time and cause not in apart}
 
 
 def test_a_file_of_an_older_version_has_no_part_for_what_it_does_not_tell(trace):
@@ -184,8 +257,10 @@ def test_what_was_replayed_is_said_as_the_comparison_says_it(compared):
         assert line in text and line in said
     (chosen,) = [note for note in found.notes if "comet: chose" in note]
     assert "dispatch_sms=" in chosen and chosen.endswith("tried.")
-    assert found.code["deepep"] == modules_of(SHIPPED["deepep"])
-    assert f"Code of comet: {', '.join(modules_of(SHIPPED['comet']))}." in text
+    for name in ("deepep", "comet"):
+        own = set(found.code[name]) & set(modules_of(SHIPPED[name]))
+        assert own and not any("internode" in file for file in own), "one node has no code of several"
+        assert {one.place.partition(": ")[0] for one in found.places if one.scheme == name} == set(found.code[name])
 
 
 def test_rows_cover_most_of_both_times_and_of_the_difference(compared):
@@ -219,6 +294,7 @@ def test_a_slower_host_is_found_where_the_host_waits(trace):
     assert part.what == HOST_WAITS and part.difference_us == found.difference_us == 40 - 15
     assert part.where != NO_PHASE
     assert [each.what for each in found.inputs] == ["system.overheads.host_sync_us"]
+    assert not found.values or all(share.low is None for share in found.values if share.key == HOST_SYNC)
     assert "Not the scheme alone: system.overheads.host_sync_us" in render(explanation_tables(found))
 
 

@@ -72,9 +72,9 @@ def test_launching_changes_times_and_identity(decoding: tracegen.RoutingTrace) -
 def test_tables_say_how_kernels_were_launched(decoding: tracegen.RoutingTrace) -> None:
     both = replay.compare(decoding, ["deepep", "flashdmoe"], layer=0, baseline="deepep")
     text = summary(both)
-    assert "Launched bare, kernel by kernel: deepep." in text
-    assert "Launched bare, as CUDA graphs, in each layer until a host waits: flashdmoe." in text
-    assert "Launched bare, as CUDA graphs, in each layer until a host waits." in summary(both["flashdmoe"])
+    assert "Launched kernel by kernel: deepep." in text
+    assert "Launched as CUDA graphs, in each layer until a host waits: flashdmoe." in text
+    assert "Launched as CUDA graphs, in each layer until a host waits." in summary(both["flashdmoe"])
 
 
 def test_a_spec_without_the_setting_reads_as_before() -> None:

@@ -54,7 +54,7 @@ def test_a_result_of_the_first_schema_holds_what_it_held(name: str) -> None:
             ("sampled_nodes", part),
             ("experts", measures["mechanisms"]),
             ("behind_by_kind_us", measures["critical_path"]),
-            ("overhead", measures["critical_path"]),
+            *((name, measures["critical_path"]) for name in ("overhead", "latencies", "by_place_us", "beside")),
         ):
             assert place.pop(unknown, None) is None, "the first schema did not say"
         assert {**measures, **part} == was

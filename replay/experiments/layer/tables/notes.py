@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from replay.chains.node_sampling import error_of
+from replay.errors import listed
 from replay.experiments.base.names import row_names, short_placement
 from replay.report.comparisons import left_out_alike, star_notes
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 FOR_NVLINK = frozenset({"deepep", "deepep-ll", "deepep-v2"})
 """Schemes with DeepEP's kernels in a node, whose README asks for NVLink there (Requirements)."""
+BARE = "bare"
+"""Stack that is nobody's, of schemes that can have another one's kernels around their own."""
 PCIE_UNIT_BYTES = 4
 """Unit in which PCIe counts packets, where NVLink has 16 bytes: PCI Express base specification."""
 
@@ -103,33 +106,54 @@ LAUNCHES = {
 
 
 def launch_notes(results: Sequence[Result]) -> list[str]:
-    """Notes on launches of kernels, with the schemes for which they differ."""
-    used: dict[str, list[str]] = {}
-    outside: dict[str, list[str]] = {}
+    """Notes on launches of kernels, with the rows for which they differ."""
+    used: dict[str, list[int]] = {}
+    outside: dict[str, list[int]] = {}
     knowing = {one.stack.name for one in results if one.stack is not None and one.stack.knows}
-    for result in results:
-        how, stack, name = LAUNCHES[result.launch], result.stack, result.scheme.name
-        if stack is None:
-            how = f"bare, {how}"
-        else:
-            how += f" by hosts of {stack.name}"
-            if not stack.knows:
-                outside.setdefault(stack.name, []).append(name)
-        names = used.setdefault(how, [])
-        if name not in names:
-            names.append(name)
+    for place, result in enumerate(results):
+        stack = result.stack
+        under = "" if stack is None else f" by hosts of {stack.name}"
+        used.setdefault(LAUNCHES[result.launch] + under, []).append(place)
+        if stack is not None and not stack.knows:
+            outside.setdefault(stack.name, []).append(place)
     alone = [stack for stack in outside if stack not in knowing]
-    strange = {stack: ", ".join(dict.fromkeys(names)) for stack, names in outside.items() if stack in knowing}
+    strange = {stack: _rows_text(results, rows) for stack, rows in outside.items() if stack in knowing}
     if alone:
         strange[", ".join(alone)] = "all that they launch" if alone[1:] else "all"
+    bare = [place for place, one in enumerate(results) if one.stack is None]
+    whose = f": {_rows_text(results, bare)}" if len(bare) < len(results) else ""
     return [
-        *(f"Launched {how}{': ' + ', '.join(names) if len(used) > 1 else ''}." for how, names in used.items()),
+        *(f"Launched {how}{': ' + _rows_text(results, rows) if len(used) > 1 else ''}." for how, rows in used.items()),
+        *([f"Of host time launches and waits alone are charged, nothing of a framework's{whose}."] if bare else []),
         *(
             f"Not in the list of {stack}, so that kernels for rows are calls of an extension: {names}."
             for stack, names in strange.items()
         ),
         *practice_notes(results),
     ]
+
+
+def _rows_text(results: Sequence[Result], rows: Sequence[int]) -> str:
+    """Names of some rows, in their order: of a scheme alone where all of its rows are among them."""
+    names, chosen = row_names(results, marked=False), set(rows)
+    schemes = [one.scheme.name for one in results]
+    whole = {name for name in schemes if all(at in chosen for at, one in enumerate(schemes) if one == name)}
+    return listed(dict.fromkeys(schemes[at] if schemes[at] in whole else names[at] for at in sorted(chosen)))
+
+
+def around_note(results: Sequence[Result]) -> str:
+    """Note on the software whose kernels stand around the exchange, which each scheme brings."""
+    said = []
+    for name, scheme in zip(row_names(results, marked=False), (one.scheme for one in results), strict=True):
+        stack = scheme.options.get("stack")
+        option = f"`--option {scheme.name}.stack"
+        if stack is None:
+            said.append(f"{name} those of {scheme.source}")
+        elif stack == BARE:
+            said.append(f"{name} none ({option}` is bare)")
+        else:
+            said.append(f"{name} those of {stack} ({option}=bare` leaves them out)")
+    return f"Each scheme brings the kernels around its exchange: {'; '.join(dict.fromkeys(said))}."
 
 
 def tuned_notes(results: Sequence[Result], *, name_all: bool = False) -> Iterator[str]:
@@ -144,31 +168,36 @@ def tuned_notes(results: Sequence[Result], *, name_all: bool = False) -> Iterato
 
 def practice_notes(results: Sequence[Result]) -> list[str]:
     """Notes on what hosts would do in practice where launches were bare: one, or none."""
-    longer, waiting, known = dict[str, str](), dict[str, str](), False
-    strange: dict[str, None] = {}
-    for result in results:
+    longer: dict[str, list[int]] = {}
+    waiting: dict[str, list[int]] = {}
+    strange: list[int] = []
+    if all(one.practice is None for one in results):
+        return []
+    for place, result in enumerate(results):
         practice = result.practice
         if practice is None:
             continue
-        known, name, text = True, result.scheme.name, f"{practice.host_us:,.0f} us"
-        if not practice.stack.knows and practice.host_us > result.totals.mean_layer_us:
-            strange.setdefault(name)
+        text = f"{practice.host_us:,.0f} us"
         if practice.host_us > result.totals.mean_layer_us:
-            longer.setdefault(name, f"{text} under {practice.stack.name}")
+            longer.setdefault(f"{text} under {practice.stack.name}", []).append(place)
+            strange += [] if practice.stack.knows else [place]
         elif practice.waits:
-            waiting.setdefault(name, f"{text}, {practice.waits} wait{'s' if practice.waits > 1 else ''}")
-    if not known:
-        return []
+            waits = f"{practice.waits} wait{'s' if practice.waits > 1 else ''}"
+            waiting.setdefault(f"{text}, {waits}", []).append(place)
     said = [
-        "longer than such a layer for " + ", ".join(f"{name} ({text})" for name, text in longer.items()),
-        "less, but behind waits, for " + ", ".join(f"{name} ({text})" for name, text in waiting.items()),
+        ", ".join(f"{_rows_text(results, rows)} ({text})" for text, rows in some.items()) for some in (longer, waiting)
     ]
-    parts = [text for text, some in zip(said, (longer, waiting), strict=True) if some]
-    took = "; ".join(parts) or "less than such a layer, and none waits"
-    names = ", ".join(strange)
-    unknown = f" Not in that software's list, so that kernels for rows count as calls of an extension: {names}."
-    assumed = unknown if names else ""
-    return [f"Hosts in practice, which --stack practice pays, take for a layer's calls {took}.{assumed}"]
+    told = [
+        text + names
+        for text, names in zip(("hold up a layer, by its calls: ", "come late behind waits: "), said, strict=True)
+        if names
+    ]
+    would = "; and ".join(told) or "stay ahead of their GPUs"
+    note = f"With a framework's host time (--stack practice) hosts would {would}."
+    if strange:
+        names = _rows_text(results, strange)
+        note += f" Its list lacks the kernels of {names}, which are then calls of an extension."
+    return [note]
 
 
 def heading(*results: Result) -> str:

@@ -1,0 +1,131 @@
+"""Tasks of a critical path by the code that asked for them and the values that they cost."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from replay.engine.critical_path import CAUSES as PATH_CAUSES
+from replay.measure.parts import CriticalPathTimes, OverheadTasks
+from replay.measure.token_latency import us
+from replay.model.machine.kinds import KIND_NAMES, KINDS, Kind
+from replay.model.machine.times import OWN
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from replay.engine import CriticalPath
+    from replay.model.machine.notes import SpentValues
+
+OVERHEAD = frozenset(KIND_NAMES[kind] for kind in Kind if KINDS[kind].role == "overhead")
+UNSENT = frozenset(KIND_NAMES[kind] for kind in Kind if KINDS[kind].on_wire is None and kind != Kind.MARK)
+"""Kinds of tasks that are no messages; a mark is where one arrives, or takes no time."""
+
+
+class _Alike(NamedTuple):
+    """Properties that tasks in one row have in common."""
+
+    kind: str
+    group: str
+    length_ps: int
+    values: tuple[str, ...]
+
+
+CAUSES = ("compute", "serialisation", "copying", "overhead", "queueing", "latency", "credits")
+
+
+def critical_path_of(
+    path: CriticalPath, places: Sequence[tuple[int, str]], spent: Sequence[SpentValues]
+) -> CriticalPathTimes:
+    """Time of the critical path of a schedule, in microseconds, by what it was spent on and who asked for it.
+
+    Parameters
+    ----------
+    places, spent
+        As of `Notes`, of all tasks in their order.
+    """
+    origins = _TaskOrigins(places, spent)
+    by_kind = path.by_kind()
+    causes = dict.fromkeys(CAUSES, 0)
+    for name, times in by_kind.items():
+        causes[KINDS[Kind(KIND_NAMES.index(name))].role] += times["service"]
+        for cause in ("queueing", "latency", "credits"):
+            causes[cause] += times[cause]
+    return CriticalPathTimes(
+        num_tasks=len(path.task),
+        by_cause_us={cause: us(time) for cause, time in causes.items()},
+        by_kind_us={name: {cause: us(time) for cause, time in times.items()} for name, times in by_kind.items()},
+        by_resource_us={
+            group: {cause: us(time) for cause, time in times.items()} for group, times in path.by_group().items()
+        },
+        queueing_behind_us={name: us(time) for name, time in path.behind_ps.items()},
+        behind_by_kind_us={
+            name: {served: us(time) for served, time in of.items()} for name, of in path.behind_by_kind().items()
+        },
+        overhead=origins.overhead(path),
+        latencies=origins.latencies(path),
+        by_place_us=origins.by_place_us(path),
+        beside=origins.beside(path),
+    )
+
+
+class _TaskOrigins:
+    """Code and values that tasks are from."""
+
+    def __init__(self, places: Sequence[tuple[int, str]], spent: Sequence[SpentValues]) -> None:
+        self._places, self._spent = places, spent
+
+    def overhead(self, path: CriticalPath) -> list[OverheadTasks]:
+        """Service of the path that is overhead."""
+        return self._rows(path, OVERHEAD, "service")
+
+    def latencies(self, path: CriticalPath) -> list[OverheadTasks]:
+        """Latency of the path's tasks that are no messages."""
+        return self._rows(path, UNSENT, "latency")
+
+    def by_place_us(self, path: CriticalPath) -> dict[str, dict[str, dict[str, float]]]:
+        """Time of the path by place, kind and cause; what nobody noted has no name."""
+        spent: dict[str, dict[str, Counter[str]]] = {}
+        for cause in PATH_CAUSES:
+            for task, kind, _, time in path.lengths(KIND_NAMES, cause):
+                spent.setdefault(self._place(task), {}).setdefault(kind, Counter())[cause] += time
+        return {
+            place: {kind: {cause: us(time) for cause, time in times.items()} for kind, times in kinds.items()}
+            for place, kinds in spent.items()
+        }
+
+    def beside(self, path: CriticalPath) -> list[str]:
+        """Values that times of tasks are made of, and of none of the path."""
+        on_path = {value for task in path.task.tolist() for some in self._values(task) for value in some}
+        every = {value for one in self._spent for value in (*one.service, *one.latency)}
+        return sorted(every - on_path - {OWN})
+
+    def _rows(self, path: CriticalPath, kinds: Collection[str], cause: str) -> list[OverheadTasks]:
+        found: dict[_Alike, Counter[str]] = {}
+        for task, kind, group, length in path.lengths(kinds, cause):
+            values = self._values(task)[cause == "latency"]
+            found.setdefault(_Alike(kind, group, length, values), Counter())[self._place(task)] += 1
+        return [
+            OverheadTasks(
+                kind=one.kind,
+                group=one.group,
+                each_us=us(one.length_ps),
+                count=places.total(),
+                values=list(one.values),
+                places=dict(places.most_common()),
+            )
+            for one, places in found.items()
+        ]
+
+    def _place(self, task: int) -> str:
+        at = bisect_right(self._places, task, key=lambda block: block[0])
+        return self._places[at - 1][1] if at else ""
+
+    def _values(self, task: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Values of a task's service, and of its latency."""
+        at = bisect_right(self._spent, task, key=lambda block: block.first) - 1
+        if at < 0 or task >= self._spent[at].past:
+            return (), ()
+        service, latency = (() if one == (OWN,) else one for one in (self._spent[at].service, self._spent[at].latency))
+        return service, latency
