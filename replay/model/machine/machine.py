@@ -356,6 +356,11 @@ class Machine:
         sms = -(-int(np.max(needed.ps)) // port_ps) if port_ps else 1
         return min(max(sms, 1), max(self.sms.count // 4, 1))
 
+    def storing_sms(self) -> int:
+        """SMs of a GPU whose stores to peers fill its port, as `keeping_up` counts them."""
+        many = np.array([2**30])  # bytes, so many that rounding to picoseconds does not count
+        return self.keeping_up(self.costs.sm_store(many), many)
+
     def copied(self, kinds: PhaseKinds, nbytes: Bytes, rank: Ranks, after: Tasks) -> None:
         """Occupy memory with what a kernel's SMs copy, where kernels share it.
 

@@ -39,7 +39,11 @@ if TYPE_CHECKING:
 class PlainOptions(Options):
     """Options of the two kernels that store rows."""
 
-    num_sms: int = option(16, "SMs that store rows, in either direction.", "chosen")
+    num_sms: int = option(
+        0,
+        "SMs that store rows, in either direction. 0: as many as fill a port.",
+        "definition: fewer let the port wait, and more wait for it",
+    )
 
 
 class Plain(Scheme):
@@ -64,8 +68,8 @@ class Plain(Scheme):
     options: PlainOptions = PlainOptions()
 
     def communication_sms(self, system: System) -> int | None:
-        """SMs that store."""
-        return self.options.num_sms
+        """SMs that store; None where rates decide."""
+        return self.options.num_sms or None
 
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
         """Rows as they come to either side, and what is cast."""
@@ -88,7 +92,7 @@ class Plain(Scheme):
         landed = machine.gather(arrived, expert_rank, begun)
         dispatched = machine.sync.barrier(DISPATCH, landed, stored="each")
 
-        split = self.split(machine, "num_sms")
+        split = self.split(machine, num_sms=self._sms(machine))
         dispatched = shared_kernels(machine, work, split, start, dispatched)
         rows = work.matrix("pairs").sum(axis=0)
         every_sm = machine.sms.pool("sm", machine.sms.count)
@@ -109,11 +113,15 @@ class Plain(Scheme):
         machine.notes.follow("combined", token, ends[work.source_rank])
         return ends
 
+    def _sms(self, machine: Machine) -> int:
+        return self.options.num_sms or machine.storing_sms()
+
     def _store(
         self, machine: Machine, kinds: PhaseKinds, src: Ranks, dst: Ranks, row_bytes: int, begun: Tasks
     ) -> tuple[Ints, Ints]:
         """Store a row per pair: (pair,) tasks that store it, and those after which it is there."""
-        pool = self.split(machine, "num_sms").pool("plain-store", self.options.num_sms)
+        num_sms = self._sms(machine)
+        pool = self.split(machine, num_sms=num_sms).pool("plain-store", num_sms)
         time = machine.costs.sm_store(np.full(len(src), row_bytes))
         stored = machine.serve(pool[src], time, kind=kinds.send, rank=src, after=begun[src])
         arrived, remote = stored.copy(), src != dst  # rows of its own GPU stay in its memory

@@ -33,7 +33,11 @@ if TYPE_CHECKING:
 class DirectOptions(Options):
     """Options of the two kernels that store rows."""
 
-    num_sms: int = option(16, "SMs that store rows, in either direction.", "chosen; compared by name alone")
+    num_sms: int = option(
+        0,
+        "SMs that store rows, in either direction. 0: as many as fill a port.",
+        "definition: fewer let the port wait, and more wait for it",
+    )
 
 
 class Direct(TensorScheme):
@@ -47,7 +51,7 @@ class Direct(TensorScheme):
 
     def communication_sms(self, machine: Machine) -> int:
         """SMs that store."""
-        return self.options.num_sms
+        return self._sms(machine)
 
     def gather(self, kernels: TensorKernels, after: Tasks) -> Ints:
         """Store every row to each GPU that does not own it."""
@@ -64,6 +68,9 @@ class Direct(TensorScheme):
         summed = MemoryTraffic(read=own * layer.num_ranks, written=own)
         return machine.memory_kernel(Kind.BETWEEN, summed, landed, "add")
 
+    def _sms(self, machine: Machine) -> int:
+        return self.options.num_sms or machine.storing_sms()
+
     def _pairs(self, kernels: TensorKernels) -> tuple[Ints, Ints]:
         """Owner of each row, once for every other GPU, and that GPU: two (pair,)."""
         ranks, owned = kernels.machine.ranks, kernels.layer.owned
@@ -73,7 +80,8 @@ class Direct(TensorScheme):
     def _stored(self, kernels: TensorKernels, kinds: PhaseKinds, src: Ranks, dst: Ranks, begun: Tasks) -> Tasks:
         """Store a row per pair: (rank,) tasks after which every GPU has all of its rows."""
         machine, row_bytes = kernels.machine, kernels.layer.row_bytes
-        pool = self.split(machine, "num_sms").pool("direct-store", self.options.num_sms)
+        num_sms = self._sms(machine)
+        pool = self.split(machine, num_sms=num_sms).pool("direct-store", num_sms)
         time = machine.costs.sm_store(np.full(len(src), row_bytes))
         issued = machine.serve(pool[src], time, kind=kinds.send, rank=src, after=begun[src])
         stored = machine.transfers.store(kinds, src, dst, row_bytes, issued, on=pool[src])

@@ -55,6 +55,9 @@ def longer(row_bytes):
 
 class Plain(Scheme):"""
 
+SIXTEEN = ("        0,\n", "        16,\n")
+"""A number in place of the rule for SMs."""
+
 #: Defect -> (check that finds it, layer, changes of the text, what is said).
 DEFECTS: dict[str, tuple[str, str, list[tuple[str, str]], str]] = {
     "a byte too few": (
@@ -90,7 +93,7 @@ DEFECTS: dict[str, tuple[str, str, list[tuple[str, str]], str]] = {
     "fewer SMs than are stated": (
         "communication",
         "zipf 8 ranks",
-        [("return self.options.num_sms", "return self.options.num_sms + 1")],
+        [SIXTEEN, ("return self.options.num_sms or None", "return self.options.num_sms + 1")],
         "states 17 SMs that only communicate; tasks that move rows hold 16 SMs",
     ),
     "rows go as metadata": (
@@ -156,7 +159,7 @@ DEFECTS: dict[str, tuple[str, str, list[tuple[str, str]], str]] = {
     "more SMs than the GPU has": (
         "ends",
         "uniform 4 ranks",
-        [("option(16, ", "option(160, ")],
+        [("        0,\n", "        160,\n")],
         "build refuses the layer: option num_sms=160 of scheme 'broken' takes 160 SMs; the GPU has",
     ),
     "it ends while its SMs still store": (
@@ -196,8 +199,9 @@ DEFECTS: dict[str, tuple[str, str, list[tuple[str, str]], str]] = {
         "options",
         "one token per rank",
         [
-            ('"chosen")', '"chosen", least=0)'),
-            ('"plain-store", self.options.num_sms)', '"plain-store", 1 + 16 // self.options.num_sms)'),
+            SIXTEEN,
+            ('wait for it",\n', 'wait for it",\n        least=0,\n'),
+            ('"plain-store", num_sms)', '"plain-store", 16 * num_sms // self.options.num_sms)'),
         ],
         r"with num_sms=0, build fails: .*ZeroDivisionError",
     ),

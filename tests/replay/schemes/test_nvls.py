@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
+import pytest
 from packets import response_packets, write_packets
 from round_machine import NS, US, round_machine
 
@@ -196,10 +197,11 @@ def test_the_jump_near_128_rows_an_expert_is_a_second_wave_of_tiles() -> None:
     assert whole > 9 and exchange < 1.5
 
 
-def test_ports_and_not_sms_bind_from_eight_to_those_of_megatron() -> None:
+@pytest.mark.parametrize("system", ["dgx-h100", "hgx-b200"])
+def test_ports_and_not_sms_bind_from_eight_to_those_of_megatron(system: str) -> None:
     trace = generate("uniform", load("gpt-oss-20b"), ranks=8, tokens_per_rank=256, layers=1, seed=1)
     times = [
-        replay.run(trace, system=hwmodel.load("dgx-h100"), scheme="nvls", options={"num_sms": sms}, tune=False)
+        replay.run(trace, system=hwmodel.load(system), scheme="nvls", options={"num_sms": sms}, tune=False)
         for sms in (8, 16, 128)
     ]
     assert max(one.totals.makespan_us for one in times) < 1.005 * min(one.totals.makespan_us for one in times)

@@ -45,7 +45,7 @@ def test_names_are_found() -> None:
 
 def test_a_subclass_in_a_file(mine: Path) -> None:
     scheme = find(f"{mine}:Plain")
-    assert scheme.name == "mine" and scheme.options.num_sms == 16
+    assert scheme.name == "mine" and scheme.options.num_sms == 0
     assert scheme.describe()["code"] == hashlib.sha256(MINE.encode()).hexdigest()
     assert scheme.with_options({"num_sms": "20"}).describe()["options"] == {"num_sms": 20}
     assert find(f"{mine}:Plain").options is scheme.options, "the same file is executed once"
@@ -136,7 +136,7 @@ def test_what_a_process_raises_is_raised_here(mine: Path, synthetic) -> None:
         (MINE.replace("def build", "def make"), "Plain", "Plain lacks build"),
         (MINE.replace('    source = "definition"\n', ""), "Plain", "Plain lacks source"),
         (
-            MINE.replace("option(16, ", "option(0, least=1, help=", 1).replace('"chosen")', 'source="chosen")'),
+            MINE.replace('wait for it",\n', 'wait for it",\n        least=1,\n', 1),
             "Plain",
             "num_sms=0 .*at least 1",
         ),
