@@ -64,9 +64,8 @@ def made(stack: Stack | None, scheme: str, plan: dict[str, Any], **settings: Any
 
 
 def stack_of(text: str, plan: dict[str, Any], settings: dict[str, Any]) -> Stack:
-    schedule = "megatron" if "beside" in settings else "1f1b"
     asked = ParallelPlan(**{key: one for key, one in plan.items() if one is not None})
-    return Stack.of(text, MACHINE, facts_of_step(GROUPED, asked, schedule))
+    return Stack.of(text, MACHINE, facts_of_step(GROUPED, asked, settings.get("beside")))
 
 
 def free(stack: Stack) -> Stack:
