@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+from loops import every
 
 from replay.chains.host_program import typical_program
 from replay.errors import UserError
@@ -202,6 +203,33 @@ def test_a_stack_brings_its_engine_and_pays_calls_that_no_graph_holds() -> None:
     assert "Launched by hosts of vllm, whose calls are paid where no graph holds them." in told
     assert "Not in its list, so that kernels for rows are calls of an extension: nvls." in told
     assert "Engine (vllm): its host takes 900 us a step" in told
+
+
+@every(
+    "served", [("vllm", "nvls", "nvls"), ("tensorrt-llm", "nccl-ep", "deepep"), ("sglang", "deepep-v2", "deepep-v2")]
+)
+def test_a_batch_with_hosts_at_no_cost_is_that_without_a_stack(served: tuple[str, str, str]) -> None:
+    """Graphs aside: lists that serve have no kernels around a scheme's own, so that all else is cost."""
+    stack, scheme, prefill = served
+    asked = InferSpec(
+        model="olmoe-1b-7b",
+        decode_gpus=2,
+        requests=4,
+        prompt=16,
+        output=4,
+        chunk=64,
+        sample_layers=1,
+        captured="2",
+        engine_host_us=0.0,
+        scheme=scheme,
+        prefill_scheme=prefill,
+        engine=stack,
+        overrides={f"overheads.{name}_us": 0.0 for name in ("launch", "graph_launch", "host_sync", "poll_pinned")},
+    )
+    bare, free = (EXPERIMENT.run(asked, stack=one) for one in (None, f"{stack}:library_us=0,torch_us=0"))
+    assert free.decode.replayed.stack is not None
+    assert free.decode.spent_us == bare.decode.spent_us
+    assert free.prefill.spent_us == bare.prefill.spent_us
 
 
 def test_a_spec_without_a_stack_is_as_before_there_were_any() -> None:
