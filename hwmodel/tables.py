@@ -219,7 +219,7 @@ class WarpSpec(StrictDocument):
     choice_ns: Quantity[NonNegative]
     """A row of one of a token's choices beside its bytes, as a slot and a release of the GPU."""
     release_ns: Quantity[NonNegative]
-    """A release of system scope of low-latency kernels, for each peer, behind the acknowledgement."""
+    """A release of system scope behind stores to peers, for each of them, behind the acknowledgement."""
 
 
 class HbmSpec(StrictDocument):

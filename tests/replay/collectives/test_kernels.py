@@ -205,8 +205,29 @@ def test_without_a_compiled_number_of_gpus_peers_are_asked_in_turn() -> None:
     def run(n: int) -> int:
         return time_ps(lambda m, at: two_shot.all_reduce_by_stores(sums(m, 128 * n), at, style), n)
 
-    assert run(5) - run(4) > 3 * TRIP
-    assert run(4) < 2 * TRIP + UP + DOWN + VISIBLE
+    assert run(5) - run(4) > 2 * TRIP
+    assert 2 * TRIP < run(4) < 3 * TRIP + UP + DOWN + VISIBLE
+    assert 3 * TRIP < run(8) < 4 * TRIP + UP + DOWN + VISIBLE
+
+
+def test_an_engines_second_shot_asks_one_gpu_after_the_other() -> None:
+    style = Style(BlockGrid(1, 32), meets_before=False, meets_after=False)
+
+    def run(n: int) -> int:
+        return time_ps(lambda m, at: two_shot.all_reduce(sums(m, 128 * n), at, style), n)
+
+    meetings = barrier(5) - barrier(2)
+    assert run(5) - run(2) - meetings == pytest.approx(3 * TRIP, rel=0.15)
+
+
+def test_a_release_behind_stores_to_peers_takes_longer_the_more_there_are() -> None:
+    def longer(name: str, n: int) -> int:
+        run = algorithm(name, "all_reduce", 4 * KIB)
+        late = hwmodel.load(H100, {"warp.release_ns": 300.0})
+        return time_ps(run, n, late) - time_ps(run, n, hwmodel.load(H100))
+
+    assert [longer("two-shot-stores", n) for n in (2, 4, 8)] == [300 * NS, 900 * NS, 2100 * NS]
+    assert not longer("multimem", 4) and not longer("two-shot", 4)
 
 
 # ---- thread blocks ------------------------------------------------------------------------------
