@@ -40,6 +40,8 @@ class Switch:
     merge_latency_ps
         From the last contribution's arrival to the departure of the sum, on top
         of the traversal.
+    multicast_ps
+        What a store that the switch copies takes longer than one to a peer.
     multicast_release_ps
         From the acknowledgement of multicast stores until a fence behind them is through.
     adder_rate
@@ -59,6 +61,7 @@ class Switch:
     multimem_efficiency: Fraction
     traversal_ps: int
     merge_latency_ps: int
+    multicast_ps: int
     multicast_release_ps: int
     adder_rate: Rate | None
     reduction_buffer_bytes: int
@@ -78,6 +81,7 @@ class Switch:
             multimem_efficiency=exact(spec.multimem_efficiency.value),
             traversal_ps=ps_from_ns(spec.traversal_ns.value),
             merge_latency_ps=ps_from_ns(spec.merge_ns.value),
+            multicast_ps=ps_from_ns(spec.multicast_ns.value),
             multicast_release_ps=ps_from_ns(spec.multicast_release_ns.value),
             adder_rate=(Rate.per_second(adder_bytes * num_planes / num_gpus) if adder_bytes else None),
             reduction_buffer_bytes=spec.reduction_buffer_bytes.value,

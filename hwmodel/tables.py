@@ -118,6 +118,8 @@ class SwitchSpec(StrictDocument):
     """Share of a port's rate left for multicast and reduction traffic."""
     merge_ns: Quantity[NonNegative]
     """Latency added when the last contribution to a reduction arrives."""
+    multicast_ns: Quantity[NonNegative]
+    """Latency added to a store that the switch copies."""
     multicast_release_ns: Quantity[NonNegative]
     """Until a fence behind multicast stores is through, from when they have been acknowledged."""
     reduction_GFLOP_per_s: Quantity[NonNegative]
@@ -219,7 +221,7 @@ class WarpSpec(StrictDocument):
     choice_ns: Quantity[NonNegative]
     """A row of one of a token's choices beside its bytes, as a slot and a release of the GPU."""
     release_ns: Quantity[NonNegative]
-    """A release of system scope of low-latency kernels, for each peer, behind the acknowledgement."""
+    """A release of system scope behind stores to peers, for each of them, behind the acknowledgement."""
 
 
 class HbmSpec(StrictDocument):

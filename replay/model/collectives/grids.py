@@ -46,10 +46,14 @@ class BlockGrid:
         Most of them; a short buffer has fewer.
     threads
         Of a block.
+    spreads
+        Whether all blocks share what there is, however little; without it a block takes a whole
+        wave before another one has anything.
     """
 
     blocks: int
     threads: int
+    spreads: bool = False
 
     @property
     def wave_bytes(self) -> int:
@@ -58,7 +62,8 @@ class BlockGrid:
 
     def used(self, nbytes: int) -> int:
         """Blocks that find something to do in so many bytes."""
-        return max(1, min(self.blocks, -(-nbytes // self.wave_bytes)))
+        least = ACCESS_BYTES if self.spreads else self.wave_bytes
+        return max(1, min(self.blocks, -(-nbytes // least)))
 
 
 @dataclass(frozen=True)

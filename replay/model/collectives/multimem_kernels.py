@@ -22,14 +22,15 @@ import numpy as np
 from replay.model.collectives.algorithm import COLLECTIVES, Algorithm, CollectiveCall
 from replay.model.collectives.grids import BlockGrid, BlockWork, Items, Kernel, Style, WalkTasks
 from replay.model.machine import multimem
+from replay.model.machine.times import Time
 
 if TYPE_CHECKING:
     from replay.model.arrays import Ints, Tasks
 
 TORCH = Style(BlockGrid(blocks=8, threads=1024))
-SAMPLE = Style(BlockGrid(blocks=4, threads=1024), meets_before=False)
+SAMPLE = Style(BlockGrid(blocks=4, threads=1024, spreads=True), meets_before=False)
 """NVIDIA's samples of NCCL's device API, as they were measured: who calls sees to it that all
-buffers are written before."""
+buffers are written before. Every block has a stretch of the share."""
 
 
 def exchange(call: CollectiveCall, begun: Tasks, style: Style = TORCH) -> Tasks:
@@ -45,16 +46,19 @@ def exchange(call: CollectiveCall, begun: Tasks, style: Style = TORCH) -> Tasks:
 def all_reduce_with_flags(call: CollectiveCall, begun: Tasks, style: Style = SAMPLE) -> Tasks:
     """All-reduce with flags in the data in place of a barrier at the end: (rank,) the last tasks.
 
-    A buffer is full of a value that no sum has. The blocks read it until everything has come, and
-    make one that was used before ready for the next call.
+    A buffer is full of a value that no sum has. The blocks read it until everything has come, a
+    thread one 16 bytes after the other, and make one that was used before ready for the next call.
     """
     kernel = Kernel(call, style, call.share)
     walked = _spread(kernel, kernel.begin(begun), adds=True)
     machine = call.machine
     costs, of_block = machine.costs, kernel.block_bytes
-    looking = costs.poll() + costs.sm_load(machine.num_ranks * of_block)
+    whole = machine.num_ranks * of_block
+    passes = -(-whole // style.grid.wave_bytes)
+    looked = Time.longer(costs.cache_load() * (passes - 1), costs.sm_add(whole, 0))
+    looking = costs.poll() + looked + costs.sm_add(0, of_block)
     all_here = machine.gather(walked.arrived, machine.ranks, walked.left)
-    done = machine.delay(call.kinds.receive, looking + costs.sm_copy(of_block), all_here)
+    done = machine.delay(call.kinds.receive, looking, all_here)
     return kernel.give_back(done)
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 ENGINE = Style(BlockGrid(blocks=36, threads=512), meets_after=False)
 """vLLM's and SGLang's: at most 36 blocks. That all have read is signalled at the end, and waited
 for by the last block, beside the launch of the next kernel."""
+SAMPLE = Style(BlockGrid(blocks=4, threads=1024), meets_before=False, meets_after=False)
+"""NVIDIA's sample of NCCL's device API, as it was measured: who calls sees to it that all is written."""
 TORCH_IN_SWITCH = Style(BlockGrid(blocks=8, threads=1024))
 
 

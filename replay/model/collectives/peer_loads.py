@@ -17,32 +17,34 @@ if TYPE_CHECKING:
     from replay.model.machine.transfers import FanOut
 
 
-def add_up(kernel: Kernel, touched: int) -> BlockWork:
+def add_up(kernel: Kernel, touched: int, *, turns: int = 1) -> BlockWork:
     """Load the same bytes of all peers' buffers, add them up, write the sum.
 
     Parameters
     ----------
     touched
         See `BlockWork`: those that ask a GPU for the same bytes find them in its cache.
+    turns
+        See `load`.
     """
     machine, n = kernel.machine, kernel.machine.num_ranks
 
     def busy(of_block: int) -> Time:
         return machine.costs.sm_add(n * of_block, of_block)
 
-    read = partial(load, kernel, fan_out=all_pairs(machine))
-    return BlockWork(kernel.kinds.receive, busy, touched, load=read)
+    read = partial(load, kernel, fan_out=all_pairs(machine), turns=turns)
+    return BlockWork(kernel.kinds.receive, busy, touched, load=read, trips=turns)
 
 
-def read_all(kernel: Kernel) -> BlockWork:
-    """Load each peer's share and write it."""
+def read_all(kernel: Kernel, *, turns: int = 1) -> BlockWork:
+    """Load each peer's share and write it; `turns` as in `load`."""
     machine, n = kernel.machine, kernel.machine.num_ranks
 
     def busy(of_block: int) -> Time:
         return machine.costs.sm_load(n * of_block)
 
-    read = partial(load, kernel, fan_out=all_pairs(machine))
-    return BlockWork(kernel.kinds.receive, busy, touched=1 + n, load=read)
+    read = partial(load, kernel, fan_out=all_pairs(machine), turns=turns)
+    return BlockWork(kernel.kinds.receive, busy, touched=1 + n, load=read, trips=turns)
 
 
 class _Messages(NamedTuple):
@@ -71,21 +73,21 @@ def _to_peers(kernel: Kernel, items: Items) -> _Messages:
     return _Messages(item, rank, peer, nbytes * kernel.payload, nbytes * (not kernel.payload))
 
 
-def load(kernel: Kernel, items: Items, *, fan_out: FanOut, in_turn: bool = False) -> Tasks:
+def load(kernel: Kernel, items: Items, *, fan_out: FanOut, turns: int = 1) -> Tasks:
     """Load the items' bytes from all peers: (item,) tasks when all are in the SMs.
 
     Parameters
     ----------
-    in_turn
-        Whether a thread waits for one peer's answer before it asks the next.
+    turns
+        Groups of peers that a thread asks one after the other: it waits for the answers of one
+        before it asks the next. All at once by default, at most as many as peers.
     """
     found, others = _to_peers(kernel, items), kernel.machine.num_ranks - 1
-    if not in_turn:
-        return _each(kernel, items, found.item, _answers(kernel, found, items.after, fan_out))
     at = items.after
-    for turn in range(others):
-        now = _Messages(*(column[turn::others] for column in found))
-        at = _answers(kernel, now, at, fan_out)
+    for peers in np.array_split(np.arange(others), max(1, turns)):
+        asked = np.flatnonzero(np.isin(np.arange(len(found.item)) % others, peers))
+        now = _Messages(*(column[asked] for column in found))
+        at = _each(kernel, items, now.item, _answers(kernel, now, at, fan_out), at)
     return at
 
 
@@ -118,6 +120,6 @@ def store(kernel: Kernel, items: Items, after: Tasks, *, fan_out: FanOut) -> Int
     return _each(kernel, items, found.item, arrived)
 
 
-def _each(kernel: Kernel, items: Items, item: Ints, tasks: Tasks) -> Ints:
-    """One mark for each item: it waits for all `tasks` (message,) of the item."""
-    return kernel.machine.join(tasks, item, items.rank, items.after)
+def _each(kernel: Kernel, items: Items, item: Ints, tasks: Tasks, behind: Tasks | None = None) -> Ints:
+    """One mark for each item behind all `tasks` (message,) of the item, and behind a task (item,)."""
+    return kernel.machine.join(tasks, item, items.rank, items.after if behind is None else behind)

@@ -5,9 +5,15 @@ engines' kernels load the others' shares, for which all ranks meet in between; P
 stores its share into all peers' memory, and all meet behind. Either moves 2 (n - 1) / n of the
 buffer each way. The halves by themselves are a reduce-scatter and an all-gather.
 
-Sources: vLLM ``csrc/custom_all_reduce.cuh`` (``cross_device_reduce_2stage``; SGLang's and
-TensorRT-LLM's are alike); PyTorch ``CUDASymmetricMemoryOps.cu`` (``two_shot_all_reduce_`` and
-``reduce_scatter_out``).
+What a thread asks for at once is what the compiled kernel does. Each load of the engines' second
+shot is followed by the store of what came, behind a condition, so that a thread asks one GPU after
+the other. PyTorch's first shot keeps what comes in an array with an index that is known at run time,
+in local memory, and stores some of it before it has asked everyone.
+
+Sources: vLLM ``csrc/custom_all_reduce.cuh`` (``cross_device_reduce_2stage``; TensorRT-LLM's is
+alike); PyTorch ``CUDASymmetricMemoryOps.cu`` (``two_shot_all_reduce_`` and ``reduce_scatter_out``);
+SGLang ``custom_all_reduce_pull.cuh``, ``all_reduce.py``. The order of loads and stores is that of
+these loops compiled for sm_90 and sm_100 by NVRTC 12.8 and 13.0.
 """
 
 from __future__ import annotations
@@ -25,16 +31,19 @@ if TYPE_CHECKING:
     from replay.model.machine.times import Time
 
 TORCH = Style(BlockGrid(blocks=24, threads=1024))
-UNROLLED = (2, 4, 8)
-"""Numbers of GPUs for which PyTorch's kernel is compiled: its threads ask all peers at once. With
-others they ask one after the other."""
+SGLANG = Style(BlockGrid(blocks=132, threads=512))
+"""SGLang's second version on Hopper: blocks on all SMs, and all loads of a thread in registers."""
+TURNS = {2: 1, 4: 2, 8: 3}
+"""Ways there and back of a sum of PyTorch's, by the numbers of GPUs for which it is compiled. With
+others its threads ask one peer after the other. On sm_100 four GPUs need one way alone, not two."""
 
 
 def all_reduce(call: CollectiveCall, begun: Tasks, style: Style = ENGINE) -> Tasks:
     """Loads of a share, then of all shares: (rank,) the last tasks; see `one_shot.by_loads`."""
     n, kernel = call.machine.num_ranks, Kernel(call, style, call.share)
     added = kernel.walk(kernel.begin(begun), peer_loads.add_up(kernel, touched=n + 1))
-    walked = kernel.walk(kernel.meet(added.left, stored="nothing"), peer_loads.read_all(kernel))
+    others = peer_loads.read_all(kernel, turns=n - 1)
+    walked = kernel.walk(kernel.meet(added.left, stored="nothing"), others)
     return kernel.end(walked, stored="nothing")
 
 
@@ -45,15 +54,21 @@ def half(call: CollectiveCall, begun: Tasks, style: Style = TORCH) -> Tasks:
     """
     n, kernel = call.machine.num_ranks, Kernel(call, style, call.share)
     adds = call.collective == "reduce_scatter"
-    work = peer_loads.add_up(kernel, touched=n + 1) if adds else peer_loads.read_all(kernel)
+    work = peer_loads.add_up(kernel, touched=n + 1, turns=_turns(n)) if adds else peer_loads.read_all(kernel)
     return kernel.end(kernel.walk(kernel.begin(begun), work), stored="nothing")
 
 
-def all_reduce_by_stores(call: CollectiveCall, begun: Tasks, style: Style = TORCH) -> Tasks:
-    """Loads of a share, whose sums are stored to all: (rank,) the last tasks."""
+def all_reduce_by_stores(call: CollectiveCall, begun: Tasks, style: Style = TORCH, turns: int | None = None) -> Tasks:
+    """Loads of a share, whose sums are stored to all: (rank,) the last tasks.
+
+    Parameters
+    ----------
+    turns
+        See `peer_loads.load`; None is what PyTorch's kernel needs.
+    """
     n, kernel = call.machine.num_ranks, Kernel(call, style, call.share)
     machine = call.machine
-    fan_out, in_turn = peer_loads.all_pairs(machine), n not in UNROLLED
+    fan_out, turns = peer_loads.all_pairs(machine), _turns(n) if turns is None else turns
 
     def busy(of_block: int) -> Time:
         return machine.costs.sm_add(n * of_block, 0) + machine.costs.sm_store(n * of_block)
@@ -62,11 +77,15 @@ def all_reduce_by_stores(call: CollectiveCall, begun: Tasks, style: Style = TORC
         call.kinds.send,
         busy,
         touched=2 * n,
-        load=partial(peer_loads.load, kernel, fan_out=fan_out, in_turn=in_turn),
+        load=partial(peer_loads.load, kernel, fan_out=fan_out, turns=turns),
         store=partial(peer_loads.store, kernel, fan_out=fan_out),
-        trips=n - 1 if in_turn else 1,
+        trips=turns,
     )
     return kernel.end(kernel.walk(kernel.begin(begun), work), stored="each")
+
+
+def _turns(num_ranks: int) -> int:
+    return TURNS.get(num_ranks, num_ranks - 1)
 
 
 def _ways(call: CollectiveCall) -> list[Way]:

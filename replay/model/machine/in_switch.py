@@ -223,7 +223,7 @@ class InSwitch:
             payload[of],
             left[of],
             at_line_rate,
-            late_ps=self._system.fabric.write_visibility_ps,
+            late_ps=self._system.fabric.write_visibility_ps + self._system.switch.multicast_ps,
         )
         self._input_buffers.hold("requests", src, wire, left, arrived, of)
         if on is not None and after is not None:

@@ -66,6 +66,8 @@ class Sync:
             after = self.fence(kinds, after, stored=stored)
         elif most > 1:
             late += self._behind(stored)
+            if stored == "each":
+                late += self._costs.release(most)
         alone = inside and domains.num > 1
         self._notes.meet("meetings of nodes" if alone else "meetings")
         meeting = self._tasks.meet(after, domains.of(self._paths.ranks) if alone else None)

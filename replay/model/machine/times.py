@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
+from hwmodel.system import Capability
 from replay.model.arrays import Bytes, Ints
 from replay.model.machine.resources import IntsLike
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from hwmodel.nccl import Protocol
 
 PS_PER_NS = 1000
+
+RELEASED_GPUS = 8
+"""Of a domain in which a release was measured (deepep_low_latency_b200: 4 and 8). Of more it is
+taken to last as long; their number would extrapolate tens of us."""
 
 Stored = Literal["nothing", "each", "multicast", "any"]
 """What others are told of, and what a GPU waits for before it tells them:
@@ -274,11 +279,16 @@ class Costs:
         """
         return self.behind("each") + self.visible() + self.behind("each")
 
-    def release(self, peers: IntsLike) -> Time:
-        """Time that low-latency kernels' release waits for each peer, behind `behind("each")`.
+    def release(self, gpus: int) -> Time:
+        """Time that a release of system scope takes for each peer stored to, behind `behind("each")`.
 
-        ``warp.release_ns``, fitted to these kernels, which alone pay it.
+        ``warp.release_ns``, fitted to DeepEP's low-latency kernels. All pay it who store to the
+        `gpus` of a domain and then tell them; of more than `RELEASED_GPUS` nobody has measured it,
+        and nobody at all on machines that do not run CUDA.
         """
+        if Capability.CUDA not in self._system.capabilities:
+            return NO_TIME
+        peers = min(gpus, RELEASED_GPUS) - 1
         return Time.made(peers * self._system.warps.release_ps, "warp.release_ns")
 
     def remote_load(self) -> Time:

@@ -8,7 +8,6 @@ tensors that it has registered.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -52,7 +51,7 @@ KERNELS: dict[str, Kernel] = {
     "engine two-shot": partial(_alone, two_shot.all_reduce),
 }
 IN_SWITCH: dict[str, Kernel] = {
-    "one-shot": partial(_alone, partial(one_shot.in_switch, style=replace(SAMPLE, meets_after=False))),
+    "one-shot": partial(_alone, partial(one_shot.in_switch, style=one_shot.SAMPLE)),
     "two-shot": partial(_alone, partial(multimem_kernels.exchange, style=SAMPLE)),
     "two-shot with flags": partial(_alone, multimem_kernels.all_reduce_with_flags),
 }

@@ -148,8 +148,7 @@ def sum_ps(n: int) -> int:
 
 
 def test_one_shot_in_the_switch_is_one_trip() -> None:
-    style = replace(multimem_kernels.SAMPLE, meets_after=False)
-    took = time_ps(lambda m, at: one_shot.in_switch(sums(m, 128), at, style), 4)
+    took = time_ps(lambda m, at: one_shot.in_switch(sums(m, 128), at, one_shot.SAMPLE), 4)
     # Adders take in 128 bytes of four ranks; what a rank's own part waits for is at most that.
     assert took == pytest.approx(sum_ps(4) + 128 * 20, abs=2 * NS)
 
@@ -187,8 +186,32 @@ def test_flags_in_the_data_take_the_place_of_the_last_meeting() -> None:
     style = replace(multimem_kernels.SAMPLE, meets_after=False)
     bare = time_ps(lambda m, at: multimem_kernels.exchange(sums(m, nbytes), at, style), 4)
     flags = time_ps(lambda m, at: multimem_kernels.all_reduce_with_flags(sums(m, nbytes), at), 4)
-    looked, cleared, poll = nbytes * 20, 128 * 20, 5 * NS
+    # Each of four blocks reads a quarter of the buffer, and clears a quarter of the share.
+    looked, cleared, poll = nbytes // 4 * 5, 32 * 20, 5 * NS
     assert flags == bare + poll + looked + cleared
+
+
+def test_flags_in_the_data_are_read_one_after_the_other() -> None:
+    system = hwmodel.load(H100, {"gpu.sm_read_GB_per_s": 1e6})
+
+    def after(waves: int) -> int:
+        nbytes, bare = waves * 4 * 16 * KIB, replace(multimem_kernels.SAMPLE, meets_after=False)
+        flags = time_ps(lambda m, at: multimem_kernels.all_reduce_with_flags(sums(m, nbytes), at), 8, system)
+        return flags - time_ps(lambda m, at: multimem_kernels.exchange(sums(m, nbytes), at, bare), 8, system)
+
+    # A wave more is one load more of the cache, and an eighth of it to be cleared by four blocks.
+    cleared = 16 * KIB // 8 * 1000 / hwmodel.load(H100).spec.gpu.sm_write_GB_per_s.value
+    assert after(9) - after(1) == pytest.approx(8 * (195 * NS + cleared), rel=0.01)
+
+
+def test_a_store_that_the_switch_copies_takes_longer() -> None:
+    def longer(name: str) -> int:
+        run = algorithm(name, "all_reduce", 4 * KIB)
+        late = hwmodel.load(H100, {"switch.multicast_ns": 900.0})
+        return time_ps(run, 4, late) - time_ps(run, 4, hwmodel.load(H100))
+
+    assert longer("multimem") == 900 * NS
+    assert not longer("two-shot-stores") and not longer("multimem-one-shot")
 
 
 def test_multimem_all_gather_pushes_and_nobody_loads() -> None:
@@ -205,8 +228,29 @@ def test_without_a_compiled_number_of_gpus_peers_are_asked_in_turn() -> None:
     def run(n: int) -> int:
         return time_ps(lambda m, at: two_shot.all_reduce_by_stores(sums(m, 128 * n), at, style), n)
 
-    assert run(5) - run(4) > 3 * TRIP
-    assert run(4) < 2 * TRIP + UP + DOWN + VISIBLE
+    assert run(5) - run(4) > 2 * TRIP
+    assert 2 * TRIP < run(4) < 3 * TRIP + UP + DOWN + VISIBLE
+    assert 3 * TRIP < run(8) < 4 * TRIP + UP + DOWN + VISIBLE
+
+
+def test_an_engines_second_shot_asks_one_gpu_after_the_other() -> None:
+    style = Style(BlockGrid(1, 32), meets_before=False, meets_after=False)
+
+    def run(n: int) -> int:
+        return time_ps(lambda m, at: two_shot.all_reduce(sums(m, 128 * n), at, style), n)
+
+    meetings = barrier(5) - barrier(2)
+    assert run(5) - run(2) - meetings == pytest.approx(3 * TRIP, rel=0.15)
+
+
+def test_a_release_behind_stores_to_peers_takes_longer_the_more_there_are() -> None:
+    def longer(name: str, n: int) -> int:
+        run = algorithm(name, "all_reduce", 4 * KIB)
+        late = hwmodel.load(H100, {"warp.release_ns": 300.0})
+        return time_ps(run, n, late) - time_ps(run, n, hwmodel.load(H100))
+
+    assert [longer("two-shot-stores", n) for n in (2, 4, 8)] == [300 * NS, 900 * NS, 2100 * NS]
+    assert not longer("multimem", 4) and not longer("two-shot", 4)
 
 
 # ---- thread blocks ------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 
 from replay.cli.app import main
 from replay.errors import UserError
-from replay.studies.validate import report, validate
+from replay.studies.validate import custom_allreduce, report, validate
 from replay.studies.validate.bench import Bench, even_work, uniform_work
 from replay.studies.validate.catalog import TABLES, of_system
 from replay.studies.validate.compute import gemm_outliers
@@ -300,12 +300,28 @@ def test_json_holds_every_row():
 
 
 def test_rows_say_which_kernel_an_engine_takes(capsys):
-    """One-shot for the shortest buffers, NCCL for the longest, and two-shot in between."""
+    """One-shot for the shortest buffers, NCCL for the longest, and two-shot in between, by rules of the engines."""
+    assert [custom_allreduce.taken("vllm", 8, nbytes << 10) for nbytes in (128, 256, 65536, 131072)] == [
+        "one-shot",
+        "multimem",
+        "multimem",
+        "NCCL",
+    ]
+    assert [custom_allreduce.taken("vllm", 4, nbytes << 10) for nbytes in (256, 512, 8192)] == [
+        "one-shot",
+        "two-shot",
+        "multimem",
+    ]
+    assert [custom_allreduce.taken("trtllm", 4, nbytes << 20) for nbytes in (1, 2, 8)] == [
+        "one-shot",
+        "two-shot",
+        "NCCL",
+    ]
     table = TABLES["custom_allreduce"]
     rows = [row for row in table.rows() if row["framework"] == "sglang" and row["num_gpus"] == 8]
     outcome = predict(table, Bench(), rows[::3])
     taken = [kernel for kernel, _ in itertools.groupby(outcome.kernels)]
-    assert taken == ["one-shot", "two-shot", "NCCL nvls"]
+    assert taken == ["one-shot", "two-shot by stores", "NCCL nvls"]
     assert outcome.label(0).endswith("8 256 (one-shot)")
     rows = report.as_json([outcome])["tables"][0]["rows"]
     assert rows[-1]["kernel_taken"] == "NCCL nvls"

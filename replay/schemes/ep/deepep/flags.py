@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 
 FLAG_BYTES = 4
 
-MOST_GPUS = 8
-"""Of a domain in which a release was measured (deepep_low_latency_b200: 4 and 8). Of more GPUs
-nobody has measured it, and it takes as long here; their number would extrapolate tens of us."""
-
 
 class FlaggedRows(NamedTuple):
     """Messages of one kernel.
@@ -101,13 +97,13 @@ def store_rows(
         else:
             by_card[path.messages] = True
     acknowledged, costs = np.unique(group[~by_card]), machine.costs
-    peers = min(machine.num_ranks, machine.domains.size, MOST_GPUS) - 1
+    gpus = min(machine.num_ranks, machine.domains.size)
     told[acknowledged] = machine.sync.fence(
         kinds,
         told[acknowledged],
         groups[0][acknowledged],
         stored="each",
-        late=costs.release(peers),
+        late=costs.release(gpus),
     )
     return KernelFlags(told, machine.gather(arrived[by_card], dst[by_card], begun))
 

@@ -110,7 +110,7 @@ def _told(machine: Machine, last: Ints, *, is_combine: bool) -> Ints:
     costs, n = machine.costs, machine.num_ranks
     src, dst = np.nonzero(~np.eye(n, dtype=bool))
     if not is_combine:
-        last = machine.delay(DISPATCH.sync, costs.release(max(n - 1, 0)), last)
+        last = machine.delay(DISPATCH.sync, costs.release(n), last)
     kinds = (Kind.NOTIFY_UP, Kind.NOTIFY_DOWN) if is_combine else (Kind.SIGNAL_UP, Kind.SIGNAL_DOWN)
     stored: Stored = "nothing" if is_combine else "each"  # results are read from where they lie
     told = machine.sync.flag(src, dst, FLAG_BYTES, last[src], stored=stored, kinds=kinds)
