@@ -94,7 +94,7 @@ def ps_from_us(value_us: float | int) -> int:
     return ceil_fraction(exact(value_us) * PS_PER_US)
 
 
-_INT64 = np.dtype(np.int64)
+_INT64, _UNSIGNED = np.dtype(np.int64), np.dtype(np.uint64)
 _MOST = (1 << 63) - 1
 
 
@@ -131,8 +131,8 @@ def _whole(value: Any, name: str) -> tuple[Any, int]:
             raise UserError(message)
         array = array.astype(np.int64, copy=False)
     # Without their signs, negative numbers are the largest: one look finds both ends.
-    largest = int(np.maximum.reduce(array.view(np.uint64), axis=None, initial=0))
-    if largest > _MOST:
+    largest: int = array.item(array.view(_UNSIGNED).argmax()) if array.size else 0
+    if largest < 0:
         message = f"{name} must not be negative; got {int(array.min())}"
         raise UserError(message)
     return array, largest
@@ -161,7 +161,7 @@ def scale_up(value: Whole, factor: Fraction) -> Whole:
 
 def _scaled_up(value: Any, largest: int, factor: Fraction) -> Any:
     """Multiply numbers of at most `largest` by a fraction, rounding up; see `scale_up`."""
-    numerator, denominator = factor.numerator, factor.denominator
+    numerator, denominator = factor.as_integer_ratio()
     if isinstance(value, int):
         return -(-value * numerator // denominator)
     # In place from the first step on: memory for another array takes longer than the arithmetic.

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from replay.engine.columns import GrowingColumn, IntArray, Span
 from replay.engine.errors import GraphError
 from replay.engine.given import (
-    FEW_ROWS,
+    INT64,
+    UNSIGNED,
     Ints,
     as_array,
     as_ints,
@@ -84,9 +85,8 @@ class RowBlocks:
                 least = most = value
             elif not count:
                 continue
-            elif count <= FEW_ROWS:  # as `span_of`, without the call
-                rows = value.tolist()
-                least, most = min(rows), max(rows)
+            elif value.dtype is INT64 and (most := value.item(value.view(UNSIGNED).argmax())) >= 0:
+                least = 0  # as `span_of`, without the call
             else:
                 least, most = span_of(value, low=0)
             if name in limits:
@@ -255,11 +255,12 @@ class TouchBlocks:
 
 def _append(rows: RowBlocks, given: Given, limits: Mapping[str, Span]) -> None:
     """Check a block whose arrays broadcast and add it."""
-    count = broadcast_length(given)
-    for name, value in given.items():
-        if type(value) is not int:
-            given[name] = stretch(value, count)
-    rows.append(count, given, limits)
+    sizes = {value.size for value in given.values() if not isinstance(value, int)}
+    if len(sizes) > 1:
+        sizes = {broadcast_length(given)}
+        for name, value in given.items():
+            given[name] = stretch(value, *sizes)
+    rows.append(sizes.pop() if sizes else 1, given, limits)
 
 
 def gate_block(

@@ -23,13 +23,13 @@ from replay.engine.blocks import (
 from replay.engine.checks import (
     check_acyclic,
     check_gates,
-    check_lines,
+    check_roles,
     check_takes,
-    check_touches,
 )
-from replay.engine.columns import EdgeBlocks, IntArray
+from replay.engine.columns import FEW_EDGES, EdgeBlocks, IntArray
 from replay.engine.errors import GraphError
 from replay.engine.given import (
+    INT64,
     Ints,
     as_ints,
     block_length,
@@ -188,8 +188,9 @@ class GraphBuilder(Supplies):
         is_one_length = count is not None and count >= 0
         for name, value in given.items():
             if type(value) is not int:
-                given[name] = value = as_ints(name, value)
-                if not isinstance(value, int) and value.size != count:
+                if type(value) is not np.ndarray or value.dtype is not INT64 or value.ndim != 1:  # most are
+                    given[name] = value = as_ints(name, value)
+                if type(value) is not int and value.size != count:
                     is_one_length = False
         before = None if after is None else as_ints("after", after)
         if isinstance(before, np.ndarray) and before.size != count:
@@ -204,16 +205,17 @@ class GraphBuilder(Supplies):
         if past > INT32_MAX:
             message = f"{past} tasks; a graph holds at most {INT32_MAX}"
             raise GraphError(message)
-        self._limits["resource"] = (NULL_RESOURCE, len(self._resources) - 1)
+        self._limits["resource"] = (NULL_RESOURCE, len(self._resources.columns[0]) - 1)
         if before is not None and count:
             if not isinstance(before, int) and before.size == 1 and count != 1:
                 before = int(before[0])
             check_range("after", before, 0, INT32_MAX, 0, "row")
         self._rows.append(count, given, self._limits, first)
-        if before is not None:
-            self._edges.append(before, range(first, past), count)
         self._num_tasks = past
-        return np.arange(first, past, dtype=np.int64)
+        ids = np.arange(first, past, dtype=np.int64)
+        if before is not None:
+            self._edges.append(before, ids if count <= FEW_EDGES else range(first, past), count)
+        return ids
 
     def _without(self, given: dict[str, int | IntArray], count: int) -> dict[str, int | IntArray]:
         """Fields of tasks of which those of kinds that are left out become marks."""
@@ -234,7 +236,8 @@ class GraphBuilder(Supplies):
         count = broadcast_length(ends)
         for name, tasks in ends.items():
             check_range(name, tasks, 0, INT32_MAX, 0, "edge")
-            ends[name] = stretch(tasks, count)
+            if not isinstance(tasks, int) and tasks.size != count:
+                ends[name] = stretch(tasks, count)
         self._edges.append(ends["src"], ends["dst"], count)
 
     def join(self, ids: Ints, *, resource: Ints = NULL_RESOURCE, **fields: Any) -> int:
@@ -472,8 +475,7 @@ class GraphBuilder(Supplies):
             edges=edges,
             **self._rows.join(room),
         )
-        check_touches(graph)
-        check_lines(graph)
+        check_roles(graph)
         check_acyclic(graph)
         return graph
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from replay.engine.columns import IntArray
+from replay.engine.columns import IntArray, is_constant
 from replay.engine.errors import GraphError
 from replay.engine.taskgraph import LINE, Bools, CreditPools, CreditTakes, Gates, Int64s, TaskGraph
 
@@ -105,23 +105,59 @@ def check_takes(takes: CreditTakes, pools: CreditPools, num_tasks: int) -> None:
 
 def _doubtful(takes: CreditTakes, pools: CreditPools, some: slice | Int64s) -> Int64s:
     """Takes that would be too large if each take of a task were its pool's largest."""
+    from replay.engine.kernels.checking import TakeExtremes, find_extremes
+
     pool, task = takes.pool[some], takes.task[some]
     if not task.size:
         return np.zeros(0, np.int64)
     most = np.zeros(len(pools), np.int64)
-    np.maximum.at(most, pool, takes.units[some].astype(np.int64))
-    is_doubtful = most > pools.capacity // int(np.bincount(task).max())
+    count = np.zeros(int(task.max()) + 1, np.int32)
+    most_takes = find_extremes(
+        TakeExtremes(num_takes=task.size, task=task, pool=pool, units=takes.units[some], most=most, count=count)
+    )
+    is_doubtful = most > pools.capacity // most_takes
+    if not is_doubtful.any():
+        return np.zeros(0, np.int64)
     rows = np.flatnonzero(is_doubtful[pool])
     return rows if isinstance(some, slice) else some[rows]
 
 
-def check_touches(graph: TaskGraph) -> None:
-    """Refuse touches by, or at the cost of, tasks that do not exist or hold no server."""
+def check_roles(graph: TaskGraph) -> None:
+    """Refuse touches by, or at the cost of, tasks that do not exist or hold no server, and what lines may not.
+
+    One pass looks at all; only where something is wrong is it looked for.
+    """
+    from replay.engine.kernels.checking import TaskRoles, are_allowed
+
+    takes, touches, resources = graph.takes, graph.touches, graph.resources
+    is_line = (resources.discipline == LINE).astype(np.int32)
+    for name, tasks in (("task", touches.task), ("charged task", touches.charged)):
+        _check_there("touch", name, tasks, graph.num_tasks)
+    roles = TaskRoles(
+        graph,
+        num_takes=len(takes),
+        num_touches=len(touches),
+        has_levels=is_line.any() and not is_constant(graph.priority),
+        taker=takes.task,
+        giver=takes.released_by,
+        toucher=touches.task,
+        payer=touches.charged,
+        table=touches.table,
+        units=touches.units,
+        room=graph.tables.room,
+        is_line=is_line,
+        is_seen=np.zeros_like(is_line),
+        first=np.zeros(len(is_line), np.int64),
+    )
+    if not are_allowed(roles):
+        _check_touches(graph)
+        _check_lines(graph)
+
+
+def _check_touches(graph: TaskGraph) -> None:
+    """Refuse touches by, or at the cost of, tasks that hold no server, and of more than there is room for."""
     touches = graph.touches
     for name, values in (("task", touches.task), ("charged task", touches.charged)):
-        if not values.size:
-            return
-        _check_there("touch", name, values, graph.num_tasks)
         has_none = graph.resource[values] < 0
         if np.any(has_none):
             row = int(np.argmax(has_none))
@@ -142,11 +178,9 @@ def check_touches(graph: TaskGraph) -> None:
         raise GraphError(message)
 
 
-def check_lines(graph: TaskGraph) -> None:
+def _check_lines(graph: TaskGraph) -> None:
     """Refuse tasks of a line that do more than queue: its order must be known when they arrive."""
     is_line = np.append(graph.resources.discipline == LINE, False)  # the null resource is none
-    if not is_line.any():
-        return
     on_line = is_line[graph.resource]
     takes, touches = graph.takes, graph.touches
     for what, tasks in (

@@ -15,7 +15,8 @@ Span: TypeAlias = "tuple[int, int]"
 #: One end of a block of edges, (column, slope): ``column[i] + i * slope`` of edge ``i``.
 End: TypeAlias = tuple[IntArray, int]
 
-_FEW_EDGES = 4096
+#: Edges of a block at most that are put together with others.
+FEW_EDGES = 4096
 #: How much more room a column gets at a time. What is not written costs no memory: pages come when
 #: they are touched.
 _GROWTH = 4
@@ -121,11 +122,11 @@ class GrowingColumn:
         if value != self.last:
             if value < self._least or value > self._most:
                 self._hold(value, value)
-            self.repeat_to(size)
+            self._count = size - (self._filled - self._room)
             if self._count:
                 self._write_equals()
             self.last = value
-        self.repeat_to(size + count)
+        self._count = size + count - (self._filled - self._room)
 
     def put_rows(self, size: int, rows: IntArray, count: int, least: int, most: int) -> None:
         """Add rows behind the first ``size``, with their smallest and largest number."""
@@ -244,8 +245,8 @@ class EdgeBlocks:
 
     def __init__(self) -> None:
         self._blocks: list[tuple[int, End, End]] = []
-        self._few: list[tuple[IntArray, IntArray]] = []  # ends of few edges, not yet in a block
-        self._count = 0
+        self._few = np.empty((2, 0), np.int32)  # both ends of few edges, not yet in a block
+        self._num_few = self._count = 0
 
     def __len__(self) -> int:
         return self._count
@@ -253,11 +254,18 @@ class EdgeBlocks:
     def append(self, src: int | IntArray | range, dst: int | IntArray | range, count: int) -> None:
         """Add ``count`` edges; each end is a number, an array (edge,) or a range of ids."""
         self._count += count
-        if count > _FEW_EDGES:
+        if count > FEW_EDGES:
             self._close()
             self._blocks.append((count, _end(src, count), _end(dst, count)))
         elif count:
-            self._few.append((_column(src, count), _column(dst, count)))
+            low, few = self._num_few, self._few
+            self._num_few = high = low + count
+            if high > few.shape[1]:
+                self._few = np.empty((2, _GROWTH * max(high, FEW_EDGES)), np.int32)
+                self._few[:, :low] = few[:, :low]
+                few = self._few
+            few[0, low:high] = np.arange(src.start, src.stop) if isinstance(src, range) else src
+            few[1, low:high] = np.arange(dst.start, dst.stop) if isinstance(dst, range) else dst
 
     def pop_all(self) -> list[tuple[int, End, End]]:
         """Blocks of (count, source, target), in the order given; they are forgotten here."""
@@ -299,21 +307,10 @@ class EdgeBlocks:
 
     def _close(self) -> None:
         """Make a block of what is not yet in one."""
-        if self._few:
-            src, dst = (np.concatenate(ends) for ends in zip(*self._few, strict=True))
-            self._blocks.append((src.size, (src, 0), (dst, 0)))
-            self._few = []
-
-
-def _column(ids: int | IntArray | range, count: int) -> IntArray:
-    """One end of each of a few edges."""
-    if isinstance(ids, range):
-        return np.arange(ids.start, ids.stop, dtype=np.int32)
-    if isinstance(ids, int):
-        column = np.empty(count, np.int32)
-        column.fill(ids)
-        return column
-    return ids.astype(np.int32)
+        if self._num_few:
+            src, dst = self._few[:, : self._num_few]
+            self._blocks.append((self._num_few, (src, 0), (dst, 0)))
+            self._few, self._num_few = self._few[:, :0], 0
 
 
 def _end(ids: int | IntArray | range, count: int) -> End:

@@ -87,7 +87,7 @@ class Levels:
         length = np.where(rows > 0, last - first, 0)
         # The shortest powers of two of which an owner's time has no more than it should.
         wanted = np.maximum(rows // PER_WINDOW, 1)
-        shift = np.array([int(of).bit_length() for of in length // wanted], np.int64)
+        shift = np.array([of.bit_length() for of in (length // wanted).tolist()], np.int64)
         windows = np.where(rows > 0, (length >> shift) + 1, 0)
         self._owner = np.repeat(np.arange(num_owners), windows)
         self._base = np.cumsum(windows) - windows

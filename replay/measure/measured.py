@@ -47,6 +47,11 @@ if TYPE_CHECKING:
 
 Int32s = npt.NDArray[np.int32]
 
+_IS_PORT, _IS_MEMORY = (
+    np.isin(np.arange(max(ResourceClass) + 1), of) for of in (PORTS, (ResourceClass.HBM, ResourceClass.L2))
+)
+_PHASE_OF_KIND = PHASE_OF_KIND.astype(np.int32)  # as levels have their owners
+_KINDS_OF_PHASE = [np.flatnonzero(place == PHASE_OF_KIND).tolist() for place in range(len(PHASES))]
 
 def measures(graph: TaskGraph, ends: Ints, machine: Machine, timeline: Timeline, *, phases_separated: bool) -> Measures:
     """Derive what is measured on a schedule, of one layer or of many.
@@ -191,7 +196,7 @@ class PiecewiseMeasures:
         sums = TaskSums.of(graph, *places, timeline=timeline, parts=pools.parts, is_counted=progress.is_done)
         self._sums = sums if self._sums is None else self._sums + sums
         self._drawn_ps = _padded(self._drawn_ps, _drawn_ps(progress))
-        phase = progress.owned(PHASE_OF_KIND[graph.kind].astype(np.int32))
+        phase = progress.owned(_PHASE_OF_KIND[graph.kind])
         blocks = [Block(phase, timeline.start_ps), Block(phase, timeline.end_ps, sign=-1)]
         self._phases.append(Levels(len(PHASES), blocks).covered())
         self._over_time.add(progress, pools)
@@ -276,22 +281,25 @@ def _phases(covered: list[Intervals], sums: TaskSums) -> dict[str, PhaseTimes]:
     busy = joined(covered)
     busy_ps = sum_by(busy.owner, busy.end - busy.start, len(PHASES))
     times = {}
-    for index, name in enumerate(PHASES):
-        kinds = np.flatnonzero((index == PHASE_OF_KIND) & (sums.last_ps >= 0))
-        if len(kinds):
+    first_ps, last_ps = sums.first_ps.tolist(), sums.last_ps.tolist()
+    for name, busy_of_phase, of_phase in zip(PHASES, busy_ps.tolist(), _KINDS_OF_PHASE, strict=True):
+        kinds = [kind for kind in of_phase if last_ps[kind] >= 0]
+        if kinds:
             times[name] = PhaseTimes(
-                start_us=us(sums.first_ps[kinds].min()),
-                end_us=us(sums.last_ps[kinds].max()),
-                busy_us=us(busy_ps[index]),
+                start_us=us(min(first_ps[kind] for kind in kinds)),
+                end_us=us(max(last_ps[kind] for kind in kinds)),
+                busy_us=us(busy_of_phase),
             )
     return times
 
 
 def _utilisation(pools: Pools, share: npt.NDArray[np.float64]) -> dict[str, Utilisation]:
-    groups = np.array(pools.groups)
+    of_group: dict[str, list[float]] = {}
+    for group, of_pool in zip(pools.groups, share.tolist(), strict=True):
+        of_group.setdefault(group, []).append(of_pool)
     return {
-        str(group): Utilisation(mean=float(share[groups == group].mean()), max=float(share[groups == group].max()))
-        for group in np.unique(groups)
+        group: Utilisation(mean=float(np.array(shares).mean()), max=max(shares))
+        for group, shares in sorted(of_group.items())
     }
 
 
@@ -302,14 +310,14 @@ def _busiest_resource(pools: Pools, share: npt.NDArray[np.float64]) -> BusiestRe
 
 def _bounds(pools: Pools, classes: Ints, least: Ints, ports: PortSums, chain: int, phases_separated: bool) -> Bounds:
     """Bounds from the time that each pool needs at least, and the longest chain."""
-    of_sms = np.array(pools.groups) == SMS
+    of_sms = np.array([group == SMS for group in pools.groups], np.bool_)
 
-    def busiest(of: tuple[ResourceClass, ...]) -> int:
-        return int(least[pools.pool[np.isin(classes, of)]].max(initial=0))
+    def busiest(is_of: npt.NDArray[np.bool_]) -> int:
+        return int(least[pools.pool[is_of[classes]]].max(initial=0))
 
-    port = busiest(PORTS)
+    port = busiest(_IS_PORT)
     phases = sum(ports.bound_ps(phase) for phase in COMMUNICATION) if phases_separated else None
-    memory = busiest((ResourceClass.HBM, ResourceClass.L2))
+    memory = busiest(_IS_MEMORY)
     sm = int(least[of_sms].max(initial=0))
     return Bounds(
         port_us=us(port),

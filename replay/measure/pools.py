@@ -98,7 +98,7 @@ class Pools:
     @cached_property
     def whole(self) -> int:
         """A number that all of `parts` divide."""
-        return math.lcm(*np.unique(self.parts).tolist())
+        return math.lcm(*set(self.parts.tolist()))
 
 
 def _queues_of_sm(machine: Machine, num_resources: int) -> Ints:

@@ -73,7 +73,7 @@ def token_latency(timeline: Timeline, machine: Machine, work: LayerWork, trace_r
                 token=int(token),
                 trace_row=None if trace_rows is None else int(trace_rows[token]),
                 rank=int(work.source_rank[token]),
-                experts=[int(expert) for expert in work.expert_ids[token] if expert >= 0],
+                experts=[expert for expert in work.expert_ids[token].tolist() if expert >= 0],
                 sent_us=us(begin[token]),
                 combined_us=us(finish[token]),
                 latency_us=us(finish[token] - begin[token]),

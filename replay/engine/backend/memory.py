@@ -195,6 +195,7 @@ class KernelMemory:
 
     parts: ClassVar[dict[str, MemoryPart]] = {}
     offsets: ClassVar[dict[str, int]] = {}
+    _bound: ClassVar[list[tuple[str, MemoryPart, np.dtype[Any] | None]]] = []  # with types of whole arrays
 
     def __init_subclass__(cls) -> None:
         cls.parts = {name: part for name, part in vars(cls).items() if isinstance(part, MemoryPart)}
@@ -203,15 +204,26 @@ class KernelMemory:
             part.name = f"{cls.__name__}.{name}"
             cls.offsets[name] = num_words * WORD_BYTES
             num_words += part.num_words
+        cls._bound = [
+            (name, part, part.dtype if isinstance(part, Vector | Records) else None) for name, part in cls.parts.items()
+        ]
 
     def __init__(self, *sources: object, **values: Any) -> None:
         words: list[int] = []
-        for name, part in self.parts.items():
-            if name not in values:
-                values[name] = 0 if isinstance(part, Number) else _found(part, name, sources)
-            words += part.words(values[name])
+        for name, part, dtype in self._bound:
+            if name in values:
+                value = values[name]
+            else:
+                value = values[name] = 0 if isinstance(part, Number) else _found(part, name, sources)
+            if _IS_LAID_OUT_SO and dtype is not None and value is not None and value.dtype is dtype and value.size:
+                # As `words`, without two calls for nearly all that kernels read.
+                if not value.flags.c_contiguous:
+                    part.words(value)
+                words.append(c_size_t.from_address(id(value) + _DATA).value)
+            else:
+                words += part.words(value)
             if IS_PLAIN:
-                setattr(self, name, part.plain(values[name]))
+                setattr(self, name, part.plain(value))
         if len(values) > len(self.parts):
             message = f"{type(self).__name__} has no {sorted(values.keys() - self.parts.keys())}"
             raise TypeError(message)

@@ -54,7 +54,9 @@ LEAST_RANK_BYTES = 1_000
 """Less than a layer takes for each pair of ranks: where that is too much, no sample is made."""
 
 LONG_PAIRS = 4_000_000
-"""Pairs of all layers from which a replay takes long enough to say so."""
+"""Pairs of all layers of all replays from which they take long enough to say so."""
+FIXED_PAIRS = 10_000
+"""Pairs that take as long as a layer without any: 15 to 30 ms (tests/bench/README.md)."""
 LONG_SECONDS = 30
 
 
@@ -178,10 +180,9 @@ class ReplayCounts:
         )
         raise UnfitError(message)
 
-    @property
-    def is_long(self) -> bool:
-        """Tell whether it is worth saying how long it takes."""
-        return self.pairs * self.num_layers >= LONG_PAIRS
+    def is_long(self, times: float) -> bool:
+        """Tell whether it is worth saying how long so many such replays take."""
+        return times * (self.pairs + FIXED_PAIRS) * (self.num_layers + self.extra_layers) >= LONG_PAIRS
 
 
 class Need(ABC):

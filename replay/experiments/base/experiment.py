@@ -148,15 +148,15 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
         """Count the steps that progress is told of."""
         return 1
 
-    def fits_surely(self, setup: AnySetup, room: float, *, tells: bool, is_observed: bool) -> bool:
+    def fits_surely(self, setup: AnySetup, room: float, *, told: float, is_observed: bool) -> bool:
         """Tell whether a replay surely fits, so that nothing has to be found out.
 
         Parameters
         ----------
         room
             Bytes that it may take.
-        tells
-            Whether somebody wants to know what a long replay takes.
+        told
+            Replays like it of each process, where somebody wants to know what long ones take together; else 0.
         is_observed
             Whether somebody looks at what was replayed, so that it is kept.
 
@@ -323,11 +323,12 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
         """
         if max_memory is not None:
             self.check_offers("max-memory")
-        room, tells = limit_of(max_memory) / jobs, report is not None
+        room = limit_of(max_memory) / jobs
+        told = 0.0 if report is None else replays * len(setups) / jobs
         needs, unfit = [], {}
         for name, setup in setups.items():
             try:
-                if not self.fits_surely(setup, room, tells=tells, is_observed=is_observed):
+                if not self.fits_surely(setup, room, told=told, is_observed=is_observed):
                     need = self.estimate(setup, is_observed=is_observed)
                     need.check(room)
                     needs.append(need)

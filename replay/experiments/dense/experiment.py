@@ -46,11 +46,12 @@ class Dense(SchemeExperiment[TensorSpec, "DenseSetup", TensorResult, TensorCompa
 
         return DenseSetup.of(spec, given)
 
-    def fits_surely(self, setup: DenseSetup, room: float, *, tells: bool, is_observed: bool) -> bool:
-        """Tell whether there are few tokens, and room for so few."""
-        from replay.experiments.dense.fit import SURE_BYTES, SURE_TOKENS, tokens_of_all
+    def fits_surely(self, setup: DenseSetup, room: float, *, told: float, is_observed: bool) -> bool:
+        """Tell whether there are few tokens, and room for so few; nobody asks about replays that are short together."""
+        from replay.experiments.dense.fit import LONG_TOKENS, SURE_BYTES, SURE_TOKENS, tokens_of_all
 
-        return tokens_of_all(setup) <= SURE_TOKENS and room >= SURE_BYTES
+        tokens = tokens_of_all(setup)
+        return tokens <= SURE_TOKENS and room >= SURE_BYTES and told * tokens < LONG_TOKENS
 
     def estimate(self, setup: DenseSetup, *, is_observed: bool = False) -> Need:
         """By a replay of some of its tokens."""

@@ -77,12 +77,12 @@ class Layer(TraceExperiment[RunSpec, "TracedSetup", Result, Comparison]):
         layers, most = setup.setup.chain_settings.num_layers(setup.trace), setup.setup.spec
         return layers if most.sample_layers is None else min(layers, most.sample_layers)
 
-    def fits_surely(self, setup: TracedSetup, room: float, *, tells: bool, is_observed: bool) -> bool:
-        """Tell whether counts alone say so; nobody asks about short replays."""
+    def fits_surely(self, setup: TracedSetup, room: float, *, told: float, is_observed: bool) -> bool:
+        """Tell whether counts alone say so; nobody asks about replays that are short together."""
         from replay.experiments.layer.fit import asked_of
 
         asked = asked_of(setup, is_observed=is_observed)
-        if asked.sure_bytes <= room and not (asked.is_long and tells):
+        if asked.sure_bytes <= room and not asked.is_long(told):
             return True
         asked.check_kept(room)
         return False

@@ -18,6 +18,9 @@ from tracegen.shared.strict import Strict
 
 DOUBLINGS = 20
 """How often a rate is doubled or halved to find one on the other side of the limit."""
+HALVINGS = 2
+"""How often it is halved before the lowest rate of all is tried, at which nobody waits for anybody: limits that are
+too tight for a request by itself no rate keeps."""
 
 
 class RateTrial(Strict):
@@ -106,8 +109,10 @@ def most(
     span_s = int(requests.output.sum()) / tried[0].output_tokens_per_s
     low, high = len(requests) / span_s, math.inf
     best = at(low)
-    for _ in range(DOUBLINGS):
+    for step in range(DOUBLINGS):
         if best is None:
+            if step == HALVINGS and at(low / 2 ** (DOUBLINGS - step)) is None:
+                break
             low, high = low / 2, low
             best = at(low)
         elif math.isinf(high):

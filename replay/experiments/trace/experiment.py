@@ -49,9 +49,9 @@ class Trace(TraceExperiment[TraceSpec, "TraceSetup", TraceResult, TraceCompariso
         """Once for each step of the trace that is replayed."""
         return len(setup.steps)
 
-    def fits_surely(self, setup: TraceSetup, room: float, *, tells: bool, is_observed: bool) -> bool:
+    def fits_surely(self, setup: TraceSetup, room: float, *, told: float, is_observed: bool) -> bool:
         """One step is there at a time; progress says what the others take."""
-        return LAYER.fits_surely(setup.first, room, tells=False, is_observed=False)
+        return LAYER.fits_surely(setup.first, room, told=0, is_observed=False)
 
     def estimate(self, setup: TraceSetup, *, is_observed: bool = False) -> Need:
         """By a replay of a layer of some of the first step's tokens."""
