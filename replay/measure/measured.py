@@ -53,6 +53,7 @@ _IS_PORT, _IS_MEMORY = (
 _PHASE_OF_KIND = PHASE_OF_KIND.astype(np.int32)  # as levels have their owners
 _KINDS_OF_PHASE = [np.flatnonzero(place == PHASE_OF_KIND).tolist() for place in range(len(PHASES))]
 
+
 def measures(graph: TaskGraph, ends: Ints, machine: Machine, timeline: Timeline, *, phases_separated: bool) -> Measures:
     """Derive what is measured on a schedule, of one layer or of many.
 
