@@ -19,7 +19,7 @@ ROOT = ADDING.parents[2]
 @pytest.mark.parametrize(
     ("before", "original", "options", "beside"),
     [
-        pytest.param("A fused scheme", ("Fused", "fused"), "tile_order = unit:8", "comet", marks=pytest.mark.extended),
+        ("A fused scheme", ("Fused", "fused"), "tile_order = unit:8", "comet"),
         ("## A scheme of tensor parallelism", ("Direct", "sp-direct"), "num_sms = 16", "sp-nvls"),
     ],
 )
