@@ -115,7 +115,7 @@ WindowOption = Annotated[
 ]
 MaxEventsOption = Annotated[
     int | None,
-    typer.Option("--max-events", help="Above so many tasks, chrome gets none [1000000]."),
+    typer.Option("--max-events", help="Most tasks that chrome is given one by one; of more it gets none [1000000]."),
 ]
 
 

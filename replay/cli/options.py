@@ -84,6 +84,10 @@ def takes_settings(
     return decorate
 
 
+WORDS_BEFORE = {"dispatch_rows": ("--dispatch-type",), "combine_rows": ("--combine-type",)}
+"""Words of options that stand before that of their field, which stays readable."""
+
+
 def _parameter(name: str, field: FieldInfo, default: Any) -> inspect.Parameter:
     """One option, None unless it is given."""
     flags = [entry for entry in field.metadata if isinstance(entry, Flag)]
@@ -97,7 +101,7 @@ def _parameter(name: str, field: FieldInfo, default: Any) -> inspect.Parameter:
         text = f"{text.removesuffix('.')} [yes]."
     elif shown and not isinstance(shown, bool | dict):
         text = f"{text.removesuffix('.')} [{shown}]."
-    info: Any = typer.Option(flags[0].name if flags else f"--{word}", help=text)
+    info: Any = typer.Option(*([flags[0].name] if flags else [*WORDS_BEFORE.get(name, ()), f"--{word}"]), help=text)
     kinds = {
         getattr(one, "__origin__", one)  # an int of certain bounds is one
         for one in get_args(field.annotation) or (field.annotation,)

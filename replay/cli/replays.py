@@ -124,9 +124,7 @@ def compare(
             help="What is drawn, of hardware, model and routing [hardware,model,routing].",
         ),
     ] = None,
-    uncertainty_seed: Annotated[
-        int | None, typer.Option("--uncertainty-seed", help="What the draws come from [0].")
-    ] = None,
+    uncertainty_seed: Annotated[int | None, typer.Option("--uncertainty-seed", help="Seed of the draws [0].")] = None,
     out: OutOption = None,
 ) -> None:
     """Replay a trace under several schemes and compare them, the fastest first."""

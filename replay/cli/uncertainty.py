@@ -34,7 +34,7 @@ def uncertainty(
             help="What is drawn: hardware; of layers of a trace also model and routing [all].",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="What the draws come from.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the draws.")] = 0,
     jobs: Annotated[int, typer.Option("--jobs", help="Processes that share the schemes of a draw.")] = 1,
     max_memory: MaxMemoryOption = None,
     allow_code: AllowCodeOption = False,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from replay.schemes import Scheme
 
 RANKS, EXPERTS = 2, 4
-PAID, SPARED = "x", "-"
+PAID, SPARED = "x", ""
 
 
 class SchemeCost(NamedTuple):

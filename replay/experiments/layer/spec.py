@@ -112,8 +112,7 @@ class RunSpec(Spec):
     gemm_type: ValueType | None = Field(
         None,
         description="Number type of the experts' GEMMs, where precision has another: also mxfp4 "
-        "or nvfp4, FP4 values with a scale for 32 or 16, of schemes whose dispatch_rows have that type "
-        "(trtllm-alltoall).",
+        "or nvfp4, FP4 values with a scale for 32 or 16, if rows are sent in that type (trtllm-alltoall).",
     )
     weight_type: ValueType | None = Field(
         None,
@@ -132,8 +131,8 @@ class RunSpec(Spec):
     interleave: Interleaving = Field(
         "off",
         description="Two micro-batches in turns, each of half the tokens: tbo (SGLang's two-batch "
-        "overlap) or dbo (vLLM's dual-batch overlap). One that overlaps with itself: sbo, "
-        "of SGLang, too. With --pass training, a forward pass of the next step's batch beside the "
+        "overlap) or dbo (vLLM's dual-batch overlap). sbo: SGLang's single-batch "
+        "overlap. With --pass training, a forward pass of the next step's batch beside the "
         "backward pass of this one's, in the order of DualPipe (dualpipe) or of Megatron-LM "
         "(megatron). off: stage after stage.",
     )

@@ -32,7 +32,7 @@ class Serving(SchemeExperiment[AnyServed, AnySetup, AnyTimed, AnyCompared]):
         "A name of `moereplay schemes`, or FILE.py:NAME, which executes the file; or PREFILL+DECODE, each of them one."
     )
     usual = "deepep+deepep-ll, which is what deepep-ll stands for"
-    details = "All tables, which are shown without it, too"
+    details = "All tables, as without it"
     lacking: ClassVar[Words] = dict.fromkeys(
         ("dry-run", "max-memory"),
         "how many replays a batch takes follows from what the first of them give",

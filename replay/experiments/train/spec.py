@@ -84,8 +84,7 @@ class TrainSpec(Spec):
         ge=0,
         le=MOST_MS,
         exclude_if=lambda data_ms: not data_ms,
-        description="Milliseconds in which loaders bring the data of a micro-batch; hidden unless "
-        "those of a step take longer than the step.",
+        description="Milliseconds that loaders take for the data of a micro-batch; a step waits for what exceeds it.",
     )
     sequence: Count | None = Field(None, description="Tokens of a sequence [the plan's, or 4096].")
     precision: NumberType | None = PRECISION
@@ -102,10 +101,12 @@ class TrainSpec(Spec):
     trace: str | None = TRACE
     routing: str = ROUTING
     samples: int = Field(1, ge=1, le=1000, description="Drawn routings that micro-batches take in turn.")
-    layers_sampled: int = Field(2, ge=1, le=1000, description="MoE layers replayed of each; the others are like these.")
+    layers_sampled: int = Field(
+        2, ge=1, le=1000, description="MoE layers that are replayed of each routing; the others are like these."
+    )
     sample_nodes: Count | None = SAMPLE_NODES
     placement: str = Field("contiguous", description="Experts of each GPU, as of `moereplay compare`.")
-    seed: int = Field(0, ge=0, le=MOST, description="What routing is drawn from.")
+    seed: int = Field(0, ge=0, le=MOST, description="Seed of drawn routing.")
     jitter: Annotated[str, AfterValidator(normal_form)] = Field(
         "off",
         description="Hold each GPU up before each time that GPUs of its stage meet, for a random "

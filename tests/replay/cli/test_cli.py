@@ -303,7 +303,7 @@ def test_a_mistake_ends_with_a_line_and_code_2(
         (["--scheme", "deepep", "--phase", "both"], "unknown phase 'both'"),
         (["--scheme", "deepep", "--precision", "fp4"], "unknown precision 'fp4'"),
         (["--scheme", "deepep", "--gemm-type", "int8"], "unknown gemm_type 'int8'"),
-        (["--scheme", "deepep", "--dispatch-rows", "fp4"], "unknown dispatch_rows 'fp4'"),
+        (["--scheme", "deepep", "--dispatch-type", "fp4"], "unknown dispatch_rows 'fp4'"),
         (["--scheme", "deepep", "--combine-rows", "rows"], "unknown combine_rows 'rows'"),
         (["--scheme", "deepep", "--combine-rows", "fp8"], "no fp8 rows on the way back"),
         (["--scheme", "deepep", "--launch", "Graph"], "unknown launch 'Graph' (did you mean 'gr"),

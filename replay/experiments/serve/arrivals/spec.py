@@ -60,18 +60,20 @@ class ArrivalSpec(InferSpec):
     prompts: str | None = Field(
         None, description="Lengths of drawn prompts: N, uniform:LEAST:MOST, lognormal:MEDIAN:SIGMA."
     )
-    outputs: str | None = Field(None, description="Likewise, of what is generated.")
+    outputs: str | None = Field(None, description="Lengths of drawn outputs, as --prompts.")
     arrival_seed: int = Field(0, ge=0, le=2**32, description="Seed of gaps, lengths and drafts.")
     policy: Policy = Field("mixed", description="How iterations are made: mixed, prefill-first or whole-prompts.")
-    router: Router = Field("round-robin", description="To which worker: round-robin, least-requests, least-waiting.")
+    router: Router = Field(
+        "round-robin", description="Worker of an arriving request: round-robin, least-requests, least-waiting."
+    )
     block: int = Field(64, ge=1, description="Positions of a block of the cache.")
     memory: float = Field(0.9, gt=0, le=1, description="Share of a GPU's memory for weights, buffers and caches.")
     reserve: float = Field(0.0, ge=0, le=1, description="Share of the outputs to come that the cache keeps room for.")
     ttft_ms: float | None = Field(None, gt=0, le=MOST_MS, description="Limit of the time to the first token.")
     tpot_ms: float | None = Field(None, gt=0, le=MOST_MS, description="Limit of the time per token behind it.")
-    percentile: int = Field(99, ge=0, le=100, description="Of requests that keep the limits.")
+    percentile: int = Field(99, ge=0, le=100, description="Percent of requests that must keep the limits.")
     search: bool = Field(False, description="Search the largest rate of arrivals at which the limits are kept.")
-    rate_tolerance: float = Field(0.05, ge=0.001, le=1, description="Of that rate, as a share.")
+    rate_tolerance: float = Field(0.05, ge=0.001, le=1, description="Share of the rate that --search may be off.")
 
     @property
     def limits(self) -> Limits | None:

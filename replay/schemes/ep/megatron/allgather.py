@@ -4,7 +4,7 @@ Routing map, probabilities and rows of all tokens are gathered, each by NCCL's r
 the rows of its experts, runs them, adds the results of each token of anybody into a dense buffer,
 and the buffers are summed up by a ring reduce-scatter. It carries them in the type of the
 probabilities, which is that of the rows back here: BF16, or FP32 with Megatron-LM's
-``--moe-router-dtype fp32`` (``--combine-rows fp32``). Ranks gather equally many tokens; those that
+``--moe-router-dtype fp32`` (``--combine-type fp32``). Ranks gather equally many tokens; those that
 have fewer than the most add rows of nobody, which is assumed: the code stops there.
 
 Backward, gradients of results are gathered and those of inputs are scattered, as are those of
