@@ -292,7 +292,7 @@ def lines(found: Explanation) -> list[str]:
     said = [*found.notes, *(f"{cause}: {WORDS[cause]}." for cause in known if cause in shown)]
     for name, keys in found.beside.items():
         told = ", ".join(f"{key} = {value:.3g}" for key, value in keys.items())
-        said.append(f"Paid by {name} too, off its critical path: {told}.")
+        said.append(f"Paid by {name} off its critical path: {told}.")
     if not found.places:
         said += [f"Code of {name}: {', '.join(modules)}." for name, modules in found.code.items()]
     return said
