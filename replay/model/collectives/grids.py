@@ -229,8 +229,8 @@ class Kernel:
         rounds = min(waves, MOST_ROUNDS)
         of_block = min(wave, self.block_bytes)
         of_wave = work.busy(of_block)
-        # On the way back a wave's bytes are those of all ranks: each asks all of them.
-        asked = machine.num_ranks * of_block * -(-self._used // lanes)
+        # On the way back a wave's bytes are those of all ranks: each asks all of them, or some in turn.
+        asked = machine.num_ranks * of_block * -(-self._used // lanes) // max(1, work.trips)
         trip = machine.costs.remote_load() + machine.costs.entering(asked)
         rank = np.tile(machine.ranks, lanes)
         sizes = [share_of(self._used, lane, lanes) for lane in range(lanes)]
