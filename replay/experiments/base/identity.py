@@ -59,6 +59,7 @@ APART = (
     "replay/experiments/base/estimate.py",
     "replay/experiments/layer/fit.py",
     "replay/experiments/base/host_memory.py",
+    "replay/experiments/base/pace.py",
 )
 """What lies in those rooms and decides nothing, or enters by value."""
 

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from hwmodel import System
     from replay.experiments.train.setup import SchemedStep
 
-SECONDS_PER_ROW = 1e-5
-"""CPU time of a row of a pass over a layer, there and back, in the mean over schemes.
+ROWS_AT_PACE = 1_400
+"""Rows of passes over a layer, there and back, that take as long as `pace_s`, in the mean over schemes.
 
-Eleven schemes of 8 x 4096 tokens, top-8, take 29 s on two cores of a 2.5 GHz Xeon; half of that on
-cores of a Zen 5.
+Eleven schemes of 8 x 4096 tokens, top-8 (`ELEVEN` of tests/bench/test_bench_schemes.py), took 33.4 s where `pace_s` was
+16.2 ms, the median of looks before and after each (10.7 to 20.2, as other work let it).
 """
 
 
@@ -72,13 +72,16 @@ class Train(SchemeExperiment[TrainSpec, "SchemedStep", TrainResult, TrainCompari
     ) -> None:
         """Say what long replays take; whether a GPU's memory fits was asked before."""
         from replay.experiments.base.estimate import LONG_SECONDS, duration_text
+        from replay.experiments.base.pace import pace_s
         from replay.experiments.train.clock import most_replays
 
         super().check_fit(setups, max_memory, report, jobs=jobs, replays=replays, is_observed=is_observed)
+        if report is None:
+            return
         rows = [setup.step.replays.rows for setup in setups.values()]
-        seconds = SECONDS_PER_ROW * sum(rows) * replays / jobs
+        seconds = pace_s() / ROWS_AT_PACE * sum(rows) * replays / jobs
         most = max((most_replays(setup.step) for setup in setups.values()), default=1)
-        if report is not None and seconds * most >= LONG_SECONDS:
+        if seconds * most >= LONG_SECONDS:
             schemes = f"{len(rows)} scheme{'s' if len(rows) > 1 else ''}"
             again = (
                 f", and up to {duration_text(seconds * most)} where steps are replayed again at "

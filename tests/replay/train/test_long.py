@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 import replay
+from replay.experiments.base import pace
 from replay.experiments.train import TrainSpec
-from replay.experiments.train.experiment import EXPERIMENT
+from replay.experiments.train.experiment import EXPERIMENT, ROWS_AT_PACE
+
+
+@pytest.fixture(autouse=True)
+def _pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which a row takes 10 us."""
+    monkeypatch.setattr(pace, "pace_s", lambda: 1e-5 * ROWS_AT_PACE)
 
 
 def said(schemes: tuple[str, ...] = ("deepep",), **settings: Any) -> list[str]:
@@ -34,6 +43,11 @@ def test_a_long_step_says_what_it_takes_and_what_takes_less() -> None:
 
 def test_a_short_step_says_nothing() -> None:
     assert not said(sequence=64)
+
+
+def test_the_time_said_is_that_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "pace_s", lambda: 4e-5 * ROWS_AT_PACE)
+    assert "about 14 min" in said(clock="alone")[0]
 
 
 def test_progress_is_told_of_each_layer_that_is_replayed() -> None:
