@@ -92,25 +92,30 @@ def test_a_lead_changes_across_places_where_two_are_level() -> None:
     assert "the lead changes at about 64." in race.headline()
 
 
-def test_of_a_family_the_best_competes() -> None:
-    value = {"16": {"a": 3.0, "b": 2.0, "c": 1.0}, "64": {"a": 1.0, "b": 2.0, "c": 3.0}}
-    grid = a_race(straight).grid
-    rows = [
-        {"labels": {"tokens_per_rank": tokens, "scheme": scheme}, "cells": {"us": _cell(time)}}
-        for tokens, times in value.items()
-        for scheme, time in times.items()
-    ]
-    saved = grid.model_dump() | {
-        "rows": rows,
+def a_grid(axes: dict[str, list[str]], value: Callable[..., float | None], **answer: Any) -> Contest:
+    """A race of one seed whose times a function of its labels gives; None where nothing was replayed."""
+    places = [dict(zip(axes, labels, strict=True)) for labels in itertools.product(*axes.values())]
+    times = [(place, time) for place in places if (time := value(**place)) is not None]
+    base = a_race(straight).grid
+    assert base.answer is not None
+    grid = base.model_dump() | {
+        "rows": [{"labels": place, "cells": {"us": _cell(time)}} for place, time in times],
         "seeds": [],
-        "points": [{"seed": None, "values": [row["cells"]["us"]["mean"]]} for row in rows],
-        "axes": {
-            "tokens_per_rank": [{"label": one} for one in value],
-            "scheme": [{"label": one} for one in "abc"],
-        },
-        "answer": grid.answer.model_dump() | {"assumed": [], "families": {"AB": ["a", "b"]}},
+        "points": [{"seed": None, "values": [time]} for _, time in times],
+        "axes": {name: [{"label": one} for one in labels] for name, labels in axes.items()},
+        "answer": base.answer.model_dump() | {"assumed": [], "along": None} | answer,
     }
-    race = Contest(SavedGrid.model_validate(saved))
+    return Contest(SavedGrid.model_validate(grid))
+
+
+def test_of_a_family_the_best_competes() -> None:
+    times = {"16": {"a": 3.0, "b": 2.0, "c": 1.0}, "64": {"a": 1.0, "b": 2.0, "c": 3.0}}
+    race = a_grid(
+        {"tokens_per_rank": list(times), "scheme": list("abc")},
+        lambda tokens_per_rank, scheme: times[tokens_per_rank][scheme],
+        along="tokens_per_rank",
+        families={"AB": ["a", "b"]},
+    )
     assert race.rivals == ["AB", "c"]
     (course,) = race.courses()
     assert [(one.first, one.value, one.ahead) for one in course] == [
@@ -119,6 +124,37 @@ def test_of_a_family_the_best_competes() -> None:
     ]
     (best,) = (line for line in race.lines() if line.startswith("Best of AB: "))
     assert best.startswith("Best of AB: b at 16 tokens per GPU (33 % ahead of a); a at 64, the most replayed (50 %")
+
+
+def test_what_was_replayed_together_is_told_together() -> None:
+    """`b` takes half of a's time, but three times as long with both other values."""
+
+    def time(scheme: str, model: str, tiles: str) -> float:
+        return 100.0 if scheme == "a" else 300.0 if model == "large" and tiles == OTHER else 50.0
+
+    axes = {"scheme": ["a", "b"], "model": ["small", "large"], "tiles": [STATED, OTHER]}
+    lines = a_grid(axes, time, assumed=["model", "tiles"]).turns()
+    assert [line.partition(",")[0] for line in lines] == ["Model", "Tiles", "Model and tiles"]
+    assert (
+        lines[2] == "Model and tiles, assumed small and arrival: With large model and units tiles, a (67 % ahead of b)."
+    )
+    left_out = a_grid(
+        axes,
+        lambda scheme, model, tiles: None if (model, tiles) == ("large", OTHER) else time(scheme, model, tiles),
+        assumed=["model", "tiles"],
+    )
+    assert len(left_out.turns()) == 2
+
+
+def test_a_range_is_of_software_and_not_of_bounds() -> None:
+    times = {"ideal": 500.0, "deepep": 120.0, "comet": 80.0}
+    race = a_grid(
+        {"scheme": list(times), "loads": ["even", "hot"]},
+        lambda scheme, loads: 100.0 if loads == "even" else times[scheme],
+        rivals="loads",
+        base="even",
+    )
+    assert race.headline() == "Against even, hot takes 20 % less (comet) to 20 % more (deepep)."
 
 
 def _cell(time: float) -> dict[str, float]:
