@@ -53,30 +53,47 @@ $ moereplay sweep in-switch --copy mine.toml
 $ moereplay sweep mine.toml --dry-run
 ```
 
-Change its `trace.model` to one of `moereplay trace models`, or to [one that you describe](describe-a-model.md), and
-replay it (`moereplay sweep mine.toml -o mine`). [Write a study](write-a-study.md) says what else may be changed. Behind
-each answer stand the study's replays and the CPU time that all of them take; `in-switch` takes half a minute with
-`qwen3-30b-a3b`, and as long with `glm-4.5` in its place.
+Change its `trace.model` to one of `moereplay trace models`, or to [one that you describe](describe-a-model.md), its
+`system` to one of `moereplay hardware list`, such as `hgx-h200`, and replay it (`moereplay sweep mine.toml -o mine`).
+[Write a study](write-a-study.md) says what else may be changed. Behind each answer stand the study's replays and the
+CPU time that all of them take.
+
+Not asked here: whole models that serve, on an HGX H200 ([steps](../../../replay/studies/steps-serving.md),
+[slices of experts](../../../replay/studies/serving-slices.md)); several nodes
+([hierarchical](../../../replay/studies/hierarchical.md)); training, where hosts decide
+([host-waits](../../../replay/studies/host-waits.md), [steps-measured](../../../replay/studies/steps-measured.md)).
 
 The words of the answers:
 
-- *20 % ahead*, *20 % less*: it takes 20 % less time than the other. *Level*: within 1 %, for half a percent either way
-  is chance, from the order in which tiles start. *Turns*: who was ahead by 1 % and more is behind by 1 % and more.
-- *Case*: one combination of all that varies. *Assumed*: the answer is of this value; the line says what others turn.
-- *The lead changes at*: between two replayed values, where lines through the means cross.
+- *20 % ahead*, *20 % less*, *leads by 20 %*: it takes 20 % less time than the other; shares are of the other's time.
+- *Level*, *the same*: within 1 %, for half a percent either way is chance, from the order in which tiles start.
+- *Case*: one combination of all that varies, such as 4 GPUs with 128 tokens each, under one value of what is assumed;
+  against a base, one for each that is compared with it.
+- *Turns*: who was ahead by 1 % and more is behind by 1 % and more. That one of two who are level leads turns nothing,
+  unless the other leads with a third value.
+- *The lead changes at*: between replayed values, where lines through the means cross on logarithmic axes; with the
+  spread over seeds of the routing, if there are several.
+- *Seeds agree*: who is ahead is so with each seed.
 - *Error*: what nine in ten [measurements](../../../replay/studies/validate/VALIDATION.md) of the kernels that move rows
-  stay within, times the share of the layer that waits for them. *Stand-in error*, of schemes with few or no
-  measurements: that of all kernels that [were predicted before they were
-  measured](../../../replay/studies/uncertainty/UNCERTAINTY.md#errors-of-the-model).
-- *Zipf 1.0*: routing by Zipf's law with this exponent; *even*, *no skew*: with 0. `eplb:N`: experts moved, and copied
-  into N slots in all, by DeepSeek's balancer. *In the switch*: by kernels of Megatron-Core (`nvls`).
+  stay within, times the share of the layer that waits for them. Two times of the same kernels are off together, so that
+  between them only the difference of their shares counts. A lead *beyond the error* is larger.
+- *Stand-in error*, of schemes with few or no measurements: that of all kernels that [were predicted before they were
+  measured](../../../replay/studies/uncertainty/UNCERTAINTY.md#errors-of-the-model); in brackets what the few said.
+- *Assumed*: the answer is of this value; the line says what others give, and which cases they turn.
+- *Zipf 1.0*: routing by Zipf's law with this exponent, the larger the hotter are experts; *even*, *no skew*: with 0.
+- *By NVLS*: NVSwitch copies rows to all GPUs and sums results, by kernels of Megatron-Core (`nvls`).
+- `eplb:N`: experts moved, by DeepSeek's balancer, into N slots: places for an expert's weights. What is more than the
+  experts are copies.
 - *Units of 8*, *order of arrival*: ready tiles that a fused kernel takes first, eight row tiles of an expert after
-  eight, or as rows come. *20 us late*: each GPU begins late by a random time with a median of 20 us. *2 of 18 links*: a
-  GPU has two of its 18 NVLinks. *Bare* hosts launch what a layer needs, and nothing that an engine adds.
+  eight, or as rows come.
+- *20 us late*: each GPU begins late by a random time, lognormal with a median of 20 us.
+- *2 of 18 links*: a GPU has two of its 18 NVLinks.
+- *Bare* hosts: they launch what a layer needs, and nothing that an engine adds.
 
-Names of schemes are on [their page](schemes.md). What no error here covers: how much overlapping kernels slow one
-another, and errors of experts' GEMMs, which cancel only where rivals multiply the same tiles; those of Qwen3-30B in
-BF16 are up to 20 % fast from 1,536 tokens on ([VALIDATION](../../../replay/studies/validate/VALIDATION.md)).
+Names of schemes are on [their page](schemes.md). What no error here covers: other seeds of the routing; hosts of an
+engine, which are bare but where an answer says otherwise; how much overlapping kernels slow one another; and errors of
+experts' GEMMs, which cancel only where rivals multiply the same tiles; those of Qwen3-30B in BF16 are up to 20 % fast
+from 1,536 tokens on ([VALIDATION](../../../replay/studies/validate/VALIDATION.md)).
 """
 
 
@@ -117,6 +134,8 @@ def section(name: str, result: SweepResult, seconds: float) -> Iterable[str]:
     yield f"{escape.prose(conditions(result))}."
     yield ""
     yield from result.answers()
+    yield linked(escape.prose(" ".join(study.notes.split())), "../../../replay/studies/")
+    yield ""
     most = next((one for one in CLASSES if seconds <= one), CLASSES[-1])
     took = f"{most} s" if most < 60 else f"{most // 60} min"
     commands = f"`moereplay sweep {name} -o FOLDER --html page.html`"
@@ -143,11 +162,11 @@ def carry_out(name: str, out: Path, jobs: int | None) -> tuple[SweepResult, floa
     return result, float(noted.read_text(encoding="utf-8"))
 
 
-def linked(text: str) -> str:
-    """A study's page with links to the other pages that it names."""
+def linked(text: str, folder: str = "") -> str:
+    """A text with links to the pages of studies that it names, which lie in a folder."""
     return re.sub(
         r"(?<![\w/\[-])(?<!\]\()([a-z-]+\.md)\b",
-        lambda found: f"[{found[1]}]({found[1]})" if (STUDIES / found[1]).exists() else found[0],
+        lambda found: f"[{found[1]}]({folder}{found[1]})" if (STUDIES / found[1]).exists() else found[0],
         text,
     )
 

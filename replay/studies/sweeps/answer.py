@@ -1,23 +1,25 @@
 """Answers of a study's grids: who wins where, where the lead changes, and what would turn it.
 
-All is read off the numbers of the study's file. A *rival* is a value of the axis that competes, a
-*place* a combination of all other axes, and a *course* the places along the axis that has numbers.
-A *lead* is a share of what the other has: who leads by 20 % takes 20 % less time. Within `LEVEL`,
-which chance decides, nobody leads.
+All is read off the numbers of the study's file. A *rival* is a value of the axis that competes, or a
+family of values of which the best competes; a *place* is a combination of all other axes, and a
+*course* the places along the axis that has numbers. A *lead* is a share of what the other has: who
+leads by 20 % takes 20 % less time. Within `LEVEL`, which chance decides, nobody leads.
 
 The module is long because numbers of an answer and the words that say them are read together.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from replay.experiments.base.names import UNREAL
 from replay.studies.sweeps.words import BYTES, condition, size, together, value_words, words
+from replay.studies.uncertainty.parts import MEASURED_ON
 from replay.studies.uncertainty.reach import Reach, between, largest, plain, sparse_errors
 from replay.studies.uncertainty.residuals import UNVALIDATED
 from tracegen.shared.display.content import Column, Table
@@ -38,7 +40,10 @@ LEVEL = 0.01
 """Share within which two are level: half a percent either way comes from the order of tiles."""
 
 MOST_TOLD = 3
-"""Cases, or values along an axis, that a sentence tells one by one."""
+"""Cases, or courses, that a sentence tells one by one."""
+
+MOST_ALONG = 5
+"""Values along an axis that a comparison with a base tells one by one."""
 
 MOST_PLACES = 60
 """Rows of the table of who wins where; of more places all points are in the tables of the grids."""
@@ -85,6 +90,15 @@ class Lead:
     def is_level(self) -> bool:
         """Tell whether the second is as good."""
         return self.second is not None and self.ahead < LEVEL
+
+
+class Margin(NamedTuple):
+    """A comparison of two: the share of time between them, its error, whether seeds agree, and its words."""
+
+    lead: float
+    error: float
+    agrees: bool
+    says: str
 
 
 @dataclass(frozen=True)
@@ -142,7 +156,12 @@ class Contest:
         self._rows: dict[tuple[tuple[str, str], ...], SavedRow] = {_key(row.labels): row for row in grid.rows}
         self._by_seed = _values_by_seed(grid, self.answer)
         self._labels = {axis: [one.label for one in choices] for axis, choices in grid.axes.items()}
-        self.rivals = [label for label in self._labels[self.answer.rivals] if not self._is_bound(label)]
+        labels = [label for label in self._labels[self.answer.rivals] if not self._is_bound(label)]
+        family_of = {label: family for family, members in grid.answer.families.items() for label in members}
+        self._members: dict[str, list[str]] = {}
+        for label in labels:
+            self._members.setdefault(family_of.get(label, label), []).append(label)
+        self.rivals = list(self._members)
 
     def _is_bound(self, label: str) -> bool:
         """Tell whether a rival is no software."""
@@ -190,7 +209,17 @@ class Contest:
         return first / second - 1 if self.answer.most else 1 - first / second
 
     def _row(self, place: Place, rival: str) -> SavedRow | None:
-        return self._rows.get(_key({**place, self.answer.rivals: rival}))
+        """Row of a rival; of a family, that of its best."""
+        keys = [_key({**place, self.answer.rivals: label}) for label in self._members.get(rival, [rival])]
+        rows = [row for key in keys if (row := self._rows.get(key)) is not None]
+        there = [(cell.mean, row) for row in rows if (cell := row.cells[self.answer.column]) is not None]
+        if not there:
+            return rows[0] if rows else None
+        best: SavedRow = self._best(there, key=lambda one: one[0])[1]
+        return best
+
+    def _best(self, values: Sequence[Any], key: Callable[[Any], float] | None = None) -> Any:
+        return (max if self.answer.most else min)(values, key=key)
 
     def _mean(self, place: Place, rival: str) -> float | None:
         row = self._row(place, rival)
@@ -205,16 +234,18 @@ class Contest:
         return between(*known) if len(known) == len(rivals) else None
 
     def _seed_values(self, place: Place, rival: str) -> list[float | None]:
-        return self._by_seed.get(_key({**place, self.answer.rivals: rival}), [])
+        keys = [_key({**place, self.answer.rivals: label}) for label in self._members.get(rival, [rival])]
+        by_seed = zip(*(self._by_seed[key] for key in keys if key in self._by_seed), strict=True)
+        there = [[value for value in values if value is not None] for values in by_seed]
+        return [self._best(values) if values else None for values in there]
 
     def _agreed(self, place: Place, first: str) -> tuple[int, int]:
         """Seeds of which a rival is first, and all."""
-        pick = max if self.answer.most else min
         by_rival = {rival: values for rival in self.rivals if (values := self._seed_values(place, rival))}
         wins = 0
         for seed in range(len(by_rival.get(first, []))):
             there = {rival: value for rival, values in by_rival.items() if (value := values[seed]) is not None}
-            wins += bool(there) and pick(there, key=lambda rival: there[rival]) == first
+            wins += bool(there) and self._best(list(there), key=lambda rival: there[rival]) == first
         return wins, max(1, len(self.grid.seeds))
 
     def against(self, rival: str, assumed: Place | None = None) -> list[tuple[Place, float, float | None]]:
@@ -231,26 +262,32 @@ class Contest:
     # ---- crossings -------------------------------------------------------------------------------
 
     def crossing(self, before: Lead, behind: Lead) -> LeadChange | None:
-        """Find where the lead changes between two neighbours along the axis; None where it does not."""
+        """Find where the lead changes between two places along the axis; None where it does not."""
         along = self.answer.along
         if along is None or before.first == behind.first:
             return None
         rivals = (before.first, behind.first)
-        ends = tuple(float(one.place[along]) for one in (before, behind))
-        means = [[self._mean(one.place, rival) for rival in rivals] for one in (before, behind)]
-        at = _crossed(ends, means)
+        low, high = (float(one.place[along]) for one in (before, behind))
+        places = list(self._along(before.place))
+        marks = [float(place[along]) for place in places]
+
+        def crossings(values: list[list[float | None]]) -> list[float]:
+            pairs = zip(itertools.pairwise(marks), itertools.pairwise(values), strict=True)
+            return [one for ends, means in pairs if (one := _crossed(ends, list(means))) is not None]
+
+        at = next(
+            (
+                one
+                for one in crossings([[self._mean(place, rival) for rival in rivals] for place in places])
+                if low <= one <= high
+            ),
+            None,
+        )
         if at is None:
             return None
         found = []
-        places = list(self._along(before.place))
-        marks = [float(place[along]) for place in places]
         for seed in range(len(self.grid.seeds)):
-            values = [[self._of_seed(place, rival, seed) for rival in rivals] for place in places]
-            crossed = [
-                one
-                for pair in zip(itertools.pairwise(marks), itertools.pairwise(values), strict=True)
-                if (one := _crossed(pair[0], list(pair[1]))) is not None
-            ]
+            crossed = crossings([[self._of_seed(place, rival, seed) for rival in rivals] for place in places])
             found += [min(crossed, key=lambda one: abs(math.log(max(one, 1e-12) / max(at, 1e-12))))] if crossed else []
         spread = found or [at]
         return LeadChange(at, min(spread), max(spread), (len(found), len(self.grid.seeds)))
@@ -291,10 +328,11 @@ class Contest:
                 where = f"at {_short(along, first)}"
                 where = where if first == last else f"from {_short(along, first)} to {_short(along, last)}"
             said.append(f"{group[0].name}{'' if number else _plural(verb, group[0])} {where}{self._by(group)}")
-        ends = [(one[-1], two[0]) for one, two in itertools.pairwise(groups)]
-        crossings = [self.crossing(*pair) for pair in ends if not any(one.is_level for one in pair)]
+        # Between two who lead there may be places where they are level.
+        alone = [one for one in course if not one.is_level]
+        crossings = [self.crossing(one, two) for one, two in itertools.pairwise(alone)]
         told = [one.text(along) for one in crossings if one is not None]
-        where = f"; the lead changes at {', '.join(told)}" if told else ""
+        where = f"; the lead changes at {together(told)}" if told else ""
         return f"{'; '.join(said)}{where}"
 
     def _by(self, course: Sequence[Lead]) -> str:
@@ -323,15 +361,24 @@ class Contest:
             return " is fastest"
         return f" has the {'most' if self.answer.most else 'least'} {self.answer.column}"
 
-    def _told(self, assumed: Place | None = None, within: Place | None = None, along: str | None = None) -> str:
-        """Compare all rivals with the base in words.
+    def _told(
+        self,
+        assumed: Place | None = None,
+        within: Place | None = None,
+        along: str | None = None,
+        *,
+        placed: bool = False,
+    ) -> list[str]:
+        """Compare each rival with the base in words.
 
         Parameters
         ----------
         within
-            Labels of the places that are compared; all places where it says nothing.
+            Labels of the places that are compared; all places where it says nothing, but for bounds.
         along
             An axis whose values are told one by one; else the least and the largest share.
+        placed
+            Whether to say where these two are, if one is less and one is more.
         """
         verb = "takes" if self._is_time else "has"
         said = []
@@ -340,16 +387,30 @@ class Contest:
                 (place, share)
                 for place, share, _ in (self.against(rival, assumed) if rival != self.answer.base else [])
                 if all(place[axis] == label for axis, label in (within or {}).items())
+                and (OF_SCHEMES in (within or {}) or not self._is_of_bound(place))
             ]
             if not shares:
                 continue
             told = [_more([share for _, share in shares])]
+            (least, low), (most, high) = (edge(shares, key=lambda one: one[1]) for edge in (min, max))
+            if placed and low <= -LEVEL and high >= LEVEL:
+                there = self._at(most)
+                if (
+                    self.answer.along is not None
+                    and there == f" at {value_words(self.answer.along, most[self.answer.along])}"
+                ):
+                    there = f" at {_short(self.answer.along, most[self.answer.along])}"
+                told = [f"{_more([low])}{self._at(least)} to {_more([high])}{there}"]
             if along is not None:
                 labels = [place[along] for place, _ in shares]
                 ats = [value_words(along, labels[0]), *(_short(along, one) for one in labels[1:])]
                 told = [f"{_more([share])} at {at}" for (_, share), at in zip(shares, ats, strict=True)]
             said.append(f"{rival} {verb} {together(told)}")
-        return ("; " if along else ", ").join(said)
+        return said
+
+    def _is_of_bound(self, place: Place) -> bool:
+        """Tell whether a place is of no software."""
+        return place.get(OF_SCHEMES) in UNREAL
 
     @property
     def _model(self) -> str:
@@ -362,16 +423,17 @@ class Contest:
         """The answer in one sentence, of which model it is, and which assumptions turn it."""
         of = f"With {self._model}" if self._model else ""
         said = self._sentence(of)
-        axes = [words(axis) for axis in self.answer.assumed if self._is_turned(axis)]
-        turns = f" It turns with the {together([axes[0], *(f'the {one}' for one in axes[1:])])}." if axes else ""
+        told = [f"the {words(axis)} ({how})" for axis in self.answer.assumed if (how := self._turn_of(axis))]
+        turns = f" It turns with {together(told)}." if told else ""
         return f"{said}.{turns}"
 
     def _sentence(self, of: str) -> str:
         if self.answer.base is not None:
-            column = "" if self._is_time else f" in {self.answer.column}"
-            against = f"against {self.answer.base}{column}"
+            told = ", ".join(self._told(placed=True)) or "nobody can run"
+            told += "" if self._is_time else f" {self.answer.column}"
+            against = f"against {self.answer.base}"
             head = f"{of} and {against}, " if of else f"A{against[1:]}, "
-            return f"{head}{self._told() or 'nobody can run'}"
+            return f"{head}{told}"
         head = f"{of}, " if of else ""
         courses = self.courses()
         every = [one for course in courses for one in course]
@@ -398,8 +460,25 @@ class Contest:
         elif 1 < len(courses) <= MOST_COURSES:
             said += [f"{self._where(course[0].place)}: {self._of_course(course)}." for course in courses]
         elif self.answer.base is not None and self._tells_along(courses[0] if courses else []):
-            said += [f"{self._of_course(courses[0])}."]
-        return [*said, *self._added(), *self._edge(), self.error_line(), *self.turns()]
+            if self.answer.rivals == OF_SCHEMES:
+                said += [f"First is {self.course_text(courses[0])}."]
+            said += [f"{one}." for one in self._told(along=self.answer.along)]
+        return [*said, *self._of_families(courses), *self._added(), *self._edge(), self.error_line(), *self.turns()]
+
+    def _of_families(self, courses: Sequence[Sequence[Lead]]) -> list[str]:
+        """Lines on who is the best of each family, where the places are few."""
+        said = []
+        for family, members in self._members.items():
+            if len(members) > 1 and len(courses) <= MOST_TOLD:
+                own = copy.copy(self)
+                own._members, own.rivals = {label: [label] for label in members}, members
+                said += [f"Best of {family}: {own._courses_text(own.courses())}."]
+        return said
+
+    def _courses_text(self, courses: Sequence[Sequence[Lead]]) -> str:
+        """Sentence on who leads along each course."""
+        heads = [f"{self._where(course[0].place)}: " if len(courses) > 1 else "" for course in courses]
+        return "; ".join(f"{head}{self.course_text(course)}" for head, course in zip(heads, courses, strict=True))
 
     def _edge(self) -> list[str]:
         """Line on the largest of numbers that compete, where it leads: beyond it nothing was tried."""
@@ -413,24 +492,42 @@ class Contest:
         return [f"{value_words(self.answer.rivals, most)} is the most that was tried."] if leads else []
 
     def _added(self) -> list[str]:
-        """Line on the time that is added to the base: in the experts' work alone, and with each scheme."""
-        bounds = [one.label for one in self.grid.axes.get(OF_SCHEMES, []) if one.label in UNREAL]
+        """Line on the time that is added to the base: beside the experts' work alone where that was replayed."""
         is_us = self._is_time and self.answer.column.endswith("us")
-        if self.answer.base is None or not is_us or not bounds or self.answer.rivals == OF_SCHEMES:
+        if self.answer.base is None or not is_us or self.answer.rivals == OF_SCHEMES:
             return []
-        bound, said = bounds[0], []
-        for one in (lead for course in self.courses() for lead in course if lead.place[OF_SCHEMES] == bound):
-            for rival in (name for name in self.rivals if name != self.answer.base):
-                added = []
-                for scheme in self._labels[OF_SCHEMES]:
-                    place = {**one.place, OF_SCHEMES: scheme}
-                    was, now = (self._mean(place, name) for name in (self.answer.base, rival))
-                    if was is not None and now is not None:
-                        under = "in the experts' work alone" if scheme == bound else f"under {scheme}"
-                        added.append(f"{now - was:+,.0f} us {under}")
-                rest = {axis: label for axis, label in one.place.items() if axis != OF_SCHEMES}
-                said.append(f"{rival}{self._at(rest)} {', '.join(added)}")
-        return [f"In time: {'; '.join(said)}."] if 0 < len(said) <= MOST_COSTS else []
+        others = [rival for rival in self.rivals if rival != self.answer.base]
+        bounds = [one.label for one in self.grid.axes.get(OF_SCHEMES, []) if one.label in UNREAL]
+        added: dict[str, list[tuple[Place, float]]] = {rival: [] for rival in others}
+        for one in (lead for course in self.courses() for lead in course):
+            was = self._mean(one.place, self.answer.base)
+            for rival in others:
+                now = self._mean(one.place, rival)
+                added[rival] += [] if was is None or now is None else [(one.place, now - was)]
+
+        def told(found: Sequence[tuple[Place, float]]) -> str:
+            """Least and largest time for each scheme; for all together where no bound is beside them."""
+            said = []
+            for scheme in self._labels[OF_SCHEMES] if bounds else [""]:
+                times = [time for place, time in found if not bounds or place[OF_SCHEMES] == scheme]
+                low, high = (f"{edge(times, default=0.0):+,.0f}" for edge in (min, max))
+                under = "in the experts' work alone" if scheme in bounds else f"under {scheme}"
+                said.append(f"{low if low == high else f'{low} to {high}'} us{f' {under}' * bool(scheme)}")
+            return ", ".join(said)
+
+        def rest(place: Place) -> Place:
+            return {axis: label for axis, label in place.items() if axis != OF_SCHEMES}
+
+        places = {_key(rest(place)): rest(place) for found in added.values() for place, _ in found}
+        if bounds and len(places) * len(others) <= MOST_COSTS:
+            said = [
+                f"{rival}{self._at(at)} {told([one for one in found if rest(one[0]) == at])}"
+                for at in places.values()
+                for rival, found in added.items()
+            ]
+        else:
+            said = [f"{rival} {told(found)}" for rival, found in added.items()]
+        return [f"In time: {'; '.join(said)}."]
 
     def _by_value(self, place: Place) -> list[str]:
         """Lines that compare with the base, for each value of each axis that is free."""
@@ -439,52 +536,71 @@ class Contest:
             f"{value_words(axis, label)}: {said}."
             for axis in free
             for label in self._labels[axis]
-            if len(self._labels[axis]) > 1 and (said := self._told(within={axis: label}))
+            if len(self._labels[axis]) > 1 and (said := ", ".join(self._told(within={axis: label})))
         ]
 
     def _tells_along(self, course: Sequence[Lead]) -> bool:
         """Tell whether places along the axis are few enough to be told one by one."""
-        return self.answer.along is not None and 1 < len(course) <= MOST_TOLD
+        return self.answer.along is not None and 1 < len(course) <= MOST_ALONG
 
     def _of_course(self, course: Sequence[Lead]) -> str:
         if self.answer.base is None:
             return self.course_text(course)
         along = self.answer.along
         within = {axis: label for axis, label in course[0].place.items() if axis != along}
-        return self._told(within=within, along=along if self._tells_along(course) else None)
+        return "; ".join(self._told(within=within, along=along if self._tells_along(course) else None))
 
     def _where(self, place: Place) -> str:
         """Place of a course in words."""
         return ", ".join(self._words_of({axis: label for axis, label in place.items() if axis != self.answer.along}))
 
     def error_line(self) -> str:
-        """Sentence on the error that applies, and the closest case in which it reaches as far as the lead."""
+        """Sentence on the error that applies, the closest case in which it reaches as far as the lead, and seeds."""
+        cases = self._cases()
         if self.answer.base is not None:
-            pairs = [(rival, *one) for rival in self.rivals if rival != self.answer.base for one in self.against(rival)]
-            cases = [
-                (abs(share), error, f"{rival} with {_more([share])}{self._at(place)}")
-                for rival, place, share, error in pairs
-                if error is not None
-            ]
-            rows = [self._row(place, name) for rival, place, *_ in pairs for name in (rival, self.answer.base)]
+            pairs = [(rival, place) for rival in self.rivals for place, *_ in self.against(rival)]
+            rows = [self._row(place, name) for rival, place in pairs for name in (rival, self.answer.base)]
             what = "difference"
         else:
             every = [one for course in self.courses() for one in course if one.second is not None]
-            cases = [(one.ahead, one.error, self._case(one)) for one in every if one.error is not None]
             rows = [self._row(one.place, rival) for one in every for rival in (one.first, one.second or one.first)]
             what = "lead"
         if not cases:
             return "No error of such results is known here."
-        apart = [one for one in cases if one[0] >= LEVEL]
-        within = [one for one in apart if one[0] <= one[1]]
-        close = f" Closest is {min(within)[2]}." if within else ""
+        apart = [one for one in cases if one.lead >= LEVEL]
+        within = [one for one in apart if one.lead <= one.error]
+        close = f" Closest is {min(within, key=lambda one: one.lead).says}." if within else ""
         num_level = len(cases) - len(apart)
         level = f"; in {_count(num_level, len(cases))} there is none (within 1 %)" if num_level else ""
-        errors = [error for _, error, _ in cases]
+        agreed = sum(one.agrees for one in apart)
+        seeds = f" Seeds agree in {_of_cases(agreed, len(apart))}." if len(self.grid.seeds) > 1 and apart else ""
         return (
             f"The {what} exceeds the error in {_of_cases(len(apart) - len(within), len(cases))}{level}. "
-            f"The error is {_range(errors)}: {'; '.join(self._kinds(rows))}.{close}"
+            f"The error is {_range([one.error for one in cases])}: {'; '.join(self._kinds(rows))}.{close}{seeds}"
         )
+
+    def _cases(self, assumed: Place | None = None) -> list[Margin]:
+        """All comparisons that have an error."""
+        base = self.answer.base
+        if base is None:
+            every = [one for course in self.courses(assumed) for one in course if one.second is not None]
+            return [
+                Margin(one.ahead, one.error, one.seeds[0] == one.seeds[1], self._case(one))
+                for one in every
+                if one.error is not None
+            ]
+        return [
+            Margin(abs(share), error, self._same_sign(place, rival), f"{rival} with {_more([share])}{self._at(place)}")
+            for rival in self.rivals
+            if rival != base
+            for place, share, error in self.against(rival, assumed)
+            if error is not None
+        ]
+
+    def _same_sign(self, place: Place, rival: str) -> bool:
+        """Tell whether a rival takes more than the base with every seed, or less with every seed."""
+        pairs = zip(*(self._seed_values(place, name) for name in (rival, self.answer.base or "")), strict=True)
+        return len({now > was for now, was in pairs if now is not None and was is not None}) <= 1
 
     def _kinds(self, rows: Sequence[SavedRow | None]) -> list[str]:
         """Parts of validation whose errors some points have, and whom there are few or no measurements of."""
@@ -492,6 +608,7 @@ class Contest:
         axis = OF_SCHEMES if OF_SCHEMES in self.grid.axes else self.answer.rivals
         parts = {part for row in there for part in (row.error.parts if row.error else ())}
         measured = sorted(self.answer.errors or {part for part in parts if plain(part) != UNVALIDATED})
+        measured = [f"{part} (measured on {MEASURED_ON[part]})" if part in MEASURED_ON else part for part in measured]
         others = [row.labels[axis] for row in there if row.error and UNVALIDATED in map(plain, row.error.parts)]
         told = [f"{one}{sparse_errors(self._scheme(axis, one))}" for one in dict.fromkeys(others)]
         return [
@@ -509,11 +626,13 @@ class Contest:
         free = {axis: at for axis, at in place.items() if axis not in self.answer.assumed}
         return [value_words(axis, label) for axis, label in free.items() if len(self.grid.axes[axis]) > 1]
 
-    def _at(self, place: Place) -> str:
-        """Place behind a statement; empty where there is but one."""
+    def _at(self, place: Place, mark: str = "") -> str:
+        """Place behind a statement, in brackets where a mark does not part the two; empty where there is but one."""
         said = self._words_of(place)
         if len(said) == 1 and said[0][:1].isdecimal():
             return f" at {said[0]}"
+        if mark:
+            return f"{mark}{', '.join(said)}" if said else ""
         return f" ({', '.join(said)})" if said else ""
 
     def _case(self, one: Lead) -> str:
@@ -521,38 +640,68 @@ class Contest:
         return f"{one.first}, {ahead} {one.second}{self._at(one.place)}"
 
     def turns(self) -> list[str]:
-        """For each other value of what is assumed, what it turns."""
-        said = []
-        for axis in self.answer.assumed:
-            stated, *others = self._labels[axis]
-            name = words(axis)
-            name = name if name[:1].isupper() else name[:1].upper() + name[1:]
-            told = [f"{_capital(condition(axis, label))}, {self._turned(axis, label)}." for label in others]
-            said += [f"{name}, assumed {stated}: {' '.join(told)}"] if told else []
+        """Lines on what other values of assumptions turn: each by itself, then those replayed together."""
+        said: list[str] = []
+        for count in range(1, len(self.answer.assumed) + 1):
+            for axes in itertools.combinations(self.answer.assumed, count):
+                others = itertools.product(*(self._labels[axis][1:] for axis in axes))
+                told = [
+                    f"{_capital(together(_conditions(place)))}, {turned}."
+                    for place in (dict(zip(axes, labels, strict=True)) for labels in others)
+                    if (turned := self._turned(place))
+                ]
+                stated = together([self._labels[axis][0] for axis in axes])
+                name = _capital(together([words(axis) for axis in axes]))
+                said += [f"{name}, assumed {stated}: {' '.join(told)}"] if told else []
         return said
 
-    def _is_turned(self, axis: str) -> bool:
-        """Tell whether another value of an assumed axis turns some case."""
-        others = self._labels[axis][1:]
-        if self.answer.base is not None:
-            return any(self._flips({axis: label})[0] for label in others)
-        return any(self._overtakes(axis, label)[0] for label in others)
+    def _turn_of(self, axis: str) -> str:
+        """The largest lead that a value of an assumed axis gives to who is behind with another, in words."""
+        stated, *others = self._labels[axis]
+        # Who is level as stated may still be ahead with one other value, and behind with the next.
+        for pairs in ([(stated, now) for now in others], itertools.combinations(others, 2)):
+            told: list[tuple[float, str]] = []
+            for was, now in pairs:
+                ends: tuple[Place, Place] = ({axis: was}, {axis: now})
+                before = "" if was == stated else f"{condition(axis, was)} "
+                if self.answer.base is not None:
+                    verb = "takes" if self._is_time else "has"
+                    for rival, place, share in self._flips(*ends)[0]:
+                        less = f"{before}it takes {'less' if share > 0 else 'more'}, " if before else ""
+                        what = f"{less}{condition(axis, now)} {rival} {verb} {_more([share])}"
+                        told.append((abs(share), f"{what}{self._at(place, mark=': ')}"))
+                else:
+                    for one in self._overtakes(*ends)[0]:
+                        led = f"{before}{one.second} leads, " if before else ""
+                        what = f"{led}{condition(axis, now)} {one.name} {_leads(one)}"
+                        told.append((one.ahead, f"{what}{self._at(one.place, mark=': ')}"))
+            if told:
+                return max(told)[1]
+        return ""
 
-    def _flips(self, assumed: Place) -> tuple[int, int]:
-        """Of how many cases what took less takes more, or the other way round, and how many there are."""
-        flips = count = 0
-        for rival in self.rivals:
-            stated, other = (
-                {_key({n: at for n, at in place.items() if n not in assumed}): share for place, share, _ in found}
-                for found in (self.against(rival), self.against(rival, assumed))
+    def _flips(self, stated: Place, other: Place) -> tuple[list[tuple[str, Place, float]], int]:
+        """Rivals that take less with one value of an assumption and more with another, and the number of all cases."""
+        flips, count = [], 0
+        for rival in (one for one in self.rivals if one != self.answer.base):
+            was, now = (
+                {
+                    _key({n: at for n, at in place.items() if n not in self.answer.assumed}): (place, share)
+                    for place, share, _ in self.against(rival, held)
+                    if not self._is_of_bound(place)
+                }
+                for held in (stated, other)
             )
-            both = [(share, other[key]) for key, share in stated.items() if key in other and rival != self.answer.base]
-            flips += sum(was * now < 0 and min(abs(was), abs(now)) >= LEVEL for was, now in both)
+            both = [(was[key][1], *now[key]) for key in was if key in now]
+            flips += [
+                (rival, place, share)
+                for before, place, share in both
+                if before * share < 0 and min(abs(before), abs(share)) >= LEVEL
+            ]
             count += len(both)
         return flips, count
 
-    def _overtakes(self, axis: str, label: str) -> tuple[list[Lead], list[Lead]]:
-        """Find places where another leads, and all, with another value of an assumed axis.
+    def _overtakes(self, stated: Place, other: Place) -> tuple[list[Lead], list[Lead]]:
+        """Find places where another leads, and all, with another value of what is assumed.
 
         Who was first, and all who were level with it, must be behind by more than is level. The second
         of a place where another leads is who was first there.
@@ -560,12 +709,15 @@ class Contest:
 
         def there(courses: Sequence[Sequence[Lead]]) -> dict[tuple[tuple[str, str], ...], Lead]:
             every = [one for course in courses for one in course]
-            return {_key({name: at for name, at in one.place.items() if name != axis}): one for one in every}
+            free = (
+                ({name: at for name, at in one.place.items() if name not in self.answer.assumed}, one) for one in every
+            )
+            return {_key(place): one for place, one in free}
 
-        stated, other = there(self.courses()), there(self.courses({axis: label}))
+        before, after = (there(self.courses(held)) for held in (stated, other))
         found, every = [], []
-        for key, was in stated.items():
-            now = other.get(key)
+        for key, was in before.items():
+            now = after.get(key)
             if now is None:
                 continue
             every.append(now)
@@ -577,31 +729,30 @@ class Contest:
                 found.append(replace(now, second=was.first, ahead=ahead[was.first]))
         return found, every
 
-    def _turned(self, axis: str, label: str) -> str:
+    def _turned(self, assumed: Place) -> str:
+        """Words for what other values of assumptions say, and the cases that they turn; empty where there are none."""
+        courses = self.courses(assumed)
+        if not courses:
+            return ""
+        cases = self._cases(assumed)
+        beyond = sum(LEVEL <= one.lead > one.error for one in cases)
+        error = f"; beyond the error in {_of_cases(beyond, len(cases))}" if cases else ""
         if self.answer.base is not None:
-            told, (flips, count) = self._told({axis: label}), self._flips({axis: label})
-            turned = f" ({_turn(flips, count)})" if flips else ""
-            return f"{told}{turned}" if told else "nobody can run"
-        found, every = self._overtakes(axis, label)
-        if not every:
-            return "nobody can run"
-        if not found:
-            same = (
-                "the same is first"
-                if len(every) == 1
-                else f"the same are first, or level, in {_of_cases(len(every), len(every))}"
-            )
-            return f"{same}{self._by(every)}"
-        most = sorted(found, key=lambda one: -one.ahead)[:MOST_TOLD]
-        told = "; ".join(
-            f"{one.name} {'leads' if len(one.near) == 1 else 'lead'} {one.second}"
-            + ("" if math.isinf(one.ahead) else f" by {100 * one.ahead:.0f} %")
-            + self._at(one.place)
-            for one in most
-        )
-        if len(every) == 1:
-            return told
-        return f"{_turn(len(found), len(every))}{', most of all ' if len(found) > MOST_TOLD else ': '}{told}"
+            flips, count = self._flips({}, assumed)
+            is_short = len(courses) == 1 and self._tells_along(courses[0])
+            along = self.answer.along if is_short else None
+            before, after = (self._told(held, along=along, placed=True) for held in ({}, assumed))
+            told = [one for one in after if one not in before]
+            told += ["all else is the same"] if len(told) < len(after) else []
+            flipped = [f"{rival}{self._at(place, mark=', ')}" for rival, place, _ in flips]
+            return f"{_turn(flipped, count)}{('; ' if is_short else ', ').join(told)}{error}"
+        found, every = self._overtakes({}, assumed)
+        most = sorted(found, key=lambda one: -one.ahead)
+        turned = _turn([", ".join(self._words_of(one.place)) for one in most], len(every))
+        if len(courses) <= MOST_TOLD:
+            return f"{turned}{self._courses_text(courses)}{error}"
+        led = "; ".join(f"{one.name} {_leads(one)}{self._at(one.place)}" for one in most[:MOST_TOLD])
+        return f"{turned}{led}{error}" if led else f"{turned}the same are first{self._by(every)}{error}"
 
     def table(self, name: str) -> Table | None:
         """Table of who is first where; None where the places are many."""
@@ -768,8 +919,25 @@ def _plural(verb: str, one: Lead) -> str:
     return verb if len(one.near) == 1 else verb.replace(" is ", " are ").replace(" has ", " have ")
 
 
-def _turn(count: int, every: int) -> str:
-    return f"{count} of {every} cases {'turns' if count == 1 else 'turn'}"
+def _conditions(place: Place) -> list[str]:
+    """Words for values of assumed axes, ``with`` before the first alone."""
+    first, *others = (condition(axis, label) for axis, label in place.items())
+    return [first, *(one.removeprefix("with ") for one in others)]
+
+
+def _leads(one: Lead) -> str:
+    """Words for a lead over who was first."""
+    by = "" if math.isinf(one.ahead) else f" by {100 * one.ahead:.0f} %"
+    return f"{'leads' if len(one.near) == 1 else 'lead'} {one.second}{by}"
+
+
+def _turn(turned: Sequence[str], every: int) -> str:
+    """Number and names of the cases that turn, in front of what is told of all; empty where there is one case."""
+    if not turned or every == 1:
+        return "" if every == 1 else "no case turns: "
+    more = f" and {len(turned) - MOST_TOLD} more" if len(turned) > MOST_TOLD else ""
+    verb = "turns" if len(turned) == 1 else "turn"
+    return f"{len(turned)} of {every} cases {verb} ({'; '.join(turned[:MOST_TOLD])}{more}): "
 
 
 def _more(shares: Sequence[float]) -> str:

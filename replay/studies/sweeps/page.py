@@ -54,7 +54,7 @@ def page(result: SweepResult | SavedSweep, command: str = "") -> Page:
         package is.
     """
     study = result if isinstance(result, SavedSweep) else _saved(result)
-    grids = [_in_order(grid) for grid in study.shown_grids]
+    grids = study.shown_grids
     points = sum(len(grid.rows) for grid in study.grids)
     several = len(grids) > 1
     entries: dict[str, Cell] = {"study": study.name, "points": points}
@@ -100,17 +100,6 @@ def _free(free: SavedFree) -> Section:
     """Inputs that papers leave open, and the claims over their values."""
     said = [f"{one.input}: {one.stated}; or {', '.join(one.others)}. {one.why}" for one in free.inputs]
     return Section(TITLE, [*said, free_table(free.claims)])
-
-
-def _in_order(grid: SavedGrid) -> SavedGrid:
-    """The same with its axes in the study's order, which files lose: the last varies fastest."""
-
-    def first_change(axis: str) -> int:
-        labels = [row.labels[axis] for row in grid.rows]
-        return next((n for n, label in enumerate(labels) if label != labels[0]), len(labels))
-
-    ordered = sorted(grid.axes, key=first_change, reverse=True)
-    return grid.model_copy(update={"axes": {axis: grid.axes[axis] for axis in ordered}})
 
 
 def _saved(result: SweepResult) -> SavedSweep:

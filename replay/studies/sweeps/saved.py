@@ -184,6 +184,7 @@ class SavedAnswer(_Read):
     along: str | None
     assumed: list[str]
     errors: list[str]
+    families: dict[str, list[str]] = {}
 
 
 class SavedGrid(_Read):
@@ -201,6 +202,21 @@ class SavedGrid(_Read):
     rows: list[SavedRow]
     points: list[SavedPoint] = []
     answer: SavedAnswer | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_order(cls, given: Any) -> Any:
+        """The same with its axes in the study's order, which files lose: the last varies fastest."""
+        if not isinstance(given, dict) or not isinstance(given.get("axes"), dict):
+            return given
+        rows = given.get("rows") or []
+        labels = [row["labels"] if isinstance(row, dict) else row.labels for row in rows]
+
+        def first_change(axis: str) -> int:
+            return next((n for n, one in enumerate(labels) if one.get(axis) != labels[0].get(axis)), len(labels))
+
+        ordered = sorted(given["axes"], key=first_change, reverse=True)
+        return {**given, "axes": {axis: given["axes"][axis] for axis in ordered}}
 
     @model_validator(mode="after")
     def _is_whole(self) -> SavedGrid:
@@ -238,7 +254,11 @@ class SavedSweep(_Read, Exhibit):
     def _rows(self) -> list[dict[str, Any]]:
         """One for each point: its grid, its labels by axis, and its quantities with their range."""
         return [
-            {"grid": number, **row.labels, **flat(row.model_dump(include={"cells"})["cells"])}
+            {
+                "grid": number,
+                **{axis: row.labels[axis] for axis in grid.axes},
+                **flat(row.model_dump(include={"cells"})["cells"]),
+            }
             for number, grid in enumerate(self.grids)
             for row in grid.rows
         ]

@@ -140,6 +140,8 @@ class Rivalry(StrictDocument):
     errors
         Where the experiment is not layers, parts of validation whose errors apply, as in
         ``residuals.csv``.
+    families
+        Rivals by the family that they belong to: of each family the best competes, at each place.
     """
 
     rivals: Line
@@ -149,6 +151,7 @@ class Rivalry(StrictDocument):
     along: Line | None = None
     assumed: list[Line] = Field(default_factory=list)
     errors: list[Line] = Field(default_factory=list)
+    families: dict[Line, list[Line]] = Field(default_factory=dict)
 
 
 class Free(StrictDocument):

@@ -111,6 +111,12 @@ class GridTable:
                 raise UserError(message)
         if asked.base is not None:
             check_labels({asked.rivals: asked.base}, self.axes, where)
+        members = [label for family in asked.families.values() for label in family]
+        for label in members:
+            check_labels({asked.rivals: label}, self.axes, where)
+        if len(set(members)) < len(members) or (members and asked.base is not None):
+            message = f"{where}: families: a rival is in one family at most, and of families there is no base"
+            raise UserError(message)
         for part in asked.errors:
             if part not in residuals.table():
                 message = f"{where}: errors: {unknown('part', part, residuals.table())}"
@@ -127,6 +133,7 @@ class GridTable:
             along=along,
             assumed=asked.assumed,
             errors=asked.errors,
+            families=asked.families,
         )
 
     def _race(self) -> Rivalry | None:

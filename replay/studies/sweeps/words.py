@@ -100,5 +100,16 @@ def _is_number(label: str) -> bool:
 
 
 def fixed_text(fixed: Mapping[str, Any]) -> str:
-    """Settings that all points share, in one line."""
-    return ", ".join(f"{words(name)} {value}" for name, value in sorted(fixed.items()))
+    """Settings that all points share, in one line.
+
+    Examples
+    --------
+    >>> fixed_text({"tune": False, "ranks": 8, "barrier": True})
+    'barrier yes, GPUs 8, options as shipped'
+    """
+    return ", ".join(
+        ("options searched" if value else "options as shipped")
+        if name == "tune"
+        else f"{words(name)} {('no', 'yes')[value] if isinstance(value, bool) else value}"
+        for name, value in sorted(fixed.items())
+    )

@@ -40,6 +40,9 @@ MEASURED = MappingProxyType(
 )
 """Part that a scheme's communication is, where its kernels were measured."""
 
+MEASURED_ON = MappingProxyType({"TensorRT-LLM dispatch": "GB200", "TensorRT-LLM combine": "GB200"})
+"""Machine of parts that were measured on one alone."""
+
 FEW = MappingProxyType(
     {
         "deepep-v2": "DeepEP V2, B200",

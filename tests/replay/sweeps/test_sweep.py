@@ -759,7 +759,7 @@ def test_a_study_that_ships_can_be_copied_and_changed(tmp_path: Path) -> None:
     again = invoke("low-latency", "--copy", mine)
     assert isinstance(again.exception, UserError) and "is there already" in str(again.exception)
     assert load_study(mine) == copied
-    assert f"{copied.title}: 72 points" in invoke(mine, "--dry-run").stdout
+    assert f"{copied.title}: 120 points" in invoke(mine, "--dry-run").stdout
 
 
 def test_the_exit_code_tells_of_points_that_cannot_run(tmp_path: Path) -> None:

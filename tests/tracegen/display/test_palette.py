@@ -103,3 +103,10 @@ def test_names_of_one_chart_differ_and_in_colour_where_there_are_enough(charts) 
     for name, others in beside.items():
         if all(len(beside[one]) <= count for one in others):
             assert sum(found[one] % count == found[name] % count for one in others) == 1
+
+
+def test_what_is_empty_takes_no_colour() -> None:
+    """A part of bars without length, which the legend leaves out, once made a colour come twice."""
+    parts = [BarPart(f"part {number}", [float(number % 2)]) for number in range(2 * len(palette.LIGHT))]
+    page = Page(title="t", summary="s", sections=[Section("s", [Bars("b", "b", ["one"], parts, "us")])])
+    assert sorted(palette.places(page).values()) == list(range(len(palette.LIGHT)))

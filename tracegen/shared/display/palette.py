@@ -29,11 +29,11 @@ DIVERGING = ("#2166ac", "#67a9cf", "#f7f7f7", "#ef8a62", "#b2182b")
 
 
 def names(chart: Chart) -> Iterator[str]:
-    """Names that have a colour in a chart, in order; a name may come again."""
+    """Names that have a colour in a chart, in order; a name may come again, and what is empty has none."""
     from tracegen.shared.display.content import Bars, Plot, Waterfall
 
     if isinstance(chart, Bars):
-        yield from (part.name for part in chart.parts)
+        yield from (part.name for part in chart.parts if any(part.values))
     elif isinstance(chart, Plot):
         yield from (line.name for line in chart.lines if line.form != "guide")
     elif isinstance(chart, Waterfall):
