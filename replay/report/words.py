@@ -1,6 +1,7 @@
 """The words that stand over columns and beside bars, each explained in one line.
 
-The table in the terminal, the report and the documentation show the same lines.
+The table in the terminal, the report and the documentation show the same lines. Where a word means something
+else elsewhere, it has a longer key: `word_column(name, word=key)`.
 """
 
 from __future__ import annotations

@@ -333,8 +333,8 @@ class Host:
     def wait(self, kinds: PhaseKinds, after: Tasks, name: str = "counts to the host") -> Tasks:
         """Copy a few bytes from the GPU and synchronise the stream: (rank,) tasks.
 
-        It takes `host_sync_us` of `[overheads]`, which all schemes share. A wait of another length is a verb
-        beside this one, with a time of its own there.
+        It takes `host_sync_us` of `[overheads]`, for all who wait by a copy; `poll` has its own. A wait of
+        another length is a verb beside these.
         """
         return self._block(kinds, Time(self._overheads.host_sync_ps, ("overheads.host_sync_us",)), after, name)
 

@@ -115,6 +115,18 @@ def test_the_summary_names_the_fastest_that_can_be_built(compared: Comparison, s
     assert "without, deepep is the fastest" in shown.summary
 
 
+def test_bytes_by_purpose_add_up_to_what_a_port_carries(compared: Comparison, shown: Page) -> None:
+    wire = table(shown, "wire")
+    ways = {"up": "uplink", "down": "downlink"}
+    purposes = [place for place, one in enumerate(wire.columns) if one.unit == "MB"]
+    assert {way for _, way, *_ in wire.rows} == set(ways)
+    for row in wire.rows:
+        measured = compared[row[0].rstrip("*")].measured
+        ports = [getattr(of, ways[row[1]]) for one in measured for of in one.wire_bytes.values()]
+        carried = sum(map(sum, ports)) / len(ports[0]) / LAYERS / 1e6
+        assert sum(row[place] or 0 for place in purposes) == pytest.approx(carried)
+
+
 @pytest.mark.parametrize("phase", ["dispatch", "combine"])
 @pytest.mark.parametrize("way", ["uplink", "downlink"])
 def test_wires_are_those_of_each_gpu(compared: Comparison, shown: Page, phase: str, way: str) -> None:
