@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from replay.engine.critical_path import CAUSES as PATH_CAUSES
 from replay.measure.parts import CriticalPathTimes, OverheadTasks
@@ -45,7 +46,7 @@ def critical_path_of(
     places, spent
         As of `Notes`, of all tasks in their order.
     """
-    origins = _TaskOrigins(places, spent)
+    origins = _TaskOrigins(path, places, spent)
     by_kind = path.by_kind()
     causes = dict.fromkeys(CAUSES, 0)
     for name, times in by_kind.items():
@@ -63,49 +64,54 @@ def critical_path_of(
         behind_by_kind_us={
             name: {served: us(time) for served, time in of.items()} for name, of in path.behind_by_kind().items()
         },
-        overhead=origins.overhead(path),
-        latencies=origins.latencies(path),
-        by_place_us=origins.by_place_us(path),
-        beside=origins.beside(path),
+        overhead=origins.overhead(),
+        latencies=origins.latencies(),
+        by_place_us=origins.by_place_us(),
+        beside=origins.beside(),
     )
 
 
 class _TaskOrigins:
-    """Code and values that tasks are from."""
+    """Code and values that tasks of a path are from."""
 
-    def __init__(self, places: Sequence[tuple[int, str]], spent: Sequence[SpentValues]) -> None:
-        self._places, self._spent = places, spent
+    def __init__(self, path: CriticalPath, places: Sequence[tuple[int, str]], spent: Sequence[SpentValues]) -> None:
+        self._path, self._spent = path, spent
+        tasks = path.task.tolist()
+        firsts = np.searchsorted([first for first, _ in places], path.task, side="right").tolist()
+        blocks = np.searchsorted([block.first for block in spent], path.task, side="right").tolist()
+        self._place = {task: places[at - 1][1] if at else "" for task, at in zip(tasks, firsts, strict=True)}
+        self._values = {task: self._values_of(task, at - 1) for task, at in zip(tasks, blocks, strict=True)}
 
-    def overhead(self, path: CriticalPath) -> list[OverheadTasks]:
+    def overhead(self) -> list[OverheadTasks]:
         """Service of the path that is overhead."""
-        return self._rows(path, OVERHEAD, "service")
+        return self._rows(OVERHEAD, "service")
 
-    def latencies(self, path: CriticalPath) -> list[OverheadTasks]:
+    def latencies(self) -> list[OverheadTasks]:
         """Latency of the path's tasks that are no messages."""
-        return self._rows(path, UNSENT, "latency")
+        return self._rows(UNSENT, "latency")
 
-    def by_place_us(self, path: CriticalPath) -> dict[str, dict[str, dict[str, float]]]:
+    def by_place_us(self) -> dict[str, dict[str, dict[str, float]]]:
         """Time of the path by place, kind and cause; what nobody noted has no name."""
         spent: dict[str, dict[str, Counter[str]]] = {}
         for cause in PATH_CAUSES:
-            for task, kind, _, time in path.lengths(KIND_NAMES, cause):
-                spent.setdefault(self._place(task), {}).setdefault(kind, Counter())[cause] += time
+            for task, kind, _, time in self._path.lengths(KIND_NAMES, cause):
+                spent.setdefault(self._place[task], {}).setdefault(kind, Counter())[cause] += time
         return {
             place: {kind: {cause: us(time) for cause, time in times.items()} for kind, times in kinds.items()}
             for place, kinds in spent.items()
         }
 
-    def beside(self, path: CriticalPath) -> list[str]:
+    def beside(self) -> list[str]:
         """Values that times of tasks are made of, and of none of the path."""
-        on_path = {value for task in path.task.tolist() for some in self._values(task) for value in some}
+        on_path = {value for both in self._values.values() for some in both for value in some}
         every = {value for one in self._spent for value in (*one.service, *one.latency)}
         return sorted(every - on_path - {OWN})
 
-    def _rows(self, path: CriticalPath, kinds: Collection[str], cause: str) -> list[OverheadTasks]:
+    def _rows(self, kinds: Collection[str], cause: str) -> list[OverheadTasks]:
         found: dict[_Alike, Counter[str]] = {}
-        for task, kind, group, length in path.lengths(kinds, cause):
-            values = self._values(task)[cause == "latency"]
-            found.setdefault(_Alike(kind, group, length, values), Counter())[self._place(task)] += 1
+        for task, kind, group, length in self._path.lengths(kinds, cause):
+            values = self._values[task][cause == "latency"]
+            found.setdefault(_Alike(kind, group, length, values), Counter())[self._place[task]] += 1
         return [
             OverheadTasks(
                 kind=one.kind,
@@ -118,13 +124,8 @@ class _TaskOrigins:
             for one, places in found.items()
         ]
 
-    def _place(self, task: int) -> str:
-        at = bisect_right(self._places, task, key=lambda block: block[0])
-        return self._places[at - 1][1] if at else ""
-
-    def _values(self, task: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Values of a task's service, and of its latency."""
-        at = bisect_right(self._spent, task, key=lambda block: block.first) - 1
+    def _values_of(self, task: int, at: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Values of a task's service, and of its latency, if the block of this number has it."""
         if at < 0 or task >= self._spent[at].past:
             return (), ()
         service, latency = (() if one == (OWN,) else one for one in (self._spent[at].service, self._spent[at].latency))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Literal, NamedTuple
@@ -162,9 +161,12 @@ class Notes:
     def place(self, first: int) -> None:
         """Remember which code asks for the tasks from `first` on: a scheme's, not what all schemes share."""
         frame: FrameType | None = sys._getframe(2)  # behind the graph, which calls this
-        while frame is not None and frame.f_globals.get("__name__", "").startswith(SHARED):
-            frame = frame.f_back
-        self.places.append((first, "" if frame is None else _named(frame.f_code)))
+        place = ""
+        while frame is not None and not place:
+            if frame.f_code not in PLACES:  # asked for each block of tasks: a look at what is known calls nothing
+                PLACES[frame.f_code] = _place_of(frame)
+            place, frame = PLACES[frame.f_code], frame.f_back
+        self.places.append((first, place))
 
     def spend(self, task: Tasks, service: tuple[str, ...], latency: tuple[str, ...]) -> None:
         """Remember values of the system that the times of tasks, numbered in a row, are made of."""
@@ -267,9 +269,15 @@ class Notes:
         self.accesses.setdefault(what, []).append((address, task))
 
 
-@cache
-def _named(code: CodeType) -> str:
-    """File and function, as the project calls them: ``replay/schemes/ep/nccl.py: dispatch``."""
+PLACES: dict[CodeType, str] = {}
+"""Names of code that was seen, empty for what all schemes share."""
+
+
+def _place_of(frame: FrameType) -> str:
+    """File and function, as the project calls them: ``replay/schemes/ep/nccl.py: dispatch``; empty if shared."""
+    code = frame.f_code
+    if frame.f_globals.get("__name__", "").startswith(SHARED):
+        return ""
     file = Path(code.co_filename)
     name = file.relative_to(ROOT).as_posix() if file.is_relative_to(ROOT) else file.name
     return f"{name}: {code.co_qualname.partition('.<locals>')[0]}"
