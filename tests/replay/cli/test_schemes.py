@@ -137,7 +137,7 @@ def test_check_ends_with_1_and_says_what_is_wrong(mine: Path) -> None:
 
 
 def test_a_scheme_that_cannot_be_built_leaves_checks_open(mine: Path) -> None:
-    mine.write_text(MINE.replace("option(16, ", "option(160, "), encoding="utf-8")
+    mine.write_text(MINE.replace("machine.storing_sms()", "160"), encoding="utf-8")
     shown = one_line(invoke("schemes", "check", f"{mine}:Plain").stdout)
     assert "the GPU has 132" in shown
     assert "ok build" not in shown and "open every token is sent and combined" in shown
