@@ -19,7 +19,6 @@ from replay.experiments.collective.spec import size_text
 from replay.experiments.layer.experiment import EXPERIMENT as LAYER
 from replay.experiments.layer.result import Comparison
 from replay.experiments.layer.tables.notes import around_note, heading, launch_notes, tuned_notes
-from replay.report.comparisons import star_notes
 from replay.schemes import Scheme
 from replay.schemes.ep.traffic import TRAFFIC
 from replay.schemes.modules import modules_of
@@ -302,7 +301,12 @@ def _sure(*results: Result) -> list[str]:
     """Lines on what nobody measured of results' schemes, and on who draws what is not certain."""
     names = list(dict.fromkeys(one.scheme.name for one in results))
     vague = [name for name, one in zip(names, results, strict=False) if _is_unmeasured(one)]
-    lines = star_notes(results[0].system.name, [one.scheme for one in results])
+    lines = [
+        f"{one.scheme.name} proposes hardware that {one.system.name} lacks: {', '.join(one.scheme.lacking)}."
+        for one in results
+        if one.scheme.lacking
+    ]
+    lines = list(dict.fromkeys(lines))
     if vague:
         lines.append(
             f"Little or nothing was measured of how {listed(vague)} {'communicate' if vague[1:] else 'communicates'} "
