@@ -447,10 +447,10 @@ def _values(one: Side, other: Side, trusted: Mapping[str, Trust]) -> list[ValueS
     found = []
     for values, (first, second) in times.items():
         known = [trusted[value] for value in values if value in trusted]
-        said: dict[str, Any] = known[0]._asdict() if len(values) == 1 and known else {}
-        if len(values) > 1:
-            levels = (trusted[value].says.partition(";")[0] if value in trusted else "-" for value in values)
-            said = {"says": ", ".join(levels)} if known else {}
+        levels = (trusted[value].says.partition(";")[0] if value in trusted else "-" for value in values)
+        said: dict[str, Any] = {"says": ", ".join(levels)} if known else {}
+        if len(values) == 1 and known:
+            said = known[0]._asdict()
         shares = {"one_us": first / 1e6, "other_us": second / 1e6, "difference_us": (second - first) / 1e6}
         found.append(ValueShare(key=", ".join(values), **shares, **said))
     return sorted(found, key=lambda share: -max(share.one_us, share.other_us))
