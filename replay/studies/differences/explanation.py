@@ -290,7 +290,7 @@ def _about(*results: ResultBase) -> list[str]:
 
 
 def _counted(result: TimedResult) -> str:
-    """What the mechanisms of a result counted, in words; empty where all is nothing."""
+    """Counts of the mechanisms of a result, in words; empty where all are zero."""
     counts: Counter[str] = Counter()
     for one in result.measured:
         counts.update({name: sum(of) for name, of in one.mechanisms.counters.items()})
