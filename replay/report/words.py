@@ -105,9 +105,14 @@ WORDS: dict[str, str] = {
     # ---- quantities of explain and diff ----
     "exposed communication, mean of the GPUs": "communication and waiting that no computation hides",
     **{
-        f"{phase} {what}": f"{says} of the {phase}, all GPUs together"
+        f"{phase} {what}{way}": f"{says} of the {phase}{on}, all GPUs together"
         for phase in ("dispatch", "combine", "gather", "reduce")
-        for what, says in (("payload", "rows"), ("on the wires", "all bytes on the ports, headers included,"))
+        for what, says in (("payload", "rows"), ("on the wires", "all bytes, headers included,"))
+        for way, on in (
+            ("", " that leave GPUs, and reach them, for these are as many"),
+            (", leaving GPUs", " on the ports out of GPUs"),
+            (", reaching GPUs", " on the ports into GPUs: with multicast more than leave them, with sums fewer"),
+        )
     },
     **{
         f"SMs {what}, mean of the SMs": f"time of an SM in which {says}"

@@ -19,6 +19,8 @@ from replay.experiments.collective.spec import size_text
 from replay.experiments.layer.experiment import EXPERIMENT as LAYER
 from replay.experiments.layer.result import Comparison
 from replay.experiments.layer.tables.notes import around_note, heading, launch_notes, tuned_notes
+from replay.schemes import Scheme
+from replay.schemes.ep.traffic import TRAFFIC
 from replay.schemes.modules import modules_of
 from replay.schemes.registry import EVERY
 from replay.studies.differences import any_experiment as of_any
@@ -29,6 +31,8 @@ from replay.studies.differences.parts import Change, QuantityDifference
 from replay.studies.differences.path import ps
 from replay.studies.differences.sides import Side, side_of
 from replay.studies.differences.trust import Trust, trusts
+from replay.studies.uncertainty.parts import parts_of
+from replay.studies.uncertainty.residuals import UNVALIDATED
 from tracegen.shared.display.frames import flat
 from tracegen.shared.strict import Strict
 
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
     from replay.experiments.base.result import ResultBase
     from replay.experiments.collective.result import CollectiveRow
     from replay.experiments.layer.result import Result
+    from replay.studies.differences.sides import Alike
 
 DESCRIBED = ("scheme", "option")
 """Parts of the names of inputs that are of the scheme."""
@@ -106,8 +111,8 @@ class ValueShare(Strict):
     key
         The value, such as ``overheads.fence_us``; several with commas, where one task costs all of them.
     says
-        Its confidence and its spread as ``hardware show`` has them, of several the confidence; empty
-        where that is not known.
+        Its confidence and its spread as ``hardware show`` has them, of several the confidence of each with
+        commas; empty where that is not known.
     one_us, other_us, difference_us
         The first's time, the second's, and by how much the second's is longer.
     low, high, value
@@ -176,10 +181,14 @@ class Explanation(Document):
         What else is measured or counted and is not the same; ``before`` is the first.
     inputs
         What entered otherwise beside the scheme and its options.
+    about
+        A line on each scheme: what it is, what it moves, where it loses, and what its replay counted.
+    sure
+        Lines on what nobody measured, and on how to ask how sure the order is.
     heading, notes
         Lines on what was replayed and how it was launched, as the comparison of layers has them.
     overhead
-        Tasks that overhead on the paths consists of.
+        Tasks that overhead on the paths consists of; one of several times a value is as many of it.
     values
         The same by value of the system, the longest first.
     places
@@ -206,6 +215,8 @@ class Explanation(Document):
     phases: list[PhaseSpan]
     quantities: list[QuantityDifference]
     inputs: list[Change]
+    about: list[str] = Field(default_factory=list)
+    sure: list[str] = Field(default_factory=list)
     heading: list[str] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
     overhead: list[OverheadCount] = Field(default_factory=list)
@@ -240,12 +251,15 @@ def explain(one: ResultBase | str | Path, other: ResultBase | str | Path) -> Exp
     _check_single(other, after)
     before, after = alike(before, after)
     first, second = side_of(experiment, before), side_of(experiment, after)
-    described: dict[str, Any] = {"values": _values(first, second, trusts(before, after))}
+    described: dict[str, Any] = {
+        "values": _values(first, second, trusts(before, after)),
+        "about": _about(before, after),
+    }
     if experiment is LAYER:
         _check_layers(before, after)
         results = [before, after]
         names = names_of(results)
-        described |= {"heading": _heading(before, after), "notes": _notes(results)}
+        described |= {"heading": _heading(before, after), "notes": _notes(results), "sure": _sure(before, after)}
         first, second = first._replace(name=names[0]), second._replace(name=names[1])
         return _explained(first, second, code=_code(first, second, before, after), **described)
     if first.name == second.name:
@@ -257,6 +271,56 @@ def explain(one: ResultBase | str | Path, other: ResultBase | str | Path) -> Exp
 
 def _notes(results: list[Result]) -> list[str]:
     return [*launch_notes(results), around_note(results), *tuned_notes(results)]
+
+
+def _about(*results: ResultBase) -> list[str]:
+    """Lines on the schemes of moereplay's own that results are of."""
+    found: dict[str, str] = {}
+    for result in results:
+        if not isinstance(result, TimedResult):
+            continue
+        for scheme in (EVERY[one.name] for one in result.schemes if one.name in EVERY):
+            text = f"{scheme.name}: {scheme.summary}"
+            if isinstance(scheme, Scheme):
+                text += f"; moves {TRAFFIC[scheme.traffic].moves}"
+                text += f". It loses with {scheme.loses}" if scheme.loses else ""
+            counted = _counted(result)
+            found[scheme.name] = f"{text}. Counted: {counted}." if counted else f"{text}."
+    return [*found.values(), *([f"More: `moereplay schemes {list(found)[-1]}`."] if found else [])]
+
+
+def _counted(result: TimedResult) -> str:
+    """Counts of the mechanisms of a result, in words; empty where all are zero."""
+    counts: Counter[str] = Counter()
+    for one in result.measured:
+        counts.update({name: sum(of) for name, of in one.mechanisms.counters.items()})
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+
+
+def _sure(*results: Result) -> list[str]:
+    """Lines on what nobody measured of results' schemes, and on who draws what is not certain."""
+    names = list(dict.fromkeys(one.scheme.name for one in results))
+    vague = [name for name, one in zip(names, results, strict=False) if _is_unmeasured(one)]
+    lines = [
+        f"{one.scheme.name} proposes hardware that {one.system.name} lacks: {', '.join(one.scheme.lacking)}."
+        for one in results
+        if one.scheme.lacking
+    ]
+    lines = list(dict.fromkeys(lines))
+    if vague:
+        lines.append(
+            f"Little or nothing was measured of how {listed(vague)} {'communicate' if vague[1:] else 'communicates'} "
+            "(`moereplay validate`)."
+        )
+    if names[1:]:
+        asked = " ".join(f"--scheme {name}" for name in names)
+        lines.append(f"How sure is the order? Ask `moereplay compare` with `{asked} --uncertainty 20`.")
+    return lines
+
+
+def _is_unmeasured(result: Result) -> bool:
+    parts = parts_of(result)
+    return any(parts.get(phase, "").startswith(UNVALIDATED) for phase in ("dispatch", "combine"))
 
 
 def _check_layers(first: Result, second: Result) -> None:
@@ -342,18 +406,33 @@ def _beside(side: Side, other: Side) -> dict[str, float]:
     return {key: side.inputs[f"system.{key}"] for key in sorted(side.beside & (paid | WAITS_OF_HOSTS))}
 
 
+def _single(side: Side) -> Counter[Alike]:
+    """Tasks of overhead; one of several times a value, such as a row of launches, is as many of it."""
+    found: Counter[Alike] = Counter()
+    for (where, what, each_us, values), number in side.overhead.items():
+        value = side.inputs.get(f"system.{values[0]}") if len(values) == 1 and values[0].endswith("_us") else None
+        unit = ps(value) if isinstance(value, int | float) else 0
+        times, rest = divmod(ps(each_us), unit) if unit else (0, 0)
+        if times and not rest:
+            found[where, what, unit / 1e6, values] += number * times
+        else:
+            found[where, what, each_us, values] += number
+    return found
+
+
 def _overhead(one: Side, other: Side) -> list[OverheadCount]:
     """Tasks that either path has, the longest time of all of a length first."""
+    first, second = _single(one), _single(other)
     found = [
         OverheadCount(
             where=where,
             what=what,
             each_us=each_us,
             key=", ".join(values),
-            one=one.overhead.get((where, what, each_us, values), 0),
-            other=other.overhead.get((where, what, each_us, values), 0),
+            one=first[where, what, each_us, values],
+            other=second[where, what, each_us, values],
         )
-        for where, what, each_us, values in {**one.overhead, **other.overhead}
+        for where, what, each_us, values in {**first, **second}
     ]
     return sorted(found, key=lambda each: -each.each_us * max(each.one, each.other))
 
@@ -368,9 +447,10 @@ def _values(one: Side, other: Side, trusted: Mapping[str, Trust]) -> list[ValueS
     found = []
     for values, (first, second) in times.items():
         known = [trusted[value] for value in values if value in trusted]
-        said: dict[str, Any] = known[0]._asdict() if len(values) == 1 and known else {}
-        if len(values) > 1:
-            said = {"says": ", ".join(dict.fromkeys(one.says.partition(";")[0] for one in known))}
+        levels = (trusted[value].says.partition(";")[0] if value in trusted else "-" for value in values)
+        said: dict[str, Any] = {"says": ", ".join(levels)} if known else {}
+        if len(values) == 1 and known:
+            said = known[0]._asdict()
         shares = {"one_us": first / 1e6, "other_us": second / 1e6, "difference_us": (second - first) / 1e6}
         found.append(ValueShare(key=", ".join(values), **shares, **said))
     return sorted(found, key=lambda share: -max(share.one_us, share.other_us))

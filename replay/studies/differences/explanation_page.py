@@ -27,14 +27,19 @@ COMPOSED = {"train": ", mean over the GPUs", "serve": ""}
 """Experiments whose times are composed of many replays, without one critical path."""
 SMALL = 0.05  # us; a smaller difference is not seen in the tables
 MOST_QUANTITIES = 14
-MOST_LENGTHS = 12
-MOST_VALUES = 8
+MOST_LENGTHS = 8
+MOST_VALUES = 6
 MOST_PLACES = 5
 """Rows of a table of each scheme's code; all are in the JSON."""
+UNASKED = ("tasks", "memory")
+"""Beginnings of quantities that no time comes from; they are in the JSON."""
+TIMES = ("one_us", "other_us", "difference_us")
+BEFORE = "queueing behind "
+"""Begins what queues are called, before what they are for."""
 CANCELLING = 3
 """Parts that are so many times their sum nearly cancel one another."""
 LARGE = 0.1
-"""Share of all differences of parts from which on a value is named."""
+"""Share of the difference from which on a value is named."""
 FITTED = ("; fitted", "; rest")
 """Ends of what is said of values that were found with others."""
 UNTOLD = "nobody's"
@@ -52,12 +57,12 @@ def explanation_tables(found: Explanation) -> Group:
         phases_table(found) if found.phases else None,
         quantities_table(found) if found.quantities else None,
     ]
-    return tables_group("\n".join([*found.heading, *summary(found)]), tables, lines(found))
+    return tables_group("\n".join([*summary(found), *found.about]), tables, [*found.heading, *lines(found)])
 
 
 def summary(found: Explanation) -> list[str]:
     """Lines that answer the question: the difference, what entered otherwise, and values that turn it round."""
-    return [sentence(found), *others(found), *fitted(found), *turning(found)]
+    return [sentence(found), *others(found), *fitted(found), *turning(found), *found.sure]
 
 
 def sentence(found: Explanation) -> str:
@@ -69,9 +74,10 @@ def sentence(found: Explanation) -> str:
     text = f"{times}: {abs(found.difference_us):,.1f} us {more}"
     if found.one_us:
         text += f" ({found.difference_us / found.one_us:+.1%})"
-    along = [share for share in found.path if share.difference_us * found.difference_us > 0]
-    against = [share for share in found.path if share.difference_us * found.difference_us < 0]
-    gross = sum(abs(share.difference_us) for share in found.path)
+    parts = _with_queues(found.path)
+    along = [share for share in parts if share.difference_us * found.difference_us > 0]
+    against = [share for share in parts if share.difference_us * found.difference_us < 0]
+    gross = sum(abs(share.difference_us) for share in parts)
     is_near = gross > CANCELLING * abs(found.difference_us)
     if along and is_near:
         signed = (sum(share.difference_us for share in some) for some in (along, against))
@@ -83,6 +89,23 @@ def sentence(found: Explanation) -> str:
         text += f". {'Largest against' if is_near else 'Against it'}: "
         text += ", ".join(map(_reason, against[:2]))
     return f"{text}."
+
+
+def _with_queues(path: Sequence[Share]) -> list[Share]:
+    """Parts with one for each service of a phase and the queue for it, which are halves of one work."""
+    queues = {(share.where, share.what.removeprefix(BEFORE)): share for share in path if share.what.startswith(BEFORE)}
+    services = {(share.where, share.what) for share in path} & queues.keys()
+    found = []
+    for share in path:
+        key = share.where, share.what
+        if key in services:
+            sums = map(sum, zip(_times(share), _times(queues[key]), strict=True))
+            found.append(
+                share.model_copy(update=dict(zip(TIMES, sums, strict=True)) | {"what": f"{share.what} and its queue"})
+            )
+        elif (share.where, share.what.removeprefix(BEFORE)) not in services:
+            found.append(share)
+    return sorted(found, key=lambda share: -abs(share.difference_us))
 
 
 def others(found: Explanation) -> list[str]:
@@ -100,11 +123,11 @@ def others(found: Explanation) -> list[str]:
 
 def fitted(found: Explanation) -> list[str]:
     """Line on values that are a large part and no time of one thing; none where there are none."""
-    gross = sum(abs(share.difference_us) for share in found.path)
+    least = max(LARGE * abs(found.difference_us), SMALL)
     keys = [
         f"{share.key} ({share.difference_us:+,.1f} us)"
         for share in found.values
-        if share.says.endswith(FITTED) and abs(share.difference_us) >= LARGE * gross
+        if share.says.endswith(FITTED) and abs(share.difference_us) >= least
     ]
     if not keys:
         return []
@@ -192,7 +215,9 @@ def overhead_table(found: Explanation) -> Table:
         Column(found.other, form="d"),
         Column("value of the system", rank=2),
     )
-    return Table("overhead", "Overhead and latency on the critical path: tasks of one length", columns, rows)
+    return Table(
+        "overhead", "Overhead and latency on the critical path: fixed times, by length and count", columns, rows
+    )
 
 
 def _of_one(each: OverheadCount) -> int:
@@ -217,29 +242,45 @@ def short_key(key: str) -> str | None:
 def values_table(found: Explanation) -> Table:
     """Table of the time of both paths by value of the system, with what is known of the value."""
     seen = [share for share in found.values if max(share.one_us, share.other_us) >= SMALL][:MOST_VALUES]
-    return table(
-        "values",
-        "The same by value of the system (`moereplay hardware show` has their sources)",
-        seen,
-        (Column("value"), lambda share: short_key(share.key)),
-        (Column("confidence"), lambda share: share.says or None),
-        *((column, of) for column, of in zip(_columns(found), _TIMES, strict=True)),
-    )
+    rows: list[Sequence[Cell]] = [(*_trusted(share), *(of(share) for of in _TIMES)) for share in seen]
+    total = _times(found)
+    rest = [whole - sum(of(share) for share in seen) for whole, of in zip(total, _TIMES, strict=True)]
+    rows += [("all else", None, *rest), ("in all", None, *total)]
+    title = "Critical path by value of the system (`moereplay hardware show` has their sources)"
+    return Table("values", title, (Column("value"), Column("confidence"), *_columns(found)), rows)
+
+
+def _trusted(share: ValueShare) -> tuple[str | None, str | None]:
+    """A value, and what is known of it; of several each with its own confidence behind it."""
+    keys, levels = short_key(share.key), share.says.split(", ")
+    names = (keys or "").split(", ")
+    if names[1:] and len(levels) == len(names):
+        said = (f"{name} ({level})" * (level != "-") or name for name, level in zip(names, levels, strict=True))
+        return ", ".join(said), None
+    return keys, share.says or None
 
 
 def code_tables(found: Explanation) -> list[Table]:
     """Tables of the code that asked for the tasks of each path, the longest first."""
-    return [
-        table(
-            f"code of {name}",
-            f"Code of {name} on its path, files under replay/",
-            [share for share in found.places if share.scheme == name and share.time_us >= SMALL][:MOST_PLACES],
-            (Column("file: function"), lambda share: share.place.removeprefix("replay/") or UNTOLD),
-            (Column("time", "us", ",.1f"), lambda share: share.time_us),
-            (Column("most of it", rank=2), lambda share: f"{_named(share)} {share.part_us:,.1f}"),
+    return [_code_table(found, name) for name in dict.fromkeys(share.scheme for share in found.places)]
+
+
+def _code_table(found: Explanation, name: str) -> Table:
+    of = [share for share in found.places if share.scheme == name]
+    seen = [share for share in of if share.time_us >= SMALL][:MOST_PLACES]
+    rows: list[Sequence[Cell]] = [
+        (
+            share.place.removeprefix("replay/") or UNTOLD,
+            share.time_us,
+            f"{_named(share)} {share.part_us:,.1f}",
         )
-        for name in dict.fromkeys(share.scheme for share in found.places)
+        for share in seen
     ]
+    total, rest = (sum(share.time_us for share in some) for some in (of, of[len(seen) :]))
+    rows += [("all else", rest, None)] if rest >= SMALL else []
+    rows.append(("in all", total, None))
+    columns = (Column("file: function"), Column("time", "us", ",.1f"), Column("most of it", rank=2))
+    return Table(f"code of {name}", f"Code of {name} on its path, files under replay/", columns, rows)
 
 
 def gpus_table(found: Explanation) -> Table:
@@ -270,14 +311,15 @@ def phases_table(found: Explanation) -> Table:
 
 def quantities_table(found: Explanation) -> Table:
     """Table of other quantities that differ; the largest ratios first."""
-    some = sorted(found.quantities, key=lambda each: -each.moved)
+    shown = (each for each in found.quantities if not each.name.startswith(UNASKED))
+    some = sorted(shown, key=lambda each: -each.moved)
     both = [each for each in some if each.before and each.after]
     chosen = sorted((both or some)[:MOST_QUANTITIES], key=found.quantities.index)
     return table(
         "quantities",
         "What else is not the same?",
         chosen,
-        *quantity_columns(found.one, found.other),
+        *quantity_columns(found.one, found.other, ",.1f"),
         (
             Column("ratio", form=",.2f", rank=1),
             lambda one: one.after / one.before if one.before else None,
@@ -286,15 +328,17 @@ def quantities_table(found: Explanation) -> Table:
 
 
 def lines(found: Explanation) -> list[str]:
-    """Lines on launches and choices, the words, what is paid off the path, and code that no path tells of."""
-    known = () if found.experiment in COMPOSED else WORDS  # they are of critical paths
-    shown = {share.what.partition(" behind ")[0] for share in found.path}
-    said = [*found.notes, *(f"{cause}: {WORDS[cause]}." for cause in known if cause in shown)]
+    """Lines on launches and choices, what is paid off the path, code that no path tells of, and the words."""
+    said = [*found.notes]
     for name, keys in found.beside.items():
         told = ", ".join(f"{key} = {value:.3g}" for key, value in keys.items())
         said.append(f"Paid by {name} off its critical path: {told}.")
     if not found.places:
         said += [f"Code of {name}: {', '.join(modules)}." for name, modules in found.code.items()]
+    if found.experiment not in COMPOSED:  # the words are of critical paths
+        words = dict.fromkeys(share.what.partition(" behind ")[0] for share in _largest(found))
+        named = " ".join(f"'{word}'" if " " in word else word for word in words if word in WORDS)
+        said += [f"What the words mean: moereplay words {named}"] if named else []
     return said
 
 
@@ -319,7 +363,7 @@ def _columns(found: Explanation) -> tuple[Column, ...]:
     )
 
 
-def _times(share: Share) -> tuple[float, float, float]:
+def _times(share: Share | Explanation) -> tuple[float, float, float]:
     return share.one_us, share.other_us, share.difference_us
 
 
@@ -340,7 +384,7 @@ def page(found: Explanation, command: str = "") -> Page:
         title=f"{found.one} and {found.other}",
         summary=" ".join(summary(found)),
         sections=[
-            Section("Where does the difference come from?", [steps(found), path_table(found)]),
+            Section("Where does the difference come from?", [*found.about, steps(found), path_table(found)]),
             *([Section("What is it made of?", made)] if (made := _made_of(found)) else []),
             *([Section("What do GPUs do?", gpus)] if found.gpus else []),
             *([Section("When do phases run?", [phases_table(found)])] if found.phases else []),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -16,10 +16,12 @@ from replay.studies.differences.path import by_cause, by_phase, ps
 
 if TYPE_CHECKING:
     from replay.experiments.base.result import TimedResult
-    from replay.measure.parts import PortBytes
     from replay.studies.differences.pairs import Pair
     from replay.studies.differences.path import Ps
 
+
+LEAVING, REACHING = ", leaving GPUs", ", reaching GPUs"
+"""Ways of bytes, which multicast and sums in a switch make different."""
 
 SM_TIMES = {
     "SMs computing": "computing_us",
@@ -79,11 +81,24 @@ def _parts(before: Ps, after: Ps) -> list[TimePart]:
 
 def changed(then: Numbers, now: Numbers) -> list[QuantityDifference]:
     """Give what is measured or counted in both, and is not the same."""
+    before, after = _one_way(then, now), _one_way(now, then)
     return [
-        QuantityDifference(name=name, unit=unit, before=then[name, unit], after=now[name, unit])
-        for name, unit in then
-        if (name, unit) in now and then[name, unit] != now[name, unit]
+        QuantityDifference(name=name, unit=unit, before=before[name, unit], after=after[name, unit])
+        for name, unit in before
+        if (name, unit) in after and before[name, unit] != after[name, unit]
     ]
+
+
+def _one_way(numbers: Numbers, others: Numbers) -> Numbers:
+    """Numbers with one for bytes that leave GPUs and that reach them, where these are as many in both results."""
+    found = {}
+    for (name, unit), number in numbers.items():
+        both = [(name.removesuffix(LEAVING) + way, unit) for way in (LEAVING, REACHING)]
+        if name.endswith(LEAVING) and all(len({of.get(one) for one in both}) == 1 for of in (numbers, others)):
+            found[name.removesuffix(LEAVING), unit] = number
+        elif not (name.endswith(REACHING) and (name.removesuffix(REACHING), unit) in found):
+            found[name, unit] = number
+    return found
 
 
 def numbers_of(result: TimedResult, phases: Mapping[str, str] = MappingProxyType({})) -> Numbers:
@@ -106,8 +121,12 @@ def _measured(result: TimedResult, phases: Mapping[str, str]) -> Iterator[tuple[
     yield ("wire bound", "us"), sum(one.port_us if one.phases_us is None else one.phases_us for one in bounds)
     for phase in ("dispatch", "combine"):
         word = phases.get(phase, phase)
-        yield (f"{word} payload", "bytes"), _bytes(one.payload_bytes[phase] for one in all_of)
-        yield (f"{word} on the wires", "bytes"), _bytes(one.wire_bytes[phase] for one in all_of)
+        for what, ports in (
+            ("payload", [one.payload_bytes[phase] for one in all_of]),
+            ("on the wires", [one.wire_bytes[phase] for one in all_of]),
+        ):
+            yield (f"{word} {what}{LEAVING}", "bytes"), sum(sum(port.uplink) for port in ports)
+            yield (f"{word} {what}{REACHING}", "bytes"), sum(sum(port.downlink) for port in ports)
     yield from _of_sms(result)
     yield from _of_memory(result)
     counted: Counter[str] = Counter()
@@ -144,8 +163,3 @@ def _of_memory(result: TimedResult) -> Iterator[tuple[tuple[str, str], float]]:
 
 def _mean(numbers: Sequence[float]) -> float:
     return sum(numbers) / max(len(numbers), 1)
-
-
-def _bytes(ports: Iterable[PortBytes]) -> int:
-    """Bytes that left all GPUs."""
-    return sum(sum(port.uplink) for port in ports)

@@ -151,7 +151,9 @@ def _sum(parts: Iterable[TimePart]) -> TimePart:
     return TimePart(name="all else", **times)
 
 
-def quantity_columns(before: str, after: str) -> list[tuple[Column, Callable[[QuantityDifference], str | float]]]:
+def quantity_columns(
+    before: str, after: str, form: str = ",.6g"
+) -> list[tuple[Column, Callable[[QuantityDifference], str | float]]]:
     """Columns of a quantity and its two values, under these names."""
 
     def name(one: QuantityDifference) -> str:
@@ -163,8 +165,8 @@ def quantity_columns(before: str, after: str) -> list[tuple[Column, Callable[[Qu
 
     return [
         (Column("quantity"), name),
-        (Column(before, form=",.6g"), lambda one: one.before / per(one)),
-        (Column(after, form=",.6g"), lambda one: one.after / per(one)),
+        (Column(before, form=form), lambda one: one.before / per(one)),
+        (Column(after, form=form), lambda one: one.after / per(one)),
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from numbers import Integral
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -18,9 +19,8 @@ Floats = npt.NDArray[np.float64]
 MOST_DRAWS = 100_000  # bands of many fewer are sharper than their model
 LOW, HIGH = 5, 95  # percentiles of a band
 MOST_CAUSES = 3
-CLEAR = 2.6
-"""Standard deviations of a correlation of unrelated numbers (1 / sqrt(draws - 1)) that one must
-reach to be named: one of a hundred unrelated ones does."""
+CHANCE = 0.05
+"""Chance that of values which are all unrelated to a lead any is named as what decides it."""
 
 
 class Draw(NamedTuple):
@@ -170,7 +170,10 @@ def _causes(times: Floats, found: Sequence[Draw]) -> list[Cause]:
         if lead.std() and values.std():
             correlation = float(np.corrcoef(values, lead)[0, 1])
             causes.append(Cause(name=name, correlation=max(-1.0, min(1.0, round(correlation, 6)))))
-    clear = [one for one in causes if abs(one.correlation) >= CLEAR / math.sqrt(len(found) - 1)]
+    # Of unrelated numbers a correlation has this deviation; so many are looked at (Bonferroni), either sign counts.
+    deviation = 1 / math.sqrt(len(found) - 1)
+    least = NormalDist().inv_cdf(1 - CHANCE / 2 / max(len(causes), 1)) * deviation
+    clear = [one for one in causes if abs(one.correlation) >= least]
     return sorted(clear, key=lambda one: -abs(one.correlation))[:MOST_CAUSES]
 
 

@@ -117,12 +117,12 @@ def test_explain_replays_two_schemes(capsys, files, tmp_path):
     assert code == 0 and found["format"] == "moereplay-explanation/1"
     assert f"deepep takes {found['one_us']:,.1f} us" in out
     assert "Critical path" in out and "What a GPU does in the mean" in out
-    assert "queueing: waiting for a resource that serves others" in out
+    assert "What the words mean: moereplay words " in out and "moereplay schemes nccl-alltoall" in out
 
 
 def test_explain_reads_a_comparison(capsys, files):
     code, out, _ = run(capsys, "explain", "nccl-alltoall", "deepep", files / "a.json")
-    assert code == 0 and "\nnccl-alltoall takes" in out
+    assert code == 0 and out.startswith("nccl-alltoall takes")
 
 
 @pytest.mark.parametrize(

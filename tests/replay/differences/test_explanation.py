@@ -20,14 +20,16 @@ from replay.report.text import render
 from replay.report.words import WORDS
 from replay.schemes import SCHEMES as SHIPPED
 from replay.schemes.modules import modules_of
-from replay.studies.differences.explanation import Explanation, pick
+from replay.studies.differences.explanation import Explanation, Share, pick
 from replay.studies.differences.explanation_page import (
+    code_tables,
     explanation_tables,
     fitted,
     overhead_table,
     path_table,
     sentence,
     turning,
+    values_table,
 )
 from replay.studies.differences.gpus import COMPUTING, COPYING, EXPOSED, LAST, MESSAGES, NOBODY, OTHERS, PARTS
 from replay.studies.differences.outcome import numbers_of
@@ -191,10 +193,67 @@ def test_a_sum_of_parts_that_nearly_cancel_says_so(compared):
     assert "Most of it: " in sentence(far) and "nearly cancel" not in sentence(far)
 
 
+def test_a_service_and_its_queue_are_one_reason(compared):
+    """Tiles that wait for SMs are the other half of a GEMM that takes less of them."""
+    found = replay.explain(compared["nccl-alltoall"], compared["deepep"])
+    for what, queue in (("compute", 7.0), ("copying", -2.0)):
+        halves = [
+            Share(where="gemm2", what=what, one_us=20, other_us=10, difference_us=-10),
+            Share(where="gemm2", what=f"queueing behind {what}", one_us=0, other_us=queue, difference_us=queue),
+        ]
+        said = sentence(found.model_copy(update={"path": halves, "difference_us": queue - 10}))
+        assert f": {what} and its queue in gemm2 {queue - 10:+.1f} us." in said
+
+
 def test_values_that_were_fitted_are_named_where_they_are_a_large_part(compared):
     found = replay.explain(compared["nccl-alltoall"], compared["deepep"])
+    few = found.model_copy(update={"difference_us": 1e4})
+    assert not fitted(few), "of the difference, whatever else cancels"
     (line,) = fitted(found)
     assert "overheads.fence_us (+37.2 us)" in line or "overheads.fence_us (+74.4 us)" in line
+
+
+@pytest.fixture(scope="module")
+def apart(synthetic):
+    """Schemes whose bytes and launches are not each other's."""
+    trace = synthetic(ranks=4, tokens_per_rank=32)
+    return replay.compare(trace, ["deepep", "tutel", "nvls"], layer=0, launch="eager")
+
+
+def test_a_row_of_launches_is_as_many_of_one(apart):
+    found = replay.explain(apart["deepep"], apart["tutel"])
+    launches = [one for one in found.overhead if one.key == "overheads.launch_us"]
+    assert [one.each_us for one in launches if one.each_us % 4.5 == 0] == [4.5]
+    assert next(one for one in launches if one.each_us == 4.5).other > 2, "among them a row"
+
+
+def test_bytes_that_multicast_multiplies_are_told_by_their_way(apart):
+    payload = {one.name: one for one in replay.explain(apart["deepep"], apart["nvls"]).quantities}
+    leaving, reaching = (payload[f"dispatch payload, {way} GPUs"] for way in ("leaving", "reaching"))
+    assert leaving.before == reaching.before and reaching.after == 4 * leaving.after
+    names = {one.name for one in replay.explain(apart["deepep"], apart["tutel"]).quantities}
+    assert "dispatch payload" in names and not any("GPUs" in name and "payload" in name for name in names)
+
+
+def test_the_schemes_and_what_nobody_measured_of_them_are_told(apart):
+    found = replay.explain(apart["tutel"], apart["nvls"])
+    first, second, _ = found.about
+    assert first.startswith("tutel: Tutel: equal capacity") and " rows of padding." in first
+    assert "; moves every token to every GPU, its own included. It loses with many tokens" in second
+    unmeasured, sure = found.sure
+    assert "of how nvls communicates" in unmeasured and "`--scheme tutel --scheme nvls --uncertainty 20`" in sure
+
+
+def test_tables_of_values_and_code_add_up_to_the_times(apart):
+    found = replay.explain(apart["deepep"], apart["tutel"])
+    for of in (values_table(found), *code_tables(found)):
+        *parts, total = of.rows
+        numbers = [place for place, cell in enumerate(total) if isinstance(cell, float)]
+        for place in numbers:
+            assert sum(row[place] for row in parts) == pytest.approx(total[place], abs=1e-5)
+        assert (total[0], len(numbers)) == ("in all", 3 if of.name == "values" else 1)
+    joined = [row[0] for row in values_table(found.model_copy(update={"values": found.values[::-1]})).rows]
+    assert "overheads.barrier_base_ns (medium), barrier_per_peer_ns (low)" in joined
 
 
 def older_than(result):

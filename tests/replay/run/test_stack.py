@@ -409,7 +409,7 @@ def test_bare_results_say_what_hosts_take_in_practice(synthetic: Synthetic) -> N
     assert practice.host_us < under.totals.mean_layer_us
     assert bare.totals == replay.run(trace, **asked, stack="bare").totals
     text = " ".join(summary(bare).split())
-    assert f"hold up a layer, by its calls: hybrid-ep ({practice.host_us:,.0f} us under megatron-plain)." in text
+    assert f"hold up a layer: hybrid-ep ({practice.host_us:,.0f} us of host time under megatron-plain)." in text
     charged = "Of host time launches and waits alone are charged, nothing of a framework's."
     assert f"Launched kernel by kernel. {charged} With a framework's host time (--stack practice)" in text
 

@@ -303,6 +303,19 @@ def test_what_decides_is_what_the_lead_follows():
     assert cause.name == "good" and cause.correlation == pytest.approx(1)
 
 
+def test_the_best_of_many_unrelated_values_decides_nothing():
+    """With 10 draws of 60 values some correlate by more than 0.65, as one of 20 would by chance."""
+    random, draws = np.random.default_rng(0), 10
+    times = np.stack([1 + random.random(draws), np.full(draws, 2.5)], axis=1)
+    values = {f"value {place}": random.random(draws) for place in range(60)}
+    best = max(
+        abs(np.corrcoef(np.argsort(np.argsort(one)), np.argsort(np.argsort(times[:, 0])))[0, 1])
+        for one in values.values()
+    )
+    assert best > 1.96 / np.sqrt(draws - 1)
+    assert not summary_of(times, values).decides
+
+
 def test_routing_that_a_scheme_cannot_run_is_left_out_and_said():
     times = np.array([[1.0, 2], [1, np.nan], [2, 1]])
     found = summary_of(times)

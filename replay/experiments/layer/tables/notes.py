@@ -100,9 +100,11 @@ def _pairs_note(pairs: Pairs) -> str:
 
 LAUNCHES = {
     "eager": "kernel by kernel",
-    "graph": "as CUDA graphs, in each layer until a host waits",
+    "graph": "as CUDA graphs",
     "ahead": "by hosts that are always ahead of their GPUs",
 }
+UNTIL = ", in each layer until a host waits"
+"""What graphs hold, where hosts wait."""
 
 
 def launch_notes(results: Sequence[Result]) -> list[str]:
@@ -110,10 +112,12 @@ def launch_notes(results: Sequence[Result]) -> list[str]:
     used: dict[str, list[int]] = {}
     outside: dict[str, list[int]] = {}
     knowing = {one.stack.name for one in results if one.stack is not None and one.stack.knows}
+    graphs = [one.practice for one in results if one.launch == "graph"]
+    until = UNTIL if any(one is None or one.waits for one in graphs) else ""
     for place, result in enumerate(results):
         stack = result.stack
         under = "" if stack is None else f" by hosts of {stack.name}"
-        used.setdefault(LAUNCHES[result.launch] + under, []).append(place)
+        used.setdefault(LAUNCHES[result.launch] + until * (result.launch == "graph") + under, []).append(place)
         if stack is not None and not stack.knows:
             outside.setdefault(stack.name, []).append(place)
     alone = [stack for stack in outside if stack not in knowing]
@@ -170,17 +174,18 @@ def practice_notes(results: Sequence[Result]) -> list[str]:
     """Notes on what hosts would do in practice where launches were bare: one, or none."""
     longer: dict[str, list[int]] = {}
     waiting: dict[str, list[int]] = {}
-    strange: list[int] = []
+    strange: dict[str, list[int]] = {}
     if all(one.practice is None for one in results):
         return []
     for place, result in enumerate(results):
         practice = result.practice
         if practice is None:
             continue
-        text = f"{practice.host_us:,.0f} us"
+        text = f"{practice.host_us:,.0f} us of host time"
         if practice.host_us > result.totals.mean_layer_us:
             longer.setdefault(f"{text} under {practice.stack.name}", []).append(place)
-            strange += [] if practice.stack.knows else [place]
+            if not practice.stack.knows:
+                strange.setdefault(practice.stack.name, []).append(place)
         elif practice.waits:
             waits = f"{practice.waits} wait{'s' if practice.waits > 1 else ''}"
             waiting.setdefault(f"{text}, {waits}", []).append(place)
@@ -189,14 +194,13 @@ def practice_notes(results: Sequence[Result]) -> list[str]:
     ]
     told = [
         text + names
-        for text, names in zip(("hold up a layer, by its calls: ", "come late behind waits: "), said, strict=True)
+        for text, names in zip(("hold up a layer: ", "come late behind waits: "), said, strict=True)
         if names
     ]
     would = "; and ".join(told) or "stay ahead of their GPUs"
     note = f"With a framework's host time (--stack practice) hosts would {would}."
-    if strange:
-        names = _rows_text(results, strange)
-        note += f" Its list lacks the kernels of {names}, which are then calls of an extension."
+    for stack, rows in strange.items():
+        note += f" The list of {stack} has no kernels of {_rows_text(results, rows)}: each is a call of an extension."
     return [note]
 
 
