@@ -75,7 +75,7 @@ def _results(
     if trace is not None and not any(are_files) and not _is_file(trace):
         return _replayed(one, other, trace, settings, option)
     if settings or option:
-        message = "files hold replays that are finished: options need two schemes and a trace"
+        message = "results of files are finished replays: further options need two schemes and a trace"
         raise UserError(message)
     if all(are_files) and trace is None:
         return one, other

@@ -101,7 +101,8 @@ def outcomes_of(paths: list[Path], system: str, hold_out: float) -> list[Outcome
 
     found = outcomes(read_logs(paths, system), hold_out)
     if not found:
-        raise UserError(f"{system} predicts no line of the logs, or none of those held out")
+        held = f" that --hold-out {hold_out:g} leaves" if hold_out else ""
+        raise UserError(f"no line of the logs{held} can be predicted by system {system}")
     return found
 
 

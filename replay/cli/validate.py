@@ -78,7 +78,7 @@ def validate(
             raise unknown("table", name, TABLES)
     if log:
         if tables or list_ or at or set_:
-            raise UserError("--log takes --system and its own lines: no tables, --at, --set or --list")
+            raise UserError("--log takes --system and --hold-out only: leave out tables, --at, --set and --list")
         if system is None:
             raise UserError("--log needs --system: the machine of the logs, a name or a file")
         outcomes = outcomes_of(log, system, hold_out)

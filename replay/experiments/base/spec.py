@@ -119,7 +119,9 @@ class Spec(BaseModel):
         except UnicodeEncodeError:  # of what pydantic says about such a text
             name, value = next(one for one in settings.items() if _is_no_text(one[1]))
             words = {field: word for word, field in self.words().items()}
-            message = f"{words.get(name, name)} = {value_text(value)}: half of a character is in it"
+            message = (
+                f"{words.get(name, name)} = {value_text(value)}: no Unicode text (half of a surrogate pair is in it)"
+            )
             raise UserError(message) from None
 
     @model_validator(mode="before")
