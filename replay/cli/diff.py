@@ -1,4 +1,4 @@
-"""``moereplay diff``."""
+"""``moereplay diff``: inputs and times in which two results differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``moereplay explain``."""
+"""``moereplay explain``: the difference between two schemes, by phase and cause."""
 
 from __future__ import annotations
 

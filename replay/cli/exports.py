@@ -1,4 +1,4 @@
-"""The command's exports: what was asked for, and what the files do not hold."""
+"""Exports of a schedule to files: options, and notes on what a file leaves out."""
 
 from __future__ import annotations
 

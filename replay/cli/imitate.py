@@ -1,4 +1,4 @@
-"""``moereplay trace imitate``: fit, imitate, and say how near the imitation is."""
+"""``moereplay trace imitate``: a synthetic trace fitted to a real one, and its errors."""
 
 from __future__ import annotations
 

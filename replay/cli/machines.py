@@ -1,4 +1,4 @@
-"""``moereplay hardware measure`` and ``fit``: the reader's own machine."""
+"""``moereplay hardware measure`` and ``fit``: a user's own machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``moereplay place``."""
+"""``moereplay place``: maps of experts to slots, and their imbalance over time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``moereplay run`` and ``moereplay compare``."""
+"""``moereplay run`` and ``moereplay compare``: layers of a trace under one scheme, or several."""
 
 from __future__ import annotations
 

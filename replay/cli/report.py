@@ -1,4 +1,4 @@
-"""``moereplay report``."""
+"""``moereplay report``: saved results as pages, figures and tables."""
 
 from __future__ import annotations
 

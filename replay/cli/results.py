@@ -1,4 +1,4 @@
-"""Commands made from their experiment: what all have, and those that ask for one result."""
+"""Commands made from their experiment: options of all, and commands for one result."""
 
 from __future__ import annotations
 

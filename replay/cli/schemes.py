@@ -1,4 +1,4 @@
-"""``moereplay schemes``: the list, everything about one scheme, the contract."""
+"""``moereplay schemes``: the list of schemes, a description of one, and the check of its contract."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``moereplay sweep``: carry out a study, or say what it would take."""
+"""``moereplay sweep``: studies, replayed point by point, or only listed."""
 
 from __future__ import annotations
 

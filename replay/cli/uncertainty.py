@@ -1,4 +1,4 @@
-"""``moereplay uncertainty``."""
+"""``moereplay uncertainty``: bands of a saved result, from random draws of its inputs."""
 
 from __future__ import annotations
 

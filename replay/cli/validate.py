@@ -1,4 +1,4 @@
-"""``moereplay validate``: predicted against measured."""
+"""``moereplay validate``: predictions beside published measurements."""
 
 from __future__ import annotations
 

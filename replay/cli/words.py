@@ -1,4 +1,4 @@
-"""``moereplay words``."""
+"""``moereplay words``: headings of tables, explained."""
 
 from __future__ import annotations
 

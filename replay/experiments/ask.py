@@ -1,4 +1,4 @@
-"""Asking: a function for each question of users, and `compare` for any of several schemes."""
+"""Functions of the Python interface: one for each question, and `compare` for several schemes."""
 
 from __future__ import annotations
 

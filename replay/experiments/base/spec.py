@@ -30,9 +30,9 @@ from replay.files import parse_toml
 DEFAULT_SYSTEM = "dgx-h100"
 
 STACK = (
-    "Software that launches the kernels, whose host pays by call: a name of `moereplay stacks`, "
-    "and options, as automodel:library_us=20; or bare, what the model and the scheme need, "
-    "launched bare. A scheme whose option stack has the kernels of one runs them under it"
+    "Software whose host launches the kernels, and takes time for each call: a name of `moereplay "
+    "stacks`, with any options, such as automodel:library_us=20. bare: the kernels that model and "
+    "scheme need, and no stack. Schemes with an option stack may name it there instead"
 )
 """What a stack is, for all questions that take one."""
 

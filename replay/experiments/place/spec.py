@@ -1,4 +1,4 @@
-"""Settings of a placement that is fitted to a trace or to loads, or looked at."""
+"""Settings of a placement that is fitted to a trace or to loads, or read and measured."""
 
 from __future__ import annotations
 

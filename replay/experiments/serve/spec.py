@@ -122,9 +122,9 @@ class InferSpec(Spec):
     stack: str | None = Field(
         None,
         exclude_if=lambda stack: stack is None,  # as results were before there was any
-        description="Software that launches MoE layers and what is between them, whose host pays by call where no "
-        "graph holds it: sglang, vllm, tensorrt-llm or megatron-inference, and options, as vllm:library_us=20; or "
-        "bare. Its engine's host and graphs are heeded, too [bare, but with the kernels that option stack says].",
+        description="Software whose host launches the kernels, and takes time for each call that no graph holds: "
+        "sglang, vllm, tensorrt-llm or megatron-inference, with any options, such as vllm:library_us=20; or bare. "
+        "Its engine's host and captured graphs count, too [bare, or as the option stack says].",
     )
     engine: Literal["sglang", "vllm", "tensorrt-llm", "megatron"] | None = Field(
         None,
