@@ -99,7 +99,9 @@ def _parameter(name: str, field: FieldInfo, default: Any) -> inspect.Parameter:
         shown = ", ".join(map(str, shown or ()))
     if shown is True:
         text = f"{text.removesuffix('.')} [yes]."
-    elif shown and not isinstance(shown, bool | dict) and not text.endswith("]."):  # which says it itself
+    elif (
+        (shown or shown == 0) and not isinstance(shown, bool | dict) and not text.endswith("].")
+    ):  # which says it itself
         text = f"{text.removesuffix('.')} [{shown}]."
     info: Any = typer.Option(*([flags[0].name] if flags else [*WORDS_BEFORE.get(name, ()), f"--{word}"]), help=text)
     kinds = {
