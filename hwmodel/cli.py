@@ -91,14 +91,14 @@ def list_systems(
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="A machine of `list`, or a TOML file.")],
+    name: Annotated[str, typer.Argument(help="A name of `moereplay hardware list`, or a TOML file.")],
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="K=V", help="Change a value; may be repeated."),
+        typer.Option("--set", metavar="K=V", help="Change a value; repeatable."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show every value of a machine with its unit, source and confidence."""
+    """Show every value of a machine with unit, source, confidence."""
     import hwmodel
     from hwmodel.draws import spreads
 
@@ -130,8 +130,8 @@ def show(
 
 @app.command()
 def diff(
-    first: Annotated[str, typer.Argument(help="A machine of `list`, or a TOML file.")],
-    second: Annotated[str, typer.Argument(help="Another machine of `list`, or a TOML file.")],
+    first: Annotated[str, typer.Argument(help="A name of `moereplay hardware list`, or a TOML file.")],
+    second: Annotated[str, typer.Argument(help="Another name of `moereplay hardware list`, or a TOML file.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the values in which two machines differ."""

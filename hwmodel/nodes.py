@@ -41,7 +41,7 @@ def document(name: str, base: str, num_domains: int, gpus_per_domain: int) -> di
         If the base is several nodes already, or the number is not one of nodes.
     """
     if num_domains != 1:
-        message = f"system {name!r}: {base} has {num_domains} NVLink domains; -xN repeats one"
+        message = f"system {name!r}: {base} has {num_domains} NVLink domains; -xN repeats a system of one"
         raise UserError(message)
     digits = name.removeprefix(f"{base}-x")
     most = MOST_GPUS // gpus_per_domain

@@ -144,7 +144,7 @@ class System(Exhibit):
             If the machine does not run CUDA.
         """
         if self._nccl is None:
-            message = f"system {self.name!r} does not run CUDA, and so neither NCCL"
+            message = f"system {self.name!r} does not run CUDA, and so has no NCCL"
             raise UserError(message)
         return self._nccl
 

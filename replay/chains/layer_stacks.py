@@ -116,8 +116,8 @@ def stack_of(settings: ChainSettings, trace: RoutingTrace, system: System, schem
     given = {part.partition("=")[0] for part in options.split(",")}
     if idle := sorted(given & stack.kernels.options.keys()) if not stack.kernels.trains else []:
         message = (
-            f"--stack {settings.stack}: {listed(idle)} changes no layer, since lists of stacks "
-            "that serve have no rows around a scheme's kernels; costs of calls do, as library_us=20"
+            f"--stack {settings.stack}: {listed(idle)} changes no layer: stacks that serve list "
+            "no kernels around a scheme's own; times of calls have an effect, such as library_us=20"
         )
         raise UserError(message)
     known = stack.with_dispatcher(scheme.name)

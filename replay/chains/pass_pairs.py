@@ -166,7 +166,7 @@ class PassPairs(Strategy):
         if not (name := _kernel_list(scheme)):
             return LaunchProgram(machine, scheme, streams, start)
         if self.kind != "dualpipe":
-            raise UserError(f"stack {name!r} launches pairs in the order dualpipe")
+            raise UserError(f"stack {name!r} launches pairs in the order dualpipe, and {self.kind} was asked for")
         assert isinstance(scheme, ListedExchanges)
         return ListedProgram(machine, scheme, streams, start, stack)
 

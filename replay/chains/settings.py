@@ -219,6 +219,6 @@ class ChainSettings:
             message = f"{asked} and --interleave {self.interleave}: nodes are sampled of whole batches"
         elif self.jitter != OFF:
             given = f"{asked} and --jitter {self.jitter}"
-            message = f"{given}: nodes that are not replayed would never be late"
+            message = f"{given}: nodes that are not replayed would never be late; leave out one of them"
         if message:
             raise UserError(message)

@@ -28,60 +28,60 @@ COMMANDS = {
     "run": ("replays", "Replay a trace under one scheme."),
     "compare": (
         "replays",
-        "Replay a trace under several schemes and compare them, the fastest first.",
+        "Replay a trace under several schemes, the fastest first.",
     ),
     "collective": (
         "collective",
-        "Time a collective by itself: bus bandwidth by size, as nccl-tests prints it.",
+        "Time a collective by itself, as nccl-tests does.",
     ),
     "diff": (
         "diff",
-        "Say what entered two replays otherwise, and what came out otherwise, by cause.",
+        "Compare two results: inputs that differ, effects by cause.",
     ),
     "explain": (
         "explain",
-        "Say where the difference between two schemes comes from: phases and causes that add up.",
+        "Split the difference between two schemes by phase and cause.",
     ),
     "uncertainty": (
         "uncertainty",
-        "Say how sure a result is: replay it with what is uncertain drawn, and count the orders.",
+        "Replay a result with its uncertain values drawn at random.",
     ),
     "infer": (
         "infer",
-        "Serve a batch of requests with a whole model: first tokens, time per token, tokens/s.",
+        "Serve a batch of requests with a whole model.",
     ),
     "place": (
         "place",
-        "Place experts by the loads of a trace, or by loads alone, and say how long that lasts.",
+        "Place experts by loads, and measure imbalance in later steps.",
     ),
     "report": (
         "report",
-        ("Show saved results: as one HTML file, as figures for papers, as tables for other programs."),
+        "Write saved results as an HTML page, as figures or as tables.",
     ),
     "schemes": (
         "schemes",
-        "List the schemes; explain SCHEME; `check SCHEME` runs the contract on it.",
+        "List the schemes, describe one, or check one.",
     ),
     "stacks": (
         "stacks",
-        "List software stacks; say what STACK launches for a layer, and what that takes its host.",
+        "List software stacks, or count what one launches for a layer.",
     ),
     "validate": (
         "validate",
-        "Predict published measurements and print the errors; exit code 1 if a bound is missed.",
+        "Predict published measurements, and print the errors.",
     ),
-    "words": ("words", "Explain the words over the columns of tables, a line each."),
+    "words": ("words", "Explain the headings of tables, one line each."),
     "sweep": (
         "sweep",
-        "Replay every point of a study: options, GPUs, tokens, skew, seeds, in one table.",
+        "Replay every point of a study into one table.",
     ),
     "train": (
         "training",
-        "Replay a step of training a whole model under several schemes, the fastest first.",
+        "Replay a model's training step under several schemes.",
     ),
     "choose": (
         "choose",
-        "Search model shapes under a budget of parameters, and parallel plans, by simulated steps.",
+        "Rank model shapes and parallel plans by their training steps.",
     ),
 }
 """Modules of commands, and the first lines of their docstrings, in the order of the help."""
@@ -170,7 +170,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # "[...]" in a help text is no markup
-    help="Replay Mixture-of-Experts routing under every communication scheme.",
+    help="Replay Mixture-of-Experts routing under every communication scheme.\n\n"
+    "`moereplay COMMAND --help` lists the options of a command, with defaults in [brackets].",
 )
 
 SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}

@@ -25,16 +25,23 @@ def choose(
     call: ResultCall,
     out: Annotated[
         Path | None,
-        folder_option("-o", "--out", help="Folder of the costs; what is there is used again."),
+        folder_option(
+            "-o", "--out", help="Folder of the simulated steps; those that it holds are not simulated again."
+        ),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the spaces that come with the package.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count and bound the candidates, simulate none.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Count the candidates, bound their times, and simulate none.")
+    ] = False,
     jobs: JobsOption = None,
     scheduler: SchedulerOption = None,
     cluster: ClusterOption = None,
     allow_code: AllowCodeOption = False,
 ) -> None:
-    """Search model shapes under a budget of parameters, and parallel plans, by simulated steps."""
+    """Rank model shapes and parallel plans by their training steps.
+
+    Shapes keep to a budget of parameters; steps are simulated.
+    """
     from replay.experiments.base.crews.hiring import workers_for
     from replay.experiments.choose import space as spaces
     from replay.experiments.choose.replay import carry_out

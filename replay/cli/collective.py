@@ -15,7 +15,10 @@ def collective(
     call: ResultCall,
     list_: Annotated[bool, typer.Option("--list", help="List the algorithms and stop.")] = False,
 ) -> None:
-    """Time a collective by itself: bus bandwidth by size, as nccl-tests prints it."""
+    """Time a collective by itself, as nccl-tests does.
+
+    Printed is the bus bandwidth by size.
+    """
     from replay.experiments.collective.tables import table
     from replay.model.collectives.library import ALGORITHMS
 

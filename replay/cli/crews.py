@@ -18,17 +18,18 @@ JobsOption = Annotated[
     typer.Option(
         "--jobs",
         min=1,
-        help="Processes that replay [1]; of a cluster, workers [the cores].",
+        help="Processes that replay [1]. With --cluster local, workers [the cores]; with slurm, jobs of "
+        "one worker each (required).",
         show_default=False,
     ),
 ]
 SchedulerOption = Annotated[
     str | None,
-    typer.Option("--scheduler", help="Replay on the workers of a Dask scheduler: its address."),
+    typer.Option("--scheduler", help="Address of a Dask scheduler, whose workers replay."),
 ]
 ClusterOption = Annotated[
     str | None,
-    typer.Option("--cluster", help="Replay on workers of Dask made for it: local or slurm."),
+    typer.Option("--cluster", help="Start a Dask cluster whose workers replay: local (this machine) or slurm."),
 ]
 
 

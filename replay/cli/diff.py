@@ -1,4 +1,4 @@
-"""``moereplay diff``."""
+"""``moereplay diff``: inputs and times in which two results differ."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ def diff(
     before: Annotated[
         str,
         typer.Argument(
-            help="JSON of a result or a comparison; or a row as the table of one prints it.",
+            help="JSON file of a result or a comparison; or, of COMPARED, the name of a row as its table prints it.",
             show_default=False,
         ),
     ],
-    after: Annotated[str, typer.Argument(help="Another one, of any version.", show_default=False)],
+    after: Annotated[
+        str, typer.Argument(help="File or row to set beside it, of any version of moereplay.", show_default=False)
+    ],
     compared: Annotated[
         Path | None,
-        typer.Argument(help="With rows: the JSON of a comparison that has both.", show_default=False),
+        typer.Argument(help="With two rows: JSON file of the comparison that has both.", show_default=False),
     ] = None,
     json_: Annotated[Path | None, file_option("--json", help="Write the whole difference to this file.")] = None,
     exit_code: Annotated[
@@ -33,7 +35,10 @@ def diff(
     *,
     deliver: Delivery,
 ) -> None:
-    """Say what entered two replays otherwise, and what came out otherwise, by cause."""
+    """Compare two results: inputs that differ, effects by cause.
+
+    A changed time is split by cause, along the critical path.
+    """
     import replay
     from replay.studies.differences.explanation import results_of_file
     from replay.studies.differences.page import difference_tables, page

@@ -1,4 +1,4 @@
-"""``moereplay explain``."""
+"""``moereplay explain``: the difference between two schemes, by phase and cause."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def explain(
     one: Annotated[
         str,
         typer.Argument(
-            help="A scheme, the JSON of one result, or a row as a comparison prints it.",
+            help="A scheme, the JSON file of a result, or the name of a row as a comparison prints it.",
             show_default=False,
         ),
     ],
-    other: Annotated[str, typer.Argument(help="Another one.", show_default=False)],
+    other: Annotated[str, typer.Argument(help="Scheme, file or row to set beside it.", show_default=False)],
     trace: Annotated[
         str | None,
         typer.Argument(
-            help="With schemes: a trace to replay, or the JSON of a comparison that has both, of "
-            "whichever experiment; or that of `collective`.",
+            help="With two schemes: a trace to replay them on. With two schemes or rows: the JSON file of a "
+            "comparison, or of `collective`, that has both.",
             show_default=False,
         ),
     ] = None,
@@ -45,7 +45,10 @@ def explain(
     *,
     deliver: Delivery,
 ) -> None:
-    """Say where the difference between two schemes comes from: phases and causes that add up."""
+    """Split the difference between two schemes by phase and cause.
+
+    The parts add up to the difference.
+    """
     from replay.report.command import command, repeated
     from replay.studies.differences.explanation import explain as explained
     from replay.studies.differences.explanation_page import explanation_tables, page
@@ -72,7 +75,7 @@ def _results(
     if trace is not None and not any(are_files) and not _is_file(trace):
         return _replayed(one, other, trace, settings, option)
     if settings or option:
-        message = "files hold replays that are finished: options need two schemes and a trace"
+        message = "results of files are finished replays: further options need two schemes and a trace"
         raise UserError(message)
     if all(are_files) and trace is None:
         return one, other

@@ -1,4 +1,4 @@
-"""The command's exports: what was asked for, and what the files do not hold."""
+"""Exports of a schedule to files: options, and notes on what a file leaves out."""
 
 from __future__ import annotations
 
@@ -105,17 +105,20 @@ ExportOption = Annotated[
     list[str] | None,
     typer.Option(
         "--export",
-        help="FORMAT:FILE, repeatable; formats are chrome, chakra, goal, networkx.",
+        help="Write the schedule in another format, FORMAT:FILE, repeatable; formats: chrome, chakra, goal, networkx.",
         callback=claim_exports,
     ),
 ]
 WindowOption = Annotated[
     str | None,
-    typer.Option("--window", help="START:END in us that chrome and networkx show."),
+    typer.Option("--window", help="Part of the schedule for chrome and networkx: START:END in us [all]."),
 ]
 MaxEventsOption = Annotated[
     int | None,
-    typer.Option("--max-events", help="Most tasks that chrome is given one by one; of more it gets none [1000000]."),
+    typer.Option(
+        "--max-events",
+        help="Most tasks that chrome shows one by one; of more, only counters, phases and the critical path [1000000].",
+    ),
 ]
 
 

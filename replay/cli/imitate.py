@@ -1,4 +1,4 @@
-"""``moereplay trace imitate``: fit, imitate, and say how near the imitation is."""
+"""``moereplay trace imitate``: a synthetic trace fitted to a real one, and its errors."""
 
 from __future__ import annotations
 
@@ -29,15 +29,17 @@ def imitate(
     out: Annotated[Path, file_option("--out", help="Synthetic trace to write.")],
     parameters: Annotated[Path, file_option("--parameters", help="Parameter file (TOML) to write.")],
     report: Annotated[Path | None, file_option("--report", help="Also write the report to this JSON file.")] = None,
-    system: Annotated[str, typer.Option("--system", help="Replay on this system; 'none' leaves it out.")] = "dgx-h100",
-    seed: Annotated[int, typer.Option(help="The same seed gives the same files.")] = 0,
+    system: Annotated[
+        str, typer.Option("--system", help="Machine on which the traces are replayed; 'none' leaves the replay out.")
+    ] = "dgx-h100",
+    seed: Annotated[int, typer.Option(help="Seed; the same one gives the same files.")] = 0,
     splits: Annotated[
         int,
-        typer.Option(help="Random halvings of the real trace that floors come from; 0 for none."),
+        typer.Option(help="Random halvings of the real trace that give the floors; 0 leaves them out."),
     ] = 20,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files.")] = False,
 ) -> None:
-    """Fit a small parameter file to a real trace, and make a synthetic trace from it.
+    """Fit parameters to a real trace, and make a synthetic one.
 
     The report sets the real trace beside the synthetic one, and beside tokens that choose
     independently by a Zipf law of the same skew. The floor of a statistic is the mean difference

@@ -12,7 +12,9 @@ from replay.experiments.serve.experiment import EXPERIMENT
 
 @compares("arrivals", defaults={"arrivals": "all there from the start"})
 def infer(call: ComparisonCall) -> None:
-    """Serve a batch of requests with a whole model: first tokens, time per token, tokens/s.
+    """Serve a batch of requests with a whole model.
+
+    Printed are the time to the first token, the time per token, and tokens per second.
 
     With --arrivals, requests come one by one, and iterations are made of what is there.
     """

@@ -1,4 +1,4 @@
-"""``moereplay hardware measure`` and ``fit``: the reader's own machine."""
+"""``moereplay hardware measure`` and ``fit``: a user's own machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def measure(
         "measured.json"
     ),
 ) -> None:
-    """Measure the machine at hand: a log for `fit`. One GPU, or several under torchrun."""
+    """Measure this machine's GPU into a log for `hardware fit`.
+
+    Under torchrun, several GPUs are measured.
+    """
     from replay.files import write_text
     from replay.studies.machines import measure as measuring
 
@@ -40,15 +43,23 @@ def measure(
 
 
 def fit(
-    logs: Annotated[list[Path], typer.Argument(metavar="LOG", help="Output of benchmarks, text or JSON.")],
+    logs: Annotated[list[Path], typer.Argument(metavar="LOG", help="Files of output of benchmarks, text or JSON.")],
     output: Annotated[Path, file_option("--output", "-o", help="Write the machine to this file, as TOML.")],
-    base: Annotated[str, typer.Option(metavar="NAME", help="Preset that gives all other values.")] = "dgx-h100",
+    base: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="Machine of `moereplay hardware list` that gives the values that no log determines."
+        ),
+    ] = "dgx-h100",
     hold_out: Annotated[
         float,
-        typer.Option(min=0, max=0.9, help="Share of the lines to test with, and not to fit."),
+        typer.Option(min=0, max=0.9, help="Share of the lines to leave out of the fit and test with."),
     ] = 0.0,
 ) -> None:
-    """Fit a machine to logs of nccl-tests, nvbandwidth, DeepEP, GEMM benches or `measure`."""
+    """Fit a machine to the logs of its benchmarks.
+
+    Read are logs of nccl-tests, nvbandwidth, DeepEP, GEMM benchmarks and `hardware measure`.
+    """
     from hwmodel.catalog import spec_of_text
     from replay.files import write_text
     from replay.studies.machines.fit import check_base
@@ -90,7 +101,8 @@ def outcomes_of(paths: list[Path], system: str, hold_out: float) -> list[Outcome
 
     found = outcomes(read_logs(paths, system), hold_out)
     if not found:
-        raise UserError(f"{system} predicts no line of the logs, or none of those held out")
+        held = f" that --hold-out {hold_out:g} leaves" if hold_out else ""
+        raise UserError(f"no line of the logs{held} can be predicted by system {system}")
     return found
 
 

@@ -28,18 +28,18 @@ MaxMemoryOption = Annotated[
     str | None,
     typer.Option(
         "--max-memory",
-        help="Refuse what takes more, such as 8GB [what the machine has left].",
+        help="Refuse a replay that needs more memory, such as 8GB [what this machine has left].",
     ),
 ]
 DryRunOption = Annotated[
     bool,
-    typer.Option("--dry-run", help="Say what tasks, memory and time it takes, and replay nothing."),
+    typer.Option("--dry-run", help="Estimate tasks, memory and time, and replay nothing."),
 ]
 AllowCodeOption = Annotated[
     bool,
     typer.Option(
         "--allow-code",
-        help="Execute files of schemes, FILE.py:NAME, that a file names; refused otherwise.",
+        help="Execute the Python files of schemes, FILE.py:NAME, that an input file names; refused without.",
     ),
 ]
 
@@ -99,7 +99,9 @@ def _parameter(name: str, field: FieldInfo, default: Any) -> inspect.Parameter:
         shown = ", ".join(map(str, shown or ()))
     if shown is True:
         text = f"{text.removesuffix('.')} [yes]."
-    elif shown and not isinstance(shown, bool | dict):
+    elif (
+        (shown or shown == 0) and not isinstance(shown, bool | dict) and not text.endswith("].")
+    ):  # which says it itself
         text = f"{text.removesuffix('.')} [{shown}]."
     info: Any = typer.Option(*([flags[0].name] if flags else [*WORDS_BEFORE.get(name, ()), f"--{word}"]), help=text)
     kinds = {

@@ -1,4 +1,4 @@
-"""``moereplay place``."""
+"""``moereplay place``: maps of experts to slots, and their imbalance over time."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ if TYPE_CHECKING:
 @asks("place")
 def place(
     call: ResultCall,
-    out: Annotated[Path | None, file_option("--out", help="Write the map to this file.")] = None,
+    out: Annotated[Path | None, file_option("--out", help="Write the map of experts to slots to this file.")] = None,
     form: Annotated[
         str,
-        typer.Option("--format", help="Of that file: sglang, vllm, vllm-ascend or tensorrt."),
+        typer.Option("--format", help="Format of --out: sglang, vllm, vllm-ascend or tensorrt."),
     ] = "sglang",
 ) -> None:
-    """Place experts by the loads of a trace, or by loads alone, and say how long that lasts.
+    """Place experts by loads, and measure imbalance in later steps.
 
-    The map is a file for --placement file:PATH, and for the engine whose format it has.
+    Loads are those of a trace, or of the files of --loads.
+
+    The map of --out is read by --placement file:PATH, and by the engine of --format.
     """
     from replay.errors import unknown
     from replay.experiments.place.tables import fitted_on, imbalance_table, rows_table

@@ -1,4 +1,4 @@
-"""``moereplay run`` and ``moereplay compare``."""
+"""``moereplay run`` and ``moereplay compare``: layers of a trace under one scheme, or several."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def compare(
     uncertainty_seed: Annotated[int | None, typer.Option("--uncertainty-seed", help="Seed of the draws [0].")] = None,
     out: OutOption = None,
 ) -> None:
-    """Replay a trace under several schemes and compare them, the fastest first."""
+    """Replay a trace under several schemes, the fastest first."""
     from replay.experiments.ask import compare as compared
     from replay.experiments.layer.setup import load_trace
 

@@ -1,4 +1,4 @@
-"""``moereplay report``."""
+"""``moereplay report``: saved results as pages, figures and tables."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ def report(
     results: Annotated[
         list[Path],
         typer.Argument(
-            help="JSON of any command of ours that has a result, of any version, or the folder of a study.",
+            help="JSON files that commands wrote with --json, of any version of moereplay; or the folder of a study.",
             show_default=False,
         ),
     ],
     *,
     deliver: Delivery,
 ) -> None:
-    """Show saved results: as one HTML file, as figures for papers, as tables for other programs.
+    """Write saved results as an HTML page, as figures or as tables.
 
-    Two of one kind stand side by side, with what entered otherwise and every difference marked. More
-    of the same work are shown as a comparison, others one behind the other.
+    Two results of one kind stand side by side, with every difference of inputs and measures marked.
+    Three or more of the same work make a comparison; all others follow one another.
     """
     from replay.errors import UserError
     from replay.experiments.base.load import load_result as load

@@ -1,4 +1,4 @@
-"""Commands made from their experiment: what all have, and those that ask for one result."""
+"""Commands made from their experiment: options of all, and commands for one result."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ SpecOption = Annotated[
     Path | None,
     typer.Option(
         "--spec",
-        help="Run again what this file says, JSON that such a command wrote or a TOML file of "
-        "settings; options that are given beside it override it.",
+        help="File to run again: JSON of an earlier result of this command, or a TOML file of settings. "
+        "Options of the command line override it.",
     ),
 ]
 COMMON: Mapping[str, tuple[Any, Any]] = {

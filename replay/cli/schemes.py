@@ -1,4 +1,4 @@
-"""``moereplay schemes``: the list, everything about one scheme, the contract."""
+"""``moereplay schemes``: the list of schemes, a description of one, and the check of its contract."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ SchemeArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="[SCHEME]",
-        help="A name, or FILE.py:NAME, which executes the file; or a word: list, show, check.",
+        help="Scheme to describe: a name, or FILE.py:NAME, which executes the file. Or a verb: list, show, check.",
     ),
 ]
-NamedArgument = Annotated[str | None, typer.Argument(metavar="[SCHEME]", help="After show or check: the scheme.")]
+NamedArgument = Annotated[str | None, typer.Argument(metavar="[SCHEME]", help="With show or check: the scheme.")]
 
 
 def schemes(
@@ -38,9 +38,10 @@ def schemes(
     named: NamedArgument = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the schemes; explain SCHEME; `check SCHEME` runs the contract on it.
+    """List the schemes, describe one, or check one.
 
-    A check ends with exit code 0 if the scheme keeps the contract and with 1 if it does not.
+    `moereplay schemes check SCHEME` tests the contract, rules that every scheme must keep: that all
+    rows arrive, say. It ends with exit code 0 if the scheme keeps them, else with 1.
     """
     from replay.schemes import find
 

@@ -24,21 +24,38 @@ MODELS, SYSTEM, RANKS, TOKENS = ("qwen3-30b-a3b", "deepseek-v3"), "dgx-h100", 8,
 def stacks(
     stack: Annotated[
         str | None,
-        typer.Argument(metavar="[STACK]", help="A stack, and options of it, as megatron-plain:graphs=router."),
+        typer.Argument(
+            metavar="[STACK]",
+            help="Name of a stack, with any options behind a colon, such as megatron-plain:graphs=router.",
+        ),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help=f"Model of the layer [{MODELS[0]}, or {MODELS[1]}]."),
+        typer.Option(
+            metavar="NAME",
+            help=f"Model of the layer: a name of `moereplay trace models` [{MODELS[0]}, or {MODELS[1]} where a "
+            "stack has the attention of that one only].",
+        ),
     ] = None,
-    system: Annotated[str, typer.Option(metavar="NAME", help="Machine of the host.")] = SYSTEM,
-    ranks: Annotated[int, typer.Option(min=1, max=4096, help="GPUs of the experts.")] = RANKS,
-    tp: Annotated[int, typer.Option(min=1, max=64, help="GPUs that slice attention.")] = 1,
+    system: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="Machine whose host launches: a name of `moereplay hardware list`, or a TOML file."
+        ),
+    ] = SYSTEM,
+    ranks: Annotated[int, typer.Option(min=1, max=4096, help="GPUs that the experts are spread over.")] = RANKS,
+    tp: Annotated[int, typer.Option(min=1, max=64, help="GPUs that attention is sliced over.")] = 1,
     tokens: Annotated[
-        int, typer.Option(min=1, max=1 << 24, help="Tokens of a GPU, or of those of --tp together.")
+        int, typer.Option(min=1, max=1 << 24, help="Tokens of a GPU, or of the --tp GPUs together.")
     ] = TOKENS,
-    kernels: Annotated[bool, typer.Option("--kernels", help="Every operation, in order.")] = False,
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="List every operation in order, in place of sums by part.")
+    ] = False,
 ) -> None:
-    """List software stacks; say what STACK launches for a layer, and what that takes its host."""
+    """List software stacks, or count what one launches for a layer.
+
+    Printed are kernels, tensors, waits of the host, bytes and time on the host, by part of the layer.
+    """
     from replay.model.work.kernel_lists import load
     from replay.model.work.stacks import STACKS, Stack, even_sizes, facts_of
     from replay.report.comparisons import tables_group

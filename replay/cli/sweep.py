@@ -1,4 +1,4 @@
-"""``moereplay sweep``: carry out a study, or say what it would take."""
+"""``moereplay sweep``: studies, replayed point by point, or only listed."""
 
 from __future__ import annotations
 
@@ -27,41 +27,51 @@ SOME_FAILED = 4
 
 @delivers
 def sweep(
-    study: Annotated[str | None, typer.Argument(help="A TOML file, or a name of `--list`.", show_default=False)] = None,
+    study: Annotated[
+        str | None, typer.Argument(help="A TOML file, or a name of `moereplay sweep --list`.", show_default=False)
+    ] = None,
     out: Annotated[
         Path | None,
-        folder_option("-o", "--out", help="Folder of the results; what is there is used again."),
+        folder_option("-o", "--out", help="Folder of the results; replays that it holds are not repeated."),
     ] = None,
-    json_: Annotated[Path | None, file_option("--json", help="Also write sweep.json to this file.")] = None,
+    json_: Annotated[
+        Path | None, file_option("--json", help="Write the whole result, sweep.json of the folder, to this file.")
+    ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the studies that come with the package.")] = False,
     copy: Annotated[
         Path | None,
-        file_option("--copy", help="Write the study to this new file, to be changed, and replay nothing."),
+        file_option("--copy", help="Write the study's TOML to this new file, for you to change, and replay nothing."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the points, and replay nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the points, and which of them the folder holds; replay nothing.")
+    ] = False,
     free: Annotated[
         bool,
-        typer.Option("--free", help="Only the claims over free inputs, and their one table."),
+        typer.Option(
+            "--free", help="Replay only the study's claims, with each value of the inputs that its paper leaves open."
+        ),
     ] = False,
     into: Annotated[
         Path | None,
-        file_option("--into", help="Also put the table of free inputs into this page."),
+        file_option("--into", help="Put the table of these inputs into this Markdown page, in place of the one there."),
     ] = None,
     jobs: JobsOption = None,
     scheduler: SchedulerOption = None,
     cluster: ClusterOption = None,
     shard: Annotated[
         str | None,
-        typer.Option("--shard", metavar="I/N", help="Only the I-th of N shares, for job arrays."),
+        typer.Option("--shard", metavar="I/N", help="Replay only the I-th of N shares of the points, for job arrays."),
     ] = None,
     allow_code: AllowCodeOption = False,
     *,
     deliver: Delivery,
 ) -> None:
-    """Replay every point of a study: options, GPUs, tokens, skew, seeds, in one table.
+    """Replay every point of a study into one table.
 
-    Several such commands on one folder share the work. Exit code 3 says that some points cannot
-    run, and 4 that some failed: the table says why, and the same command tries these again.
+    Points differ in options, GPUs, tokens, skew, seeds or any other setting.
+
+    Several commands on one folder share the work. Exit code 3: some points cannot run. Exit code 4:
+    some points failed, and the same command tries them again. The table says why.
     """
     from replay.files import write_text
 

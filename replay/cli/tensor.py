@@ -66,7 +66,7 @@ def run(
 @app.command()
 @compares("dense")
 def compare(call: ComparisonCall) -> None:
-    """Replay a layer under several schemes and compare them, the fastest first."""
+    """Replay a layer under several schemes, the fastest first."""
     call.carry_out()
 
 
@@ -75,10 +75,15 @@ def compare(call: ComparisonCall) -> None:
 
 @app.command()
 def schemes(
-    scheme: Annotated[str | None, typer.Argument(metavar="[SCHEME]", help="A name, or FILE.py:NAME.")] = None,
+    scheme: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[SCHEME]", help="Scheme to describe: a name, or FILE.py:NAME, which executes the file."
+        ),
+    ] = None,
     as_json: AsJsonOption = False,
 ) -> None:
-    """List the schemes of tensor parallelism; explain SCHEME."""
+    """List the schemes of tensor parallelism, or describe one."""
     from replay.schemes.registry import find
 
     if scheme is None:
@@ -93,11 +98,11 @@ def schemes(
 @app.command()
 def models(
     model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="A name, a TOML file, or a config.json.")
+        str | None, typer.Argument(metavar="[MODEL]", help="Model to show: a name, a TOML file, or a config.json.")
     ] = None,
     as_json: AsJsonOption = False,
 ) -> None:
-    """List the models whose layers can be replayed; show MODEL with its sources."""
+    """List the models of `tensor`, or show one with its sources."""
     from replay.model.work.transformer_shape import aliases, load, names, names_of_experts
 
     if model is not None:

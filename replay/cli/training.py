@@ -30,7 +30,10 @@ def train(
     ] = None,
     of_trace: Annotated[str | None, typer.Option("--trace", hidden=True, help="TRACE, as it was once given.")] = None,
 ) -> None:
-    """Replay a step of training a whole model under several schemes, the fastest first."""
+    """Replay a model's training step under several schemes.
+
+    The fastest scheme is the first row.
+    """
     from replay.experiments.train.scene import scene
     from replay.experiments.train.spec import TrainSpec
 

@@ -1,4 +1,4 @@
-"""``moereplay uncertainty``."""
+"""``moereplay uncertainty``: bands of a saved result, from random draws of its inputs."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def uncertainty(
     result: Annotated[
         Path,
         typer.Argument(
-            help="JSON of a result or a comparison, of any experiment that has times.",
+            help="JSON file of a result or a comparison that has times.",
             show_default=False,
         ),
     ],
     draws: Annotated[
         int,
-        typer.Option("--draws", help="Draws, each of which replays all that the file has once more."),
+        typer.Option("--draws", help="Draws; each replays everything in the file once."),
     ] = DRAWS,
     of: Annotated[
         str | None,
         typer.Option(
             "--of",
-            help="What is drawn: hardware; of layers of a trace also model and routing [all].",
+            help="Inputs to draw, with commas: hardware; of `run` and `compare` also model and routing [all].",
         ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the draws.")] = 0,
@@ -42,7 +42,10 @@ def uncertainty(
     *,
     deliver: Delivery,
 ) -> None:
-    """Say how sure a result is: replay it with what is uncertain drawn, and count the orders."""
+    """Replay a result with its uncertain values drawn at random.
+
+    Printed are bands of the times, and the share of draws in which each order of schemes holds.
+    """
     from replay.experiments.base.host_memory import parse_size
     from replay.experiments.base.load import load_result
     from replay.report.command import command_words

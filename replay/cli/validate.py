@@ -1,4 +1,4 @@
-"""``moereplay validate``: predicted against measured."""
+"""``moereplay validate``: predictions beside published measurements."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ if TYPE_CHECKING:
 
 @delivers
 def validate(
-    tables: Annotated[list[str] | None, typer.Argument(metavar="[TABLE ...]", help="Names [all tables].")] = None,
+    tables: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TABLE ...]", help="Names of `moereplay validate --list` [all tables]."),
+    ] = None,
     system: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Tables of one system alone, such as hgx-b200; with --log the logs' machine.",
+            help="Predict only tables of this machine, such as hgx-b200. With --log: machine of the logs, or its file.",
         ),
     ] = None,
     log: Annotated[
@@ -32,12 +35,16 @@ def validate(
         typer.Option(
             "--log",
             metavar="LOG",
-            help="Predict a benchmark's log by --system, which may be a file; repeatable.",
+            help="Output of a benchmark to predict, in place of the tables; repeatable.",
         ),
     ] = None,
     hold_out: Annotated[
         float,
-        typer.Option(min=0, max=0.9, help="Only the lines that `hardware fit` held out."),
+        typer.Option(
+            min=0,
+            max=0.9,
+            help="With --log: predict only the share of the lines that `hardware fit --hold-out` left out.",
+        ),
     ] = 0.0,
     list_: Annotated[bool, typer.Option("--list", help="List the tables and stop.")] = False,
     set_: Annotated[
@@ -49,17 +56,18 @@ def validate(
         typer.Option(
             "--at",
             metavar="COLUMN=V[,V...]",
-            help="Print predictions of a table's rows with other values of a column, measured or not; repeatable.",
+            help="Predict a table's rows with other values of a column, such as ep_size=32,64; repeatable.",
         ),
     ] = None,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print the errors as a Markdown table, no more.")
-    ] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print only the errors, as a Markdown table.")] = False,
     json_: Annotated[Path | None, file_option("--json", help="Write every row to this file.")] = None,
     *,
     deliver: Delivery,
 ) -> None:
-    """Predict published measurements and print the errors; exit code 1 if a bound is missed."""
+    """Predict published measurements, and print the errors.
+
+    Exit code 1: an error exceeds its bound.
+    """
     from replay.cli.machines import outcomes_of
     from replay.errors import UserError, unknown
     from replay.studies.validate import validate
@@ -70,7 +78,7 @@ def validate(
             raise unknown("table", name, TABLES)
     if log:
         if tables or list_ or at or set_:
-            raise UserError("--log takes --system and its own lines: no tables, --at, --set or --list")
+            raise UserError("--log takes --system and --hold-out only: leave out tables, --at, --set and --list")
         if system is None:
             raise UserError("--log needs --system: the machine of the logs, a name or a file")
         outcomes = outcomes_of(log, system, hold_out)

@@ -1,4 +1,4 @@
-"""``moereplay words``."""
+"""``moereplay words``: headings of tables, explained."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import typer
 
 def words(
     word: Annotated[
-        list[str] | None, typer.Argument(help="Headings to explain, each of several words in quotes; all without any.")
+        list[str] | None, typer.Argument(help="Headings to explain; one of several words in quotes [all].")
     ] = None,
 ) -> None:
-    """Explain the words over the columns of tables, a line each."""
+    """Explain the headings of tables, one line each."""
     from replay.errors import unknown
     from replay.report.words import WORDS, meanings
 

@@ -1,4 +1,4 @@
-"""Asking: a function for each question of users, and `compare` for any of several schemes."""
+"""Functions of the Python interface: one for each question, and `compare` for several schemes."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _of_whole_trace(spec: RunSpec | None, settings: Mapping[str, Any]) -> RunSpe
 
 def _check_one_step(more: Mapping[str, Any]) -> None:
     for name in more:
-        message = f'{name} goes with a whole trace, as steps="all" asks for it'
+        message = f'{name} goes with a whole trace only, such as steps="all"'
         raise UserError(message)
 
 
@@ -295,7 +295,7 @@ def experiment_of(spec: Spec) -> AnyExperiment:
     for one in EXPERIMENTS.values():
         if type(spec) is one.spec:
             return one
-    message = f"{type(spec).__name__} is the spec of no experiment; of: {', '.join(EXPERIMENTS)}"
+    message = f"{type(spec).__name__} is the spec of no experiment; experiments are: {', '.join(EXPERIMENTS)}"
     raise UserError(message)
 
 

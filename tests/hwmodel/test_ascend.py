@@ -68,7 +68,7 @@ def test_what_is_assumed_says_so_and_is_trusted_little(name):
 def test_there_is_no_cuda(name):
     system = hwmodel.load(name)
     assert Capability.CUDA not in system.capabilities
-    with pytest.raises(UserError, match=f"'{name}' does not run CUDA, and so neither NCCL"):
+    with pytest.raises(UserError, match=f"'{name}' does not run CUDA, and so has no NCCL"):
         _ = system.nccl
     with pytest.raises(UserError, match="its cores have no warps"):
         _ = system.warps

@@ -27,24 +27,26 @@ def capture(
     model: Annotated[str, typer.Argument(help="Folder or Hub name of a transformers model.")],
     prompts: Annotated[
         Path,
-        typer.Option(help="One prompt per line; .jsonl: objects with 'prompt' or chat 'messages'."),
+        typer.Option(help="File of prompts, one per line; in .jsonl, objects with 'prompt' or chat 'messages'."),
     ],
-    out: Annotated[Path, file_option("--out", help="File to write.")],
+    out: Annotated[Path, file_option("--out", help="Trace file to write.")],
     max_new_tokens: Annotated[int, typer.Option(help="Tokens generated per prompt.")] = 128,
     batch_size: Annotated[int, typer.Option(help="Prompts that run together.")] = 8,
-    limit: Annotated[int | None, typer.Option(help="Use only the first so many prompts.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto to spread.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, bfloat16, float16 or float32.")] = "auto",
-    weights: Annotated[bool, typer.Option(help="Record gate weights.")] = True,
+    limit: Annotated[int | None, typer.Option(help="Most prompts to use, from the first on [all].")] = None,
+    device: Annotated[
+        str, typer.Option(help="Device of the model: cpu, cuda, or auto, which spreads it over what is there.")
+    ] = "auto",
+    dtype: Annotated[str, typer.Option(help="Number type of the model: auto, bfloat16, float16 or float32.")] = "auto",
+    weights: Annotated[bool, typer.Option(help="Record the gate weights of the chosen experts.")] = True,
     token_ids: Annotated[
-        bool, typer.Option("--token-ids", help="Record vocabulary entries: they reveal the text.")
+        bool, typer.Option("--token-ids", help="Record the token ids, which reveal the text.")
     ] = False,
     title: Annotated[str, typer.Option(help="Title of the trace.")] = "",
     license: Annotated[str, typer.Option(help="SPDX identifier of the trace's licence.")] = "",
     dataset: Annotated[str, typer.Option(help="Origin of the prompts.")] = "",
     gate_logits: Annotated[
         bool,
-        typer.Option("--gate-logits", help="Read the gates' scores, for transformers below 5."),
+        typer.Option("--gate-logits", help="Derive experts from the gates' scores, as transformers below 5 needs."),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
@@ -210,14 +212,16 @@ def _generate(model: Any, tokenizer: Any, asked: list[Any], batch_size: int, max
 
 
 def recover(
-    journals: Annotated[list[Path], typer.Argument(help="The .partial file of a killed capture, or all ranks'.")],
+    journals: Annotated[
+        list[Path], typer.Argument(help="The .partial file of a killed capture, or those of all its ranks.")
+    ],
     out: Annotated[
         Path | None,
-        file_option("--out", help="File to write [the one the capture was to write]."),
+        file_option("--out", help="Trace file to write [that of the capture]."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
-    """Make a trace of what a killed capture left behind."""
+    """Make a trace of what a killed capture had recorded."""
     from tracegen.capture import recover as finish
     from tracegen.capture.finish import default_target
     from tracegen.file.journal import is_journal

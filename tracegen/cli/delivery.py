@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 OPTIONS: dict[str, Any] = {
     "html": Annotated[
         Path | None,
-        file_option("--html", help="Write a report to look at, as one HTML file, to this file."),
+        file_option("--html", help="Write a report, one HTML page, to this file."),
     ],
     "plots": Annotated[
         Path | None,
-        folder_option("--plots", help="Draw every chart for a paper, as SVG, PDF and PNG, into this folder."),
+        folder_option("--plots", help="Draw every chart, as SVG, PDF and PNG, into this folder."),
     ],
     "tables": Annotated[
         Path | None,
-        folder_option("--tables", help="Write every table as CSV, Markdown, LaTeX and Parquet to this folder."),
+        folder_option("--tables", help="Write every table, as CSV, Markdown, LaTeX and Parquet, into this folder."),
     ],
 }
 """Annotation of each option, by the field of `Delivery` that has what was given."""

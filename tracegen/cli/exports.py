@@ -12,12 +12,12 @@ from tracegen.cli.outputs import file_option
 
 
 def export_trace(
-    trace: Annotated[str, typer.Argument(help="A name of `list`, or a file.")],
-    to: Annotated[str, typer.Option("--to", help="vllm, sglang, sglang-counts (.pt) or slime (.pt).")],
+    trace: Annotated[str, typer.Argument(help="A name of `moereplay trace list`, or a file.")],
+    to: Annotated[str, typer.Option("--to", help="Format: vllm, sglang, sglang-counts (.pt) or slime (.pt).")],
     out: Annotated[Path, file_option("--out", help="File to write: .npz, or .pt.")],
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
-    """Write a trace as routing that an engine follows."""
+    """Write a trace as routing that an engine can follow."""
     with user_errors():
         from tracegen.library import load
         from tracegen.serving.exports import export

@@ -15,7 +15,7 @@ from tracegen.shared.errors import UserError
 
 
 def graph(
-    trace: Annotated[str, typer.Argument(help="A name of `list`, or a file.")],
+    trace: Annotated[str, typer.Argument(help="A name of `moereplay trace list`, or a file.")],
     layers: Annotated[str | None, typer.Option(help="Positions among the MoE layers, A:B [all].")] = None,
     steps: Annotated[str | None, typer.Option(help="Positions of steps, A:B [all].")] = None,
     tokens: Annotated[str | None, typer.Option(help="Token rows, A:B [all].")] = None,
@@ -23,7 +23,7 @@ def graph(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Count the nodes and edges of the token-expert graph of a window, and write it."""
+    """Count and write the token-expert graph of part of a trace."""
     with user_errors():
         from tracegen import library
         from tracegen.trace.graph import count_graph, expert_graph

@@ -18,13 +18,16 @@ def import_dump(
         str,
         typer.Option(
             "--format",
-            help="vllm, sglang, megatron, rollout, tensorrt-llm, counts, llama.cpp, gpt-oss, flame or arrays.",
+            help="Format of the dump: vllm, sglang, megatron, rollout, tensorrt-llm, counts, llama.cpp, "
+            "gpt-oss, flame or arrays.",
         ),
     ],
-    out: Annotated[Path, file_option("--out", help="File to write.")],
+    out: Annotated[Path, file_option("--out", help="Trace file to write.")],
     model: Annotated[str | None, typer.Option(help="Model shape: a name, a TOML file, or a config.json.")] = None,
-    num_experts: Annotated[int | None, typer.Option(help="Experts per layer, with those that do nothing.")] = None,
-    zero_experts: Annotated[int | None, typer.Option(help="Experts that do nothing, the last of all ids.")] = None,
+    num_experts: Annotated[int | None, typer.Option(help="Experts per layer, zero experts included.")] = None,
+    zero_experts: Annotated[
+        int | None, typer.Option(help="Zero experts (they compute nothing), which have the last ids.")
+    ] = None,
     topk: Annotated[int | None, typer.Option(help="Experts per token.")] = None,
     hidden_size: Annotated[
         int | None,
@@ -35,33 +38,44 @@ def import_dump(
     prompt_len: Annotated[int | None, typer.Option(help="Tokens of every prompt, if the dump does not say.")] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(help="Prompt of each request: lengths or token ids, .npy, .json or .jsonl."),
+        typer.Option(help="File of the requests' prompts, lengths or token ids: .npy, .json or .jsonl."),
     ] = None,
     start_len: Annotated[
         int | None,
-        typer.Option(min=0, help="Position of the first row of each request, if not 0."),
+        typer.Option(min=0, help="Position of the first row of each request [0]."),
     ] = None,
-    ranks: Annotated[int | None, typer.Option(help="Processes of the run, those too that had no token.")] = None,
-    tp: Annotated[int | None, typer.Option(help="Neighbouring ranks that saw the same tokens.")] = None,
-    pp: Annotated[int | None, typer.Option(help="Pipeline stages, which hold different layers.")] = None,
-    mask: Annotated[Path | None, typer.Option(help="Attention mask of a padded tensor.")] = None,
+    ranks: Annotated[int | None, typer.Option(help="Ranks of the run, those without tokens included.")] = None,
+    tp: Annotated[
+        int | None,
+        typer.Option(
+            help="Size of tensor parallelism: neighbouring ranks that saw the same tokens [found from the rows]."
+        ),
+    ] = None,
+    pp: Annotated[
+        int | None,
+        typer.Option(help="Pipeline stages, which hold different layers of the model [found from the rows]."),
+    ] = None,
+    mask: Annotated[Path | None, typer.Option(help="File of the attention mask of a padded tensor.")] = None,
     columns: Annotated[
         str | None,
-        typer.Option(help="Names of arrays in the files, such as ids=top_indices,position=token."),
+        typer.Option(help="Names of the arrays in the files, such as ids=top_indices,position=token."),
     ] = None,
     drop_repeats: Annotated[
         bool,
-        typer.Option("--drop-repeats", help="Leave out rows that repeat others: the row before, or a pass."),
+        typer.Option(
+            "--drop-repeats",
+            help="Leave out rows equal to the row before in every layer, and passes that were only recomputed.",
+        ),
     ] = False,
-    max_tokens: Annotated[int | None, typer.Option(help="Largest number of rows read or drawn: 2,000,000.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the rows drawn from counts: 0.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Most rows to read or draw [2,000,000].")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of rows that are drawn from counts [0].")] = None,
     title: Annotated[str, typer.Option(help="Title of the trace.")] = "",
     license: Annotated[str, typer.Option(help="SPDX identifier of the dump's licence.")] = "",
     dataset: Annotated[str, typer.Option(help="Origin of the prompts.")] = "",
     source: Annotated[str, typer.Option(help="Origin of the dump: a URL and commit.")] = "",
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
-    """Make a trace of another tool's routing dump, checking it on the way."""
+    """Make a trace of another tool's routing dump, and check it."""
     with user_errors():
         from tracegen.file.writer import write
         from tracegen.importers import read_as_typed

@@ -31,11 +31,14 @@ def list_traces(
     catalogue: CatalogueOption = None,
     offline: Annotated[
         bool,
-        typer.Option("--offline", help="Ask no server; use what was read from remote catalogues before."),
+        typer.Option("--offline", help="Ask no server; use cached copies of remote catalogues."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the traces of every configured catalogue, first the one that comes with the package."""
+    """List the traces of all catalogues.
+
+    The catalogue of the package comes first, then those of the configuration.
+    """
     with user_errors():
         from tracegen import library
 
@@ -95,12 +98,15 @@ def _print_table(found: list[ListedTrace]) -> None:
 
 
 def fetch(
-    names: Annotated[list[str], typer.Argument(help="Names of `list`, or URLs of trace files.")],
+    names: Annotated[list[str], typer.Argument(help="Names of `moereplay trace list`, or URLs of trace files.")],
     catalogue: CatalogueOption = None,
     out: Annotated[Path | None, folder_option("--out", help="Also copy the files into this folder.")] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Use the cache only.")] = False,
 ) -> None:
-    """Download traces into the cache, check every byte and value, and print where they are."""
+    """Download traces into the cache, and print where they are.
+
+    Every byte and every value is checked.
+    """
     with user_errors():
         from tracegen import library
 
@@ -139,15 +145,15 @@ def _progress(name: str) -> Iterator[Callable[[int, int | None], None]]:
 
 
 def add(
-    folder: Annotated[Path, folder_argument("Folder of the catalogue; made if need be.")],
-    trace: Annotated[str, typer.Argument(help="A name of `list`, or a file.")],
-    name: Annotated[str | None, typer.Option(help="Name in the catalogue.")] = None,
-    dataset: Annotated[str, typer.Option(help="Texts that were routed.")] = "",
+    folder: Annotated[Path, folder_argument("Folder of the catalogue; made if there is none.")],
+    trace: Annotated[str, typer.Argument(help="A name of `moereplay trace list`, or a file.")],
+    name: Annotated[str | None, typer.Option(help="Name in the catalogue [that of the trace].")] = None,
+    dataset: Annotated[str, typer.Option(help="Origin of the texts that were routed.")] = "",
     citation: Annotated[str, typer.Option(help="Publication to cite.")] = "",
     source: Annotated[str, typer.Option(help="Origin of the trace.")] = "",
     force: Annotated[bool, typer.Option("--force", help="Replace the trace of that name.")] = False,
 ) -> None:
-    """Copy a trace into a folder and list it in the folder's catalogue."""
+    """Copy a trace into a folder, and list it in its catalogue."""
     with user_errors():
         from tracegen.library.publish import add as add_to
 
@@ -165,22 +171,25 @@ def add(
 
 def publish(
     folder: Annotated[Path, folder_argument("Folder to make; must not exist.")],
-    traces: Annotated[list[str], typer.Argument(help="Names of `list`, or files.")],
+    traces: Annotated[list[str], typer.Argument(help="Names of `moereplay trace list`, or files.")],
     title: Annotated[str, typer.Option(help="Title of the data set.")],
     creator: Annotated[str, typer.Option(help="Name of the publisher.")],
-    description: Annotated[str, typer.Option(help="A paragraph about it.")] = "",
+    description: Annotated[str, typer.Option(help="Description of the data set, a paragraph.")] = "",
     citation: Annotated[str, typer.Option(help="Publication to cite.")] = "",
-    dataset: Annotated[str, typer.Option(help="Texts that were routed.")] = "",
-    source: Annotated[str, typer.Option(help="Origin of the traces [what each says of itself].")] = "",
-    base_url: Annotated[str, typer.Option(help="Address at which the folder will be found.")] = "",
+    dataset: Annotated[str, typer.Option(help="Origin of the texts that were routed.")] = "",
+    source: Annotated[str, typer.Option(help="Origin of the traces [that in each trace].")] = "",
+    base_url: Annotated[str, typer.Option(help="URL at which the folder will be found.")] = "",
     parquet: Annotated[bool, typer.Option(help="Also write tables (Parquet) for the Hub's viewer and others.")] = True,
     with_token_ids: Annotated[
         bool,
-        typer.Option("--with-token-ids", help="Publish vocabulary entries, that is, the texts."),
+        typer.Option("--with-token-ids", help="Publish the token ids, which reveal the texts."),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the folder.")] = False,
 ) -> None:
-    """Make a folder to upload: traces, catalogue, data set card and Croissant metadata."""
+    """Make a folder of traces to upload as a data set.
+
+    It holds the traces, a catalogue, a data set card and Croissant metadata.
+    """
     with user_errors():
         from tracegen.library.card import FolderFacts
         from tracegen.library.publish import publish as publish_to
@@ -207,13 +216,18 @@ def publish(
 
 
 def describe(
-    trace: Annotated[str, typer.Argument(help="A file of yours.", show_default=False)],
-    title: Annotated[str | None, typer.Option(help="For people.")] = None,
-    license: Annotated[str | None, typer.Option(help="SPDX identifier, such as CC-BY-4.0.")] = None,
-    source: Annotated[str | None, typer.Option(help="Where the trace is from.")] = None,
-    notes: Annotated[str | None, typer.Option(help="Anything else a reader must know.")] = None,
+    trace: Annotated[str, typer.Argument(help="Trace file of your own, outside of catalogues.", show_default=False)],
+    title: Annotated[str | None, typer.Option(help="Title of the trace.")] = None,
+    license: Annotated[
+        str | None, typer.Option(help="SPDX identifier of the trace's licence, such as CC-BY-4.0.")
+    ] = None,
+    source: Annotated[str | None, typer.Option(help="Origin of the trace.")] = None,
+    notes: Annotated[str | None, typer.Option(help="Remarks for readers.")] = None,
 ) -> None:
-    """Set what a finished trace says of itself; its content and content id stay."""
+    """Set the title, licence, origin or remarks of a trace.
+
+    The content and the content id stay.
+    """
     with user_errors():
         from tracegen.library.label import describe as set_texts
 
@@ -222,20 +236,20 @@ def describe(
 
 
 def convert(
-    source: Annotated[str, typer.Argument(help="A name of `list`, a file or a URL.")],
+    source: Annotated[str, typer.Argument(help="A name of `moereplay trace list`, a file or a URL.")],
     out: Annotated[Path, file_argument("File to write.")],
-    to: Annotated[str | None, typer.Option(help="Format version; the newest if not given.")] = None,
+    to: Annotated[str | None, typer.Option(help="Version of the format [the newest].")] = None,
     layers: Annotated[
-        str | None, typer.Option(help="Keep these positions among the MoE layers: A:B or A,B,...")
+        str | None, typer.Option(help="Positions to keep among the MoE layers: A:B or A,B,... [all].")
     ] = None,
-    tokens: Annotated[str | None, typer.Option(help="Keep these token rows, A:B.")] = None,
+    tokens: Annotated[str | None, typer.Option(help="Token rows to keep, A:B [all].")] = None,
     without: Annotated[
         list[str] | None,
-        typer.Option(help="Leave out token_id, gate_weights, rank, flags or requests."),
+        typer.Option(help="Columns to leave out: token_id, gate_weights, rank, flags or requests; repeatable."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
-    """Rewrite a trace in another version of the format, whole or in part."""
+    """Rewrite a trace, whole or in part, in any format version."""
     with user_errors():
         from tracegen.library.convert import convert as rewrite
 

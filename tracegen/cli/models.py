@@ -19,11 +19,13 @@ TEXTS = ("name", "title", "notes", "sources")
 def models(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="[MODEL]", help="A name, or a file: TOML, or a config.json."),
+        typer.Argument(
+            metavar="[MODEL]", help="Model to show with its sources: a name, a TOML file, or a config.json."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the models whose routing can be generated; show MODEL with its sources."""
+    """List the models to generate routing for, or show one."""
     from tracegen import models as shapes
 
     with user_errors():

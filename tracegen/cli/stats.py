@@ -18,25 +18,32 @@ if TYPE_CHECKING:
 
 @delivers
 def stats(
-    trace: Annotated[str, typer.Argument(help="A name of `list`, or a file.")],
+    trace: Annotated[str, typer.Argument(help="A name of `moereplay trace list`, or a file.")],
     seed: Annotated[int, typer.Option(min=0, help="Seed of the samples and batches drawn.")] = 0,
-    per_layer: Annotated[bool, typer.Option("--per-layer", help="Add a column for the range over layers.")] = False,
+    per_layer: Annotated[bool, typer.Option("--per-layer", help="Add a column with the range over layers.")] = False,
     gpus: Annotated[
         int | None,
-        typer.Option("--gpus", min=1, help="Show distinct nodes per token instead, for so many GPUs."),
+        typer.Option(
+            "--gpus", min=1, help="Count the distinct nodes of each token instead, with experts on this number of GPUs."
+        ),
     ] = None,
     gpus_per_node: Annotated[
-        int, typer.Option("--gpus-per-node", min=1, help="With --gpus: GPUs that NVLink joins.")
+        int, typer.Option("--gpus-per-node", min=1, help="With --gpus: GPUs of a node, which NVLink joins.")
     ] = 8,
     placement: Annotated[
         str,
-        typer.Option(help="With --gpus: contiguous or round-robin; others: `moereplay place`."),
+        typer.Option(
+            help="With --gpus: placement of experts, contiguous or round-robin (`moereplay place` knows others)."
+        ),
     ] = "contiguous",
     as_json: AsJson = False,
     *,
     deliver: Delivery,
 ) -> None:
-    """Measure skew, locality, co-activation and imbalance, with 95 % confidence over requests."""
+    """Measure skew, locality, co-activation and imbalance of a trace.
+
+    Intervals are of 95 % confidence, over requests.
+    """
     with user_errors():
         from tracegen.library import load
         from tracegen.stats import page

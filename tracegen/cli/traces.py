@@ -71,13 +71,13 @@ def generate(
     kind: Annotated[
         str,
         typer.Argument(
-            help="uniform, zipf, normal, remote, histogram, latent, balancedness (of GPUs) or "
+            help="Kind of routing: uniform, zipf, normal, remote, histogram, latent, balancedness (of GPUs) or "
             "token-imbalance (workloads W0 to W7 of Megatron-LM's pull request 7488)."
         ),
     ],
     model: Annotated[str, typer.Option(help="Model shape: a name, a TOML file, or a config.json.")],
-    out: Annotated[Path, file_option("--out", help="File to write.")],
-    ranks: Annotated[int, typer.Option(help="Source GPUs.")] = 8,
+    out: Annotated[Path, file_option("--out", help="Trace file to write.")],
+    ranks: Annotated[int, typer.Option(help="GPUs that the tokens are on.")] = 8,
     tokens_per_rank: Annotated[
         str,
         typer.Option(
@@ -85,18 +85,26 @@ def generate(
             help="Tokens per GPU and step: one number, or one for each GPU, such as 512,128,0,64.",
         ),
     ] = "4096",
-    layers: Annotated[int | None, typer.Option(help="MoE layers; all if not given.")] = None,
-    skew: Annotated[float | None, typer.Option(help="zipf: exponent. normal: coefficient of variation.")] = None,
-    topk: Annotated[int | None, typer.Option(help="Experts per token, if not the model's.")] = None,
+    layers: Annotated[int | None, typer.Option(help="MoE layers [all of the model].")] = None,
+    skew: Annotated[
+        float | None,
+        typer.Option(
+            help="Skew of the experts' loads: the exponent of zipf, or the coefficient of variation of normal."
+        ),
+    ] = None,
+    topk: Annotated[int | None, typer.Option(help="Experts per token [the model's].")] = None,
     seed: Annotated[int, typer.Option(help="Seed; the same one gives the same trace.")] = 0,
     steps: Annotated[int, typer.Option(help="Forward passes.")] = 1,
-    phase: Annotated[str, typer.Option(help="prefill, decode, training or encoder.")] = "prefill",
+    phase: Annotated[str, typer.Option(help="Phase of the steps: prefill, decode, training or encoder.")] = "prefill",
     group_limited: Annotated[
-        bool, typer.Option("--group-limited", help="Keep to the model's groups of experts.")
+        bool,
+        typer.Option(
+            "--group-limited", help="Choose each token's experts within as many groups as the model's gate allows."
+        ),
     ] = False,
     groups: Annotated[
         str | None,
-        typer.Option(metavar="N:M", help="Keep to M of N equal groups of experts, if not the model's."),
+        typer.Option(metavar="N:M", help="Choose each token's experts within M of N equal groups."),
     ] = None,
     option: Annotated[
         list[str] | None,
@@ -155,10 +163,10 @@ def generate(
 
 
 def info(
-    trace: Annotated[str, typer.Argument(help="A name of `list`, or a file.")],
+    trace: Annotated[str, typer.Argument(help="A name of `moereplay trace list`, or a file.")],
     as_json: AsJson = False,
 ) -> None:
-    """Describe a trace from its header and summary, without reading its body."""
+    """Describe a trace by its header and summary alone."""
     with user_errors():
         described = _describe(trace)
         if as_json:
@@ -218,9 +226,9 @@ def _describe(name: str) -> dict[str, Any]:
 
 
 def validate(
-    traces: Annotated[list[str], typer.Argument(help="Names of `list`, or files.")],
+    traces: Annotated[list[str], typer.Argument(help="Names of `moereplay trace list`, or files.")],
 ) -> None:
-    """Check every value of traces, and that their content is what was written."""
+    """Check every value of traces, and their content by its hash."""
     with user_errors():
         from tracegen.library import verify
 

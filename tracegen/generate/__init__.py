@@ -160,7 +160,7 @@ def generate(
     of_rank, uneven = _tokens_of_ranks(skew, ranks, tokens_per_rank)
     _check_counts(of_rank, num_layers, steps, seed, shape, phase)
     if (group_limited or groups) and isinstance(skew, Balancedness | TokenImbalance):
-        msg = f"{kind}: its loads leave no choice of groups"
+        msg = f"{kind}: its loads leave no choice of groups; leave out group_limited and groups"
         raise UserError(msg)
     limit = (shape.n_group, shape.topk_group) if group_limited or groups else None
     if limit is not None and shape.topk_group == shape.n_group:

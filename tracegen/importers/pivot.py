@@ -83,13 +83,13 @@ def _disagreeing(table: dict[str, Array], by_layer: Array, keys: list[str]) -> b
 def _joined_slots(table: dict[str, Array], keys: list[str], where: str) -> dict[str, Array]:
     """Rows for slots as rows with lists of k."""
     if "slot" not in table or table["ids"].ndim != 1 or not keys:
-        msg = f"{where}: with one id a row, a column 'slot' and one of {', '.join(KEYS)} say where it belongs"
+        msg = f"{where}: with one id a row, a column 'slot' and one of {', '.join(KEYS)} are needed to place it"
         raise UserError(msg)
     slot = whole_numbers(table["slot"], f"{where}: slot")
     slots = np.unique(slot)
     order = np.lexsort((slot, *(table[name] for name in reversed(keys)), table["layer"]))
     if len(order) % len(slots) or (slot[order].reshape(-1, len(slots)) != slots).any():
-        msg = f"{where}: slots {slots.tolist()[:8]} are not there once for each token and layer"
+        msg = f"{where}: each of slots {slots.tolist()[:8]} must be there once for each token and layer"
         raise UserError(msg)
     grid = order.reshape(-1, len(slots))
     return {

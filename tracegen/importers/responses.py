@@ -236,11 +236,11 @@ class Responses:
         )
         if head is not None:
             if prompt is not None and begin + len(head) != prompt:
-                msg = f"{where}: {len(head)} rows of a prompt of {prompt} tokens, from {begin}"
+                msg = f"{where}: {len(head)} rows of a prompt of {prompt} tokens, from {begin}: they must end with it"
                 raise UserError(msg)
             if ids is not None and head.shape[1:] != ids.shape[1:]:
                 sizes = f"{ids.shape[1:]}, in the prompt {head.shape[1:]}"
-                msg = f"{where}: (layers, slots) are {sizes}"
+                msg = f"{where}: (layers, slots) must be the same; they are {sizes}"
                 raise UserError(msg)
             rows = head if ids is None else np.concatenate([head, ids])
             return Sequence(rows, begin + len(head), begin)

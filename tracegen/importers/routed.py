@@ -198,7 +198,7 @@ def prompt_lengths(own: list[int | None], ends: list[int], options: ImportOption
 def _refuse_longer(given: int, end: int, own: int | None, where: str) -> None:
     """Refuse a prompt that goes on behind the last row; the last token may have none."""
     if own is None and given > end + 1:
-        msg = f"{where}: a prompt of {given} tokens, and rows end at position {end - 1}"
+        msg = f"{where}: a prompt of {given} tokens, and rows end at position {end - 1}: at most {end + 1} tokens fit"
         raise UserError(msg)
 
 

@@ -145,7 +145,8 @@ def _tokens(dumps: Dumps, options: ImportOptions) -> RoutedRows:
                 continue
             ids = files.integers(record.get("topk_ids_of_layer"), 3, f"{path}: topk_ids_of_layer")
             if ids.max(initial=-1) >= to_logical.shape[1] or len(ids) != len(to_logical):
-                msg = f"{path}: physical expert {ids.max()} of {to_logical.shape}"
+                most = ids.max(initial=-1)
+                msg = f"{path}: {len(ids)} layers with physical experts up to {most}; the map is of {to_logical.shape}"
                 raise UserError(msg)
             layers = np.arange(len(ids))[:, None, None]
             mapped = np.where(ids >= 0, to_logical[layers, np.maximum(ids, 0)], -1)

@@ -222,7 +222,7 @@ def _sample(sample: dict[str, Any], options: ImportOptions, where: str) -> Seque
         answer = integer(sample, "response_length", where)
     prompt = None if total is None or answer is None else total - answer
     if prompt is not None and prompt < 0:
-        msg = f"{where}: {total} tokens, of which {answer} are the response"
+        msg = f"{where}: response_length is {answer}, of {total} tokens in all"
         raise UserError(msg)
     stated = [integer(sample, name, where) for name in START_NAMES if sample.get(name) is not None]
     start = stated[0] if stated else options.start_len

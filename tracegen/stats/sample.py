@@ -64,7 +64,7 @@ def sample_of(trace: RoutingTrace, seed: int) -> Sample:
     order = np.lexsort((trace.tokens.position, trace.tokens.request))
     _, begins, counts = np.unique(trace.tokens.request[order], return_index=True, return_counts=True)
     if counts.size < 2:
-        msg = f"{counts.size} requests; statistics compare tokens of one with those of others"
+        msg = f"the trace has {counts.size} of at least 2 requests; statistics compare tokens of one with others'"
         raise UserError(msg)
     rng = np.random.default_rng(seed)
     in_order = bool((np.diff(order) == 1).all())

@@ -115,14 +115,14 @@ def check_values(trace: TraceData) -> None:
     """
     info = trace.info
     if trace.gate_weights is None and (info.weight_semantics or info.weight_row_sum):
-        msg = "weight_semantics and weight_row_sum say how weights are to be read; there are none"
+        msg = "weight_semantics and weight_row_sum describe gate_weights, which are not given: leave them out"
         raise UserError(msg)
     check_layer_index(trace.moe_layer_index)
     check_steps(trace.tokens.step, trace.steps_indptr)
     check_phase(trace.tokens.phase)
     ranks, rank = trace.info.num_ranks, trace.tokens.rank
     if ranks and rank is not None and rank.size and rank.max() >= ranks:
-        msg = f"num_ranks is {ranks}, and a token is on rank {rank.max()}"
+        msg = f"num_ranks is {ranks}, and a token is on rank {rank.max()}; possible are 0 to {ranks - 1}"
         raise UserError(msg)
     for layer, number in enumerate(trace.moe_layer_index.tolist()):
         check_layer(trace.expert_ids[layer], trace.model.num_experts, number)

@@ -150,12 +150,12 @@ def check_numbers(document: Any, place: str = "") -> None:
             check_numbers(value, place)
     elif isinstance(document, float | int) and not isinstance(document, bool):
         if not abs(document) <= MOST:
-            message = f"{place} = {value_text(document)}: no such number is in a result"
+            message = f"{place} = {value_text(document)}: no such number is in a result, at most {MOST:g}"
             raise UserError(message)
         names = place.split(".")
         sizes = any(name.endswith(("_us", "bytes")) for name in names)
         if document < 0 and sizes and names[-1] not in DIFFERENCES:
-            message = f"{place} = {document}: less than nothing"
+            message = f"{place} = {document}: less than nothing, expected 0 or more"
             raise UserError(message)
 
 

@@ -1,4 +1,4 @@
-"""Finding what wrote a document: results of every experiment and of studies."""
+"""Loading of any document, by the experiment or study that wrote it."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class SchemeExperiment(
     scheme_help: ClassVar[str] = "A name of `moereplay schemes`, or FILE.py:NAME, which executes the file."
     usual: ClassVar[str] = "all that can"
     usual_jobs: ClassVar[str] = "1"
-    details: ClassVar[str] = "All tables"
+    details: ClassVar[str] = "Show all tables"
 
     # ---- what each says of itself ----------------------------------------------------------------
 

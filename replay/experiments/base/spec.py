@@ -30,9 +30,9 @@ from replay.files import parse_toml
 DEFAULT_SYSTEM = "dgx-h100"
 
 STACK = (
-    "Software that launches the kernels, whose host pays by call: a name of `moereplay stacks`, "
-    "and options, as automodel:library_us=20; or bare, what the model and the scheme need, "
-    "launched bare. A scheme whose option stack has the kernels of one runs them under it"
+    "Software whose host launches the kernels, and takes time for each call: a name of `moereplay "
+    "stacks`, with any options, such as automodel:library_us=20. bare: the kernels that model and "
+    "scheme need, and no stack. Schemes with an option stack may name it there instead"
 )
 """What a stack is, for all questions that take one."""
 
@@ -119,7 +119,9 @@ class Spec(BaseModel):
         except UnicodeEncodeError:  # of what pydantic says about such a text
             name, value = next(one for one in settings.items() if _is_no_text(one[1]))
             words = {field: word for word, field in self.words().items()}
-            message = f"{words.get(name, name)} = {value_text(value)}: half of a character is in it"
+            message = (
+                f"{words.get(name, name)} = {value_text(value)}: no Unicode text (half of a surrogate pair is in it)"
+            )
             raise UserError(message) from None
 
     @model_validator(mode="before")

@@ -44,7 +44,9 @@ def plans(space: Space, system: System) -> tuple[list[tuple[ParallelPlan, str]],
     axes = {name: _values(name, space, system) for name in PLAN_AXES}
     number = math.prod(map(len, axes.values()))
     if number > MOST_PLANS:
-        message = f"{number:,} plans on {system.name}; at most {MOST_PLANS:,} can be looked at"
+        message = (
+            f"{number:,} plans on {system.name}; at most {MOST_PLANS:,} can be looked at: give fewer values in [plan]"
+        )
         raise UserError(message)
     found: list[tuple[ParallelPlan, str]] = []
     left_out: Counter[str] = Counter()

@@ -36,7 +36,7 @@ def within(space: Space, base: ModelShape) -> tuple[list[tuple[Sizes, ModelShape
     axes = {name: values(name, axis) or [] for name, axis in space.shape.items()}
     number = math.prod(map(len, axes.values()))
     if number > MOST_SHAPES:
-        message = f"{number:,} shapes of a model; at most {MOST_SHAPES:,} can be counted"
+        message = f"{number:,} shapes of a model; at most {MOST_SHAPES:,} can be counted: give fewer values in [shape]"
         raise UserError(message)
     found: list[tuple[Sizes, ModelShape]] = []
     left_out: Counter[str] = Counter()

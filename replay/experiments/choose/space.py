@@ -179,7 +179,7 @@ def values(name: str, axis: Axis, where: str = "") -> list[Any] | None:
         message = f"{where}: axis {name} = {value_text(axis)}: expected {kind}"
         raise UserError(message)
     if any(isinstance(one, int) and one < 1 for one in found):
-        message = f"{where}: axis {name} = {value_text(axis)}: at least 1"
+        message = f"{where}: axis {name} = {value_text(axis)}: expected at least 1"
         raise UserError(message)
     return list(dict.fromkeys(found))
 

@@ -22,16 +22,25 @@ class ChooseSpec(Spec):
         If a setting does not exist or a value is not possible.
     """
 
-    space: str | None = Field(None, description="A TOML file, or a name of `moereplay choose --list`.")
-    systems: Several = Field([], alias="system", description="NAME or NAME:SCHEME in place of the space's, repeatable.")
-    top: Count = Field(20, description="Rows that must be exact, and are shown.")
-    most: Count | None = Field(None, description="Simulate no more than so many [all that may matter].")
-    by: Literal["tokens", "mfu"] = Field("tokens", description="Rank by tokens per second, tokens, or by MFU, mfu.")
+    space: str | None = Field(
+        None, description="Models and plans to search: a TOML file, or a name of `moereplay choose --list`."
+    )
+    systems: Several = Field(
+        [], alias="system", description="Machine to train on, NAME or NAME:SCHEME; repeatable [those of the space]."
+    )
+    top: Count = Field(20, description="Rows to show; the search ends when no other candidate can be among them.")
+    most: Count | None = Field(
+        None, description="Most candidates to simulate; rows of --top may then be wrong [as many as --top needs]."
+    )
+    by: Literal["tokens", "mfu"] = Field(
+        "tokens", description="Measure to rank by: tokens (per second) or mfu (model FLOP utilisation)."
+    )
     sensitivity: str | None = Field(
         None,
-        description="Rank the first again with each uncertain hardware value off by so much: 10%.",
+        description="Rank the first rows again with each uncertain hardware value lower and higher by this "
+        "share, such as 10% [off].",
     )
-    again: int = Field(3, ge=2, le=MOST, description="How many of the first are ranked again.")
+    again: int = Field(3, ge=2, le=MOST, description="With --sensitivity: rows that are ranked again.")
 
     @field_validator("sensitivity", mode="before")
     @classmethod

@@ -40,23 +40,26 @@ class CollectiveSpec(Spec):
         If a setting does not exist or a value is not possible.
     """
 
-    op: Collective = Field("all_reduce", description="all_reduce, all_gather or reduce_scatter.")
+    op: Collective = Field("all_reduce", description="Collective: all_reduce, all_gather or reduce_scatter.")
     sizes: str = Field(
         "1M..1G",
         alias="bytes",
-        description="Bytes of the larger buffer of a GPU: a list (1M,3M), or a range that doubles "
+        description="Bytes of the larger buffer of each GPU: a list (1M,3M), or a range that doubles "
         "(1M..1G); K, M and G are powers of 1024.",
     )
     algorithms: Several = Field(
         [USUAL[0]],
         alias="algorithm",
         min_length=1,
-        description="A name of `moereplay collective --list`; repeatable [nccl; two-shot without CUDA, up to 8 GPUs].",
+        description="A name of `moereplay collective --list`; repeatable [nccl; two-shot on up to 8 GPUs "
+        "without CUDA].",
     )
     system: str = SYSTEM
     overrides: Overrides = OVERRIDES
     ranks: int | None = Field(None, description="GPUs that take part [all of the system].")
-    blocks: int | None = Field(None, description="Thread blocks of each GPU [what the software takes].")
+    blocks: int | None = Field(
+        None, description="Thread blocks of the kernel on each GPU [as many as the library starts]."
+    )
 
     @field_validator("op", mode="before")
     @classmethod

@@ -29,7 +29,7 @@ class Dense(SchemeExperiment[TensorSpec, "DenseSetup", TensorResult, TensorCompa
     baselines = ("sp-nvls",)
     scheme_help = "A name of `moereplay tensor schemes`, or FILE.py:NAME, which executes the file."
     usual = "all that can run the layer"
-    details = "Also bytes, critical path, SMs, skew, tables, and links over time"
+    details = "Show also bytes, the critical path, SMs, skew, switch tables, and links over time"
     code = CODE
     phases: ClassVar[Words] = {"dispatch": "gather", "combine": "reduce"}
     older: ClassVar[Older] = {"moereplay-tensor/1": result_of_old}

@@ -34,26 +34,31 @@ class TensorSpec(Spec):
         "llama-70b",
         description="A name of `moereplay tensor models`, a TOML file, or a config.json.",
     )
-    scheme: str = Field("sp-nvls", description="A name of `moereplay tensor schemes`, or FILE.py:NAME.")
+    scheme: str = Field(
+        "sp-nvls", description="A name of `moereplay tensor schemes`, or FILE.py:NAME, which executes the file."
+    )
     options: Options = OPTIONS
     system: str = SYSTEM
     overrides: Overrides = OVERRIDES
-    tp: int | None = Field(None, ge=1, le=1024, description="GPUs that weights are sliced over [all of a node].")
-    tokens: Count | None = Field(None, description="Tokens of the group [the model's micro-batch].")
+    tp: int | None = Field(None, ge=1, le=1024, description="GPUs that the weights are sliced over [all of a node].")
+    tokens: Count | None = Field(
+        None,
+        description="Tokens of the --tp GPUs together [the model's micro-batch, or 8192; 64 in decode].",
+    )
     sequence: Count | None = Field(
         None,
-        description="Tokens of a sequence; in decode, positions that each token attends to [the model's own].",
+        description="Tokens of a sequence; in decode, positions that each token attends to [the model's, or 2048].",
     )
     phase: Literal["prefill", "decode"] = Field("prefill", description="prefill or decode.")
     direction: Direction = Field("forward", alias="pass", description="forward, backward or training (both).")
     part: Part = Field(
         "layer",
-        description="layer; or a sub-layer, from the last product of one half to the first of the "
+        description="Part to replay: layer; or a sub-layer, from the last GEMM of one half to the first of the "
         "other: attention-to-mlp, mlp-to-attention.",
     )
-    layers: int = Field(1, ge=1, le=1000, description="Equal layers in a row.")
+    layers: int = Field(1, ge=1, le=1000, description="Equal layers that follow one another.")
     launch: Literal["ahead", "eager", "graph"] | None = Field(
         None,
-        description="ahead (launched long before), eager (kernel by kernel) or graph (captured) "
-        "[graph in decode, else ahead].",
+        description="Launch of kernels: ahead (long before they run), eager (one by one) or graph (captured "
+        "in a CUDA graph) [graph in decode, else ahead].",
     )

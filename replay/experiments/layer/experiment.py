@@ -63,7 +63,7 @@ class Layer(TraceExperiment[RunSpec, "TracedSetup", Result, Comparison]):
     headline = "totals.makespan_us"
     comparison = Comparison
     usual_jobs = "2 if there is much to do"
-    details = "Also what each scheme waits for, reads, moves, launches and keeps in memory"
+    details = "Show also what each scheme waits for, reads, moves, launches and keeps in memory"
     older: ClassVar[Older] = {"moereplay-result/1": result_of_first}
 
     def setup(self, spec: RunSpec, given: SpecInputs[TracedSetup] = NOTHING) -> TracedSetup:

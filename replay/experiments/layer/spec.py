@@ -144,8 +144,8 @@ class RunSpec(Spec):
     stack: str | None = Field(
         None,
         exclude_if=lambda stack: stack is None,  # as results were before there was any
-        description=f"{STACK}. practice is, of each scheme, what trains or serves with it "
-        "[bare, but with the kernels that option stack says].",
+        description=f"{STACK}. practice: for each scheme, the stack that trains or serves with it "
+        "[bare, or as the option stack says].",
     )
     tune: bool | None = Field(
         None,

@@ -1,4 +1,4 @@
-"""Settings of a placement that is fitted to a trace or to loads, or looked at."""
+"""Settings of a placement that is fitted to a trace or to loads, or read and measured."""
 
 from __future__ import annotations
 
@@ -40,31 +40,40 @@ class PlaceSpec(Spec):
     trace: str | None = Field(None, description=_said("trace"))
     loads: Several = Field(
         [],
-        description="File of loads instead of a trace: counts of layers and experts (.json, .csv, "
-        ".npy, .pt, .parquet, TensorRT-LLM's folder); once for each rank's file.",
+        description="File of loads in place of a trace: tokens counted by layer and expert (.json, .csv, "
+        ".npy, .pt, .parquet, TensorRT-LLM's folder). Repeatable: a file for each rank.",
     )
-    model: str | None = Field(None, description=f"{_said('model')} It numbers the layers of --loads.")
-    slots: Count | None = Field(None, description="Room for experts on all GPUs [as many as experts].")
+    model: str | None = Field(None, description=f"{_said('model')} With --loads, it numbers their layers.")
+    slots: Count | None = Field(
+        None,
+        description="Slots for experts on all GPUs together; more than experts make replicas [as many as experts].",
+    )
     algorithm: Literal["eplb", "greedy", "affinity", "file"] = Field(
         "eplb",
-        description="eplb (DeepSeek's), greedy, affinity (experts that tokens choose together on "
-        "one of --nodes), or file, which takes --from.",
+        description="eplb (DeepSeek's load balancer), greedy (the same, with replicas of an expert kept apart), "
+        "affinity (experts that tokens choose together on one of --nodes), or file (the map of --from).",
     )
-    source: str | None = Field(None, alias="from", description="Map of slots to look at, in any format that is read.")
+    source: str | None = Field(
+        None,
+        alias="from",
+        description="With --algorithm file: map of slots to measure, of SGLang, vLLM, TensorRT-LLM or EPLB.",
+    )
     ranks: Count | None = Field(None, description="GPUs in the group [the trace's own, or 8].")
-    nodes: Count = Field(1, description="Servers, for affinity and eplb's hierarchical policy.")
-    groups: int | None = Field(None, description="Groups of experts of that policy [the model's].")
+    nodes: Count = Field(1, description="Nodes, for affinity and for eplb's hierarchical policy.")
+    groups: int | None = Field(None, description="Groups of experts, for eplb's hierarchical policy [the model's].")
     steps: str | None = Field(
         None,
         alias="fit",
-        description="FIRST:BEHIND, steps whose loads are fitted [all tokens].",
+        description="Steps whose loads are fitted: FIRST:BEHIND, such as 0:4 for steps 0 to 3 [all tokens].",
     )
     windows: Count | None = Field(
-        None, description="Windows of steps that it is looked at, the first fitted [up to 4]."
+        None, description="Windows of as many steps in which imbalance is measured, from the fitted one on [up to 4]."
     )
     tokens_per_rank: Count | None = Field(None, description=_said("tokens_per_rank"))
     phase: Phase | None = Field(None, description=_said("phase"))
-    replicas: ReplicaRule | None = Field(None, description=f"{_said('replicas')} [same-gpu; even with --loads].")
+    replicas: ReplicaRule | None = Field(
+        None, description=f"{_said('replicas').removesuffix('.')} [same-gpu; with --loads, rows are shared evenly]."
+    )
 
     @field_validator("steps", mode="before")
     @classmethod

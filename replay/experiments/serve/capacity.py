@@ -82,7 +82,7 @@ def most(
         to change.
     """
     if not requests.arrival_ps[-1]:
-        message = "requests that arrive at once have no rate to search"
+        message = "requests that arrive at once have no rate to search; give requests per second"
         raise UserError(message)
     tried: list[RateTrial] = []
 

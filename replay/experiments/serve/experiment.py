@@ -29,10 +29,10 @@ class Serving(SchemeExperiment[AnyServed, AnySetup, AnyTimed, AnyCompared]):
 
     baselines = ("deepep-ll",)
     scheme_help = (
-        "A name of `moereplay schemes`, or FILE.py:NAME, which executes the file; or PREFILL+DECODE, each of them one."
+        "A name of `moereplay schemes`, or FILE.py:NAME, which executes the file; or PREFILL+DECODE, one for each."
     )
-    usual = "deepep+deepep-ll, which is what deepep-ll stands for"
-    details = "All tables, as without it"
+    usual = "deepep+deepep-ll, the same as deepep-ll alone"
+    details = "Show all tables, as without it"
     lacking: ClassVar[Words] = dict.fromkeys(
         ("dry-run", "max-memory"),
         "how many replays a batch takes follows from what the first of them give",

@@ -88,7 +88,7 @@ class InferSpec(Spec):
     trace: str | None = TRACE
     routing: str = ROUTING
     group_limited: bool | None = Field(
-        None, description="Whether drawn tokens keep to groups of experts [as the model's router]."
+        None, description="Keep drawn tokens to groups of experts [as the model's gate does]."
     )
     seed: int = Field(0, ge=0, le=MOST, description="Seed of drawn routing.")
     sample_layers: int = Field(2, ge=1, le=1000, description="MoE layers that are replayed in place of all.")
@@ -117,18 +117,19 @@ class InferSpec(Spec):
         "off", description="Two micro-batches in turns, as in `moereplay run`: tbo, dbo or sbo."
     )
     launch: Launch | None = Field(
-        None, description="How decoding is launched: eager or graph [graph if it can be captured]."
+        None,
+        description="Launch of decoding: eager (kernel by kernel) or graph (captured) [graph if it can be captured].",
     )
     stack: str | None = Field(
         None,
         exclude_if=lambda stack: stack is None,  # as results were before there was any
-        description="Software that launches MoE layers and what is between them, whose host pays by call where no "
-        "graph holds it: sglang, vllm, tensorrt-llm or megatron-inference, and options, as vllm:library_us=20; or "
-        "bare. Its engine's host and graphs are heeded, too [bare, but with the kernels that option stack says].",
+        description="Software whose host launches the kernels, and takes time for each call that no graph holds: "
+        "sglang, vllm, tensorrt-llm or megatron-inference, with any options, such as vllm:library_us=20; or bare. "
+        "Its engine's host and captured graphs count, too [bare, or as the option stack says].",
     )
     engine: Literal["sglang", "vllm", "tensorrt-llm", "megatron"] | None = Field(
         None,
-        description="Engine whose host and captured batch sizes are heeded: sglang, vllm, "
+        description="Engine whose host and captured batch sizes count: sglang, vllm, "
         "tensorrt-llm or megatron [the stack's; without one hosts take no "
         "time, and every size has a graph].",
     )
@@ -137,7 +138,7 @@ class InferSpec(Spec):
     )
     engine_overlap: bool | None = Field(
         None,
-        description="Whether a step is prepared while the one before runs [as the engine's].",
+        description="Prepare each step while the one before runs [as the engine does].",
     )
     captured: str | None = Field(
         None,

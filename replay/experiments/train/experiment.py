@@ -35,7 +35,7 @@ class Train(SchemeExperiment[TrainSpec, "SchemedStep", TrainResult, TrainCompari
     comparison = TrainComparison
     baselines = ("deepep",)
     usual = "all that can train"
-    details = "Also causes by stage, and memory"
+    details = "Show also causes by stage, and memory"
     code = CODE
     lacking: ClassVar[Words] = dict.fromkeys(
         ("dry-run", "max-memory"),

@@ -1,4 +1,4 @@
-"""From a step that was set up to its result: level one, level two, and what they are worth."""
+"""Replay of a training step that was set up: layers first, then the step composed of them."""
 
 from __future__ import annotations
 

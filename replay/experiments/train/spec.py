@@ -63,7 +63,7 @@ class TrainSpec(Spec):
     stack: str | None = Field(
         None,
         exclude_if=lambda stack: stack is None,  # as results were before there was any
-        description=f"{STACK} [bare, but with the kernels that option stack says].",
+        description=f"{STACK} [bare, or as the option stack says].",
     )
     host_spread: float = Field(
         0.0,

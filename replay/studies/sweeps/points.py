@@ -338,7 +338,7 @@ def _check_own_setting(experiment: AnyExperiment, key: str, value: Scalar) -> No
     if wanted is None and group == "trace" and dot and is_group:
         wanted = TRACE_SETTINGS.get(name, (bool, int, float, str))
     if wanted is None and dot and is_group and not name:
-        message = f"{key!r} names nothing in the group {group!r}"
+        message = f"{key!r} lacks the name of a setting behind {group!r} and its dot"
         raise UserError(message)
     if wanted is None and dot and not is_group:
         raise unknown("group of settings", group, [*prefixes, *schemes])

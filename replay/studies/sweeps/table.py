@@ -350,7 +350,7 @@ def _default_column(experiment: AnyExperiment, where: str) -> QuantityColumn:
     if experiment.name == LAYER:
         return DEFAULT_COLUMN
     if not experiment.headline:
-        message = f"{where}: a {experiment.title} has no one time: say columns"
+        message = f"{where}: a {experiment.title} has no single time to show: give columns"
         raise UserError(message)
     return QuantityColumn(header=experiment.headline.replace("_us", " us"), path=experiment.headline)
 

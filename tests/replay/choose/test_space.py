@@ -61,7 +61,7 @@ def test_axes_are_numbers_lists_and_ranges() -> None:
     ("more", "said"),
     [
         ("[plan]\nqp = 2\n", "here: unknown axis of"),
-        ("[plan]\ntp = 0\n", "axis tp = 0: at least 1"),
+        ("[plan]\ntp = 0\n", "axis tp = 0: expected at least 1"),
         ("[plan]\ntp = '1-8'\n", "expected a range such as"),
         ("[plan]\ntp = '9..1'\n", "has no values"),
         ("[plan]\ntp = '1..999999999'\n", "or more than"),

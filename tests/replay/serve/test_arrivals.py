@@ -106,14 +106,14 @@ def test_lengths_and_rates(tmp_path: Path) -> None:
             {"arrivals": "none.csv"},
             "cannot read requests from none.csv: .*; possible: requests per",
         ),
-        ({"lengths": "trace", "prompts": "3"}, "give no prompts and outputs, or even"),
+        ({"lengths": "trace", "prompts": "3"}, "leave these two out, or lengths"),
         ({"prompts": ""}, "lengths '': expected a number of tokens"),
         ({"outputs": ""}, "lengths '': expected a number of tokens"),
         ({"arrivals": "nan"}, "rate nan"),
     ):
         with pytest.raises(UserError, match=message):
             made(**asked)
-    with pytest.raises(UserError, match="no trace was given"):
+    with pytest.raises(UserError, match="no trace is given"):
         made(SMALL.changed(lengths="trace"))
 
 

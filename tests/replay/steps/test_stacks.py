@@ -296,12 +296,12 @@ def test_facts_name_the_stack_and_its_options() -> None:
     ("stack", "model", "precision", "plan", "message"),
     [
         ("vllm", "qwen3-30b-a3b", "bf16", {}, "no backward pass; those that train are .*deepseek"),
-        ("automodel", "qwen3-30b-a3b", "bf16", {"tp": 2}, "knows no slices, so tp=1"),
-        ("automodel", "gpt-oss-20b", "fp8", {}, "products are bf16, and not fp8"),
-        ("deepseek", "deepseek-v3", "bf16", {}, "products are fp8, and not bf16"),
-        ("deepseek", "qwen3-30b-a3b", "fp8", {}, "no attention as of qwen3-30b-a3b"),
-        ("automodel", "deepseek-v3", "bf16", {}, "no attention as of deepseek-v3"),
-        ("megatron-plain", "deepseek-v3", "fp8", {}, "fp8 is none and products are fp8; fp8 may"),
+        ("automodel", "qwen3-30b-a3b", "bf16", {"tp": 2}, "knows no slices of attention, so tp must be 1"),
+        ("automodel", "gpt-oss-20b", "fp8", {}, "GEMMs are bf16, and not fp8"),
+        ("deepseek", "deepseek-v3", "bf16", {}, "GEMMs are fp8, and not bf16"),
+        ("deepseek", "qwen3-30b-a3b", "fp8", {}, "no kernels for the attention of qwen3-30b-a3b"),
+        ("automodel", "deepseek-v3", "bf16", {}, "no kernels for the attention of deepseek-v3"),
+        ("megatron-plain", "deepseek-v3", "fp8", {}, "fp8 is none and GEMMs are fp8; fp8 may"),
         ("megatron-plain:fp8=blockwise", "deepseek-v3", "bf16", {}, "fp8 is blockwise and"),
     ],
 )

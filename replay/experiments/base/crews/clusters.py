@@ -52,7 +52,9 @@ class Dask:
             try:
                 self._counted = len(self._client.nthreads()), time.monotonic()
             except (OSError, TimeoutError) as error:
-                message = f"the scheduler is gone ({type(error).__name__})"
+                message = (
+                    f"the scheduler is gone ({type(error).__name__}); the same command goes on from what is finished"
+                )
                 raise UserError(message) from None
         return self._counted[0]
 

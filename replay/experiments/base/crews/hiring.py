@@ -1,4 +1,4 @@
-"""From what a command is told of workers to the crew that it has."""
+"""Choice of a crew by the settings of a command: jobs, scheduler or cluster."""
 
 from __future__ import annotations
 

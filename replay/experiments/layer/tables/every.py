@@ -1,4 +1,4 @@
-"""A result or a comparison as a terminal shows it: which tables, in which order."""
+"""Tables of a result or a comparison, in the order in which a terminal shows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sentences above and below the tables: what entered, what was left out, and what came out."""
+"""Sentences above and below the tables: inputs, what is left out, and findings."""
 
 from __future__ import annotations
 

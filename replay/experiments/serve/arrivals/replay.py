@@ -139,17 +139,17 @@ def requests_of(spec: ArrivalSpec) -> Requests:
     is_given = spec.prompts is not None or spec.outputs is not None
     if rate is None:
         if is_given or spec.lengths == "trace":
-            message = f"{spec.arrivals}: its requests have lengths of their own; give no others"
+            message = f"{spec.arrivals}: its requests have lengths of their own; leave out prompts, outputs and lengths"
             raise UserError(message)
         return request_files.read(spec.arrivals, most=spec.count)
     if spec.lengths == "trace" and is_given:
-        message = "lengths are those of the trace's requests: give no prompts and outputs, or even"
+        message = "lengths = trace: prompts and outputs are those of the trace; leave these two out, or lengths"
         raise UserError(message)
     if spec.lengths == "trace":
         import tracegen
 
         if spec.trace is None:
-            message = "lengths of a trace were asked for, but no trace was given"
+            message = "lengths = trace: no trace is given whose requests have lengths"
             raise UserError(message)
         of: Any = tracegen.load(spec.trace)
     else:

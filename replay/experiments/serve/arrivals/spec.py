@@ -62,7 +62,9 @@ class ArrivalSpec(InferSpec):
     )
     outputs: str | None = Field(None, description="Lengths of drawn outputs, as --prompts.")
     arrival_seed: int = Field(0, ge=0, le=2**32, description="Seed of gaps, lengths and drafts.")
-    policy: Policy = Field("mixed", description="How iterations are made: mixed, prefill-first or whole-prompts.")
+    policy: Policy = Field(
+        "mixed", description="Rule by which iterations are made: mixed, prefill-first or whole-prompts."
+    )
     router: Router = Field(
         "round-robin", description="Worker of an arriving request: round-robin, least-requests, least-waiting."
     )

@@ -137,7 +137,7 @@ class Stack:
         """
         name, _, settings = text.partition(":")
         if name in HOSTLESS:
-            message = f"stack {name!r} has no hosts whose calls could be listed; lists have: {', '.join(STACKS)}"
+            message = f"stack {name!r} has no list of kernels and host calls; these have one: {', '.join(STACKS)}"
             raise UserError(message)
         if name not in STACKS:
             raise unknown("stack", name, [*STACKS, *HOSTLESS])
@@ -206,8 +206,8 @@ class Stack:
         """
         if "dispatcher=" in self.name:
             message = (
-                f"stack {self.name}: the scheme says who brings rows to experts; only `moereplay "
-                "stacks` takes a dispatcher"
+                f"stack {self.name}: the scheme says who brings rows to experts; the option dispatcher is "
+                "for `moereplay stacks` only"
             )
             raise UserError(message)
         if is_training and not self.kernels.trains:
@@ -218,12 +218,12 @@ class Stack:
             return
         if precision not in self.kernels.types:
             types = listed(self.kernels.types)
-            message = f"stack {self.name}: products are {types}, and not {precision}"
+            message = f"stack {self.name}: its GEMMs are {types}, and not {precision}"
             raise UserError(message)
         scales = self.options.get("fp8")
         if scales is not None and (scales != "none") != (precision == "fp8"):
             choices = listed(str(one) for one in self.kernels.options["fp8"].choices)
-            message = f"stack {self.name}: fp8 is {scales} and products are {precision}; fp8 may be {choices}"
+            message = f"stack {self.name}: option fp8 is {scales} and GEMMs are {precision}; fp8 may be {choices}"
             raise UserError(message)
 
     def check_model(self, shape: ModelShape, tp: int) -> None:
@@ -240,10 +240,10 @@ class Stack:
             If the list has other attention, or knows no slices.
         """
         if tp > 1 and not self.kernels.speaks_of("tp"):
-            message = f"stack {self.name}: tp is {tp}; the stack's list knows no slices, so tp=1"
+            message = f"stack {self.name}: tp is {tp}; its list knows no slices of attention, so tp must be 1"
             raise UserError(message)
         if not self.has_attention_of(shape):
-            message = f"stack {self.name}: its list has no attention as of {shape.name}"
+            message = f"stack {self.name}: its list has no kernels for the attention of {shape.name}"
             other = "grouped" if shape.kv_lora_rank else "latent"
             raise UserError(f"{message}; it has that of {other} queries, keys and values")
 

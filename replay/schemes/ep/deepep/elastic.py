@@ -138,7 +138,7 @@ class ElasticOptions(Options):
     def check(self) -> None:
         """Refuse numbers that the code does not take."""
         if 0 < self.num_sms < LEAST:
-            message = f"option num_sms={self.num_sms} of scheme 'deepep-v2': 0 or at least {LEAST}"
+            message = f"option num_sms={self.num_sms} of scheme 'deepep-v2': expected 0 or at least {LEAST}"
             raise UserError(message)
         if self.stack == COMPARISON and not (self.do_expand and self.expert_alignment > 1):
             message = (
