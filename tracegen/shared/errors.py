@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 
 LONGEST_LIST = 36
 """Names up to which a message lists them all."""
+MOST_MEANT = 4
+"""Names that begin with a given word up to which a message asks whether they are meant."""
 SHOWN = 12
 """Names that a message shows of a longer list."""
 LONGEST_VALUE = 60
@@ -43,7 +45,7 @@ def unknown(what: str, given: str, known: Iterable[str], *, near: Sequence[str] 
     known
         Every name that would have worked.
     near
-        Names that are probably meant; if empty, all that begin with the given word and a hyphen, else
+        Names that are probably meant; if empty, the few that begin with the given word and a hyphen, else
         the one that is spelt most alike.
 
     Returns
@@ -65,7 +67,8 @@ def unknown(what: str, given: str, known: Iterable[str], *, near: Sequence[str] 
     """
     names = sorted(known)
     begun = [name for name in names if given and name.startswith(f"{given}-")]
-    meant = near or begun or difflib.get_close_matches(given, names, n=1)
+    few = begun if len(begun) <= MOST_MEANT else []
+    meant = near or few or difflib.get_close_matches(given, names, n=1)
     message = f"unknown {what} {given!r}"
     if meant:
         message += f" (did you mean {' or '.join(map(repr, meant))}?)"
@@ -81,7 +84,7 @@ def value_text(value: object) -> str:
 
     Examples
     --------
-    >>> shown("a"), shown(list(range(100)))
+    >>> value_text("a"), value_text(list(range(100)))
     ("'a'", '[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16...')
     """
     text = " ".join(repr(value).split())

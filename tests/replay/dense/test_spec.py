@@ -35,7 +35,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"sequence": 10**12}, "sequence must be at most 2147483648, not 1000000000000"),
     ({"phase": "x"}, "unknown phase 'x'; known: decode, prefill"),
     ({"direction": "x"}, "unknown pass 'x'; known: backward, forward, training"),
-    ({"part": "mlp"}, "unknown part 'mlp'; known: attention-to-mlp, layer, mlp-to-"),
+    ({"part": "mlp"}, "unknown part 'mlp' (did you mean 'mlp-to-attention'?); known: attention-to-mlp, layer, mlp-to-"),
     ({"launch": "x"}, "unknown launch 'x'; known: ahead, eager, graph"),
     ({"layers": 0}, "layers must be at least 1, not 0"),
     ({"phase": "decode", "direction": "training"}, "decoding has no backward pass"),
