@@ -88,7 +88,7 @@ def step_numbers(steps: str, number: int) -> tuple[list[int], LayerSample | None
 
     Examples
     --------
-    >>> chosen("2:8:3", 10)[0], chosen("8:", 10)[0]
+    >>> step_numbers("2:8:3", 10)[0], step_numbers("8:", 10)[0]
     ([2, 5], [8, 9])
     """
     kind, _, rest = steps.partition(":")
