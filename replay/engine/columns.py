@@ -310,7 +310,7 @@ class EdgeBlocks:
         if self._num_few:
             src, dst = self._few[:, : self._num_few]
             self._blocks.append((self._num_few, (src, 0), (dst, 0)))
-            self._few, self._num_few = self._few[:, :0], 0
+            self._few, self._num_few = np.empty((2, 0), self._few.dtype), 0
 
 
 def _end(ids: int | IntArray | range, count: int) -> End:

@@ -42,7 +42,7 @@ def tensors_of(shape: ModelShape, plan: ParallelPlan, layers: range, *, first: b
     Parameters
     ----------
     layers, first, last
-        As of `replay.steps.copies.held`.
+        As of `replay.steps.copies.chunk_parameters`.
     """
     ends = bool(shape.vocab) * (first + (last and not (shape.tied_embeddings and first))) + last
     return ends + sum(_of_layer(shape, plan, number) for number in layers)

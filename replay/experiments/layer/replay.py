@@ -60,7 +60,7 @@ def _described(
     Parameters
     ----------
     ready, trials
-        As of `entered`.
+        As of `input_fields`.
     layers, chain
         The measures: of isolated layers, or of one chain.
     sample

@@ -176,7 +176,7 @@ def _pass_round(
     payload: bool,
     ready: Tasks | None = None,
 ) -> PipelinedKernel:
-    """Let blocks that have begun, `at` (rank,), pass chunks round; see `ring` and `fed`.
+    """Let blocks that have begun, `at` (rank,), pass chunks round; see `ring` and `chunk_pipeline`.
 
     What is known of chunks is (rank, owner, round), -1 for what a rank never has.
 

@@ -163,9 +163,13 @@ class Notes:
         frame: FrameType | None = sys._getframe(2)  # behind the graph, which calls this
         place = ""
         while frame is not None and not place:
-            if frame.f_code not in PLACES:  # asked for each block of tasks: a look at what is known calls nothing
-                PLACES[frame.f_code] = _place_of(frame)
-            place, frame = PLACES[frame.f_code], frame.f_back
+            code = frame.f_code
+            if code.co_filename not in PLACES:
+                PLACES[code.co_filename] = {}
+            by_file = PLACES[code.co_filename]
+            if code not in by_file:  # asked for each block of tasks: a look at what is known calls nothing
+                by_file[code] = _place_of(frame)
+            place, frame = by_file[code], frame.f_back
         self.places.append((first, place))
 
     def spend(self, task: Tasks, service: tuple[str, ...], latency: tuple[str, ...]) -> None:
@@ -269,14 +273,14 @@ class Notes:
         self.accesses.setdefault(what, []).append((address, task))
 
 
-PLACES: dict[CodeType, str] = {}
-"""Names of code that was seen, empty for what all schemes share."""
+PLACES: dict[str, dict[CodeType, str]] = {}
+"""Names of code that was seen, by its file, empty for what all schemes share. Codes of two files may be equal."""
 
 
 def _place_of(frame: FrameType) -> str:
     """File and function, as the project calls them: ``replay/schemes/ep/nccl.py: dispatch``; empty if shared."""
     code = frame.f_code
-    if frame.f_globals.get("__name__", "").startswith(SHARED):
+    if (frame.f_globals.get("__name__") or "").startswith(SHARED):
         return ""
     file = Path(code.co_filename)
     name = file.relative_to(ROOT).as_posix() if file.is_relative_to(ROOT) else file.name

@@ -282,8 +282,9 @@ class Costs:
     def release(self, gpus: int) -> Time:
         """Time that a release of system scope takes for each peer stored to, behind `behind("each")`.
 
-        ``warp.release_ns``, fitted to DeepEP's low-latency kernels. All pay it who store to the
-        `gpus` of a domain and then tell them; of more than `RELEASED_GPUS` nobody has measured it,
+        ``warp.release_ns``, fitted to DeepEP's low-latency kernels, which pay it as barriers behind stores
+        to the `gpus` of a domain do (`Sync.barrier`) and TensorRT-LLM's kernels. Flags to one peer do not:
+        no measurement tells what these take. Of more than `RELEASED_GPUS` nobody has measured it,
         and nobody at all on machines that do not run CUDA.
         """
         if Capability.CUDA not in self._system.capabilities:

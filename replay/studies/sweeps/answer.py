@@ -573,7 +573,11 @@ class Contest:
         num_level = len(cases) - len(apart)
         level = f"; in {_count(num_level, len(cases))} there is none (within 1 %)" if num_level else ""
         agreed = sum(one.agrees for one in apart)
-        seeds = f" Seeds agree in {_of_cases(agreed, len(apart))}." if len(self.grid.seeds) > 1 and apart else ""
+        seeds = (
+            f" Seeds agree in {_of_cases(agreed, len(apart))}."
+            if self._by_seed and len(self.grid.seeds) > 1 and apart
+            else ""
+        )
         return (
             f"The {what} exceeds the error in {_of_cases(len(apart) - len(within), len(cases))}{level}. "
             f"The error is {_range([one.error for one in cases])}: {'; '.join(self._kinds(rows))}.{close}{seeds}"
@@ -742,6 +746,8 @@ class Contest:
             is_short = len(courses) == 1 and self._tells_along(courses[0])
             along = self.answer.along if is_short else None
             before, after = (self._told(held, along=along, placed=True) for held in ({}, assumed))
+            if not after:
+                return "nobody can be compared"
             told = [one for one in after if one not in before]
             told += ["all else is the same"] if len(told) < len(after) else []
             flipped = [f"{rival}{self._at(place, mark=', ')}" for rival, place, _ in flips]

@@ -210,7 +210,11 @@ class SavedGrid(_Read):
         if not isinstance(given, dict) or not isinstance(given.get("axes"), dict):
             return given
         rows = given.get("rows") or []
-        labels = [row["labels"] if isinstance(row, dict) else row.labels for row in rows]
+        labels: list[Any] = [
+            row.get("labels") if isinstance(row, dict) else getattr(row, "labels", None) for row in rows
+        ]
+        if not all(isinstance(one, dict) for one in labels):
+            return given  # refused as damaged
 
         def first_change(axis: str) -> int:
             return next((n for n, one in enumerate(labels) if one.get(axis) != labels[0].get(axis)), len(labels))

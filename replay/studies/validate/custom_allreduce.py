@@ -19,6 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from replay.errors import UserError
 from replay.model.collectives import one_shot, two_shot
 from replay.model.collectives.algorithm import CollectiveCall
 from replay.model.machine.kinds import DISPATCH, Kind
@@ -27,6 +28,7 @@ from replay.studies.validate.bench import Bench
 from replay.studies.validate.nccl import timed
 from replay.studies.validate.symmetric_memory import in_graph
 from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, Prediction, has
+from tracegen.shared.errors import listed
 
 if TYPE_CHECKING:
     from replay.model.arrays import Ints
@@ -50,7 +52,15 @@ TRTLLM_TWO_SHOT = {2: 32 * MIB, 4: 2 * MIB, 8: 512 * KIB}  # from so many bytes 
 
 
 def taken(framework: str, num_gpus: int, nbytes: int) -> str:
-    """Kernel that an engine takes for so many bytes."""
+    """Kernel that an engine takes for so many bytes.
+
+    Raises
+    ------
+    UserError
+        If it has no rule for so many GPUs.
+    """
+    if num_gpus not in VLLM_MOST:
+        raise UserError(f"kernels of {framework} are known for {listed(map(str, VLLM_MOST))} GPUs, not {num_gpus}")
     if framework == "vllm":
         if nbytes < VLLM_MOST[num_gpus]:
             most = {2: nbytes, 4: 512 * KIB - 1, 8: 256 * KIB - 1}[num_gpus]

@@ -37,12 +37,12 @@ def calibrate():
 @every("key", ["gpu.clock_GHz", "gpu.num_sms", "hbm.peak_GB_per_s", "gpu.new_ns", "hbm.new_ns", "a.b"])
 def test_a_constant_is_replaced_or_added_to_its_section(calibrate, key):
     section, leaf = key.split(".")
-    text = calibrate.written(TEXT, key, 2.5, "fitted")
+    text = calibrate.file_text(TEXT, key, 2.5, "fitted")
     before, after = tomllib.loads(TEXT), tomllib.loads(text)
     wanted = {"value": 2.5, "source": "fitted", "confidence": "medium", "spread": "fitted"}
     assert after.pop(section) == {**before.pop(section, {}), leaf: wanted}
     assert after == before
-    assert calibrate.written(text, key, 2.5, "fitted") == text
+    assert calibrate.file_text(text, key, 2.5, "fitted") == text
 
 
 def test_every_fit_has_rows_to_fit_and_others_to_check(calibrate):

@@ -93,6 +93,8 @@ def _bars(figure: Figure, axes: Axes, chart: Bars, places: Mapping[str, int]) ->
     left = np.zeros(len(chart.labels))
     handles: list[tuple[Artist, str]] = []
     for part in chart.parts:
+        if part.name not in places:  # it has no length
+            continue
         lengths = finite(part.values, 0.0)
         look = _look(places[part.name], is_hatched=part.is_hatched)
         axes.barh(at, lengths, 0.72, left=left, **look)
