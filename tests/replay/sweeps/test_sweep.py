@@ -602,7 +602,7 @@ def test_an_axis_may_become_columns(tmp_path: Path) -> None:
         ("tokens_per_rank = 8", 'placement = "diagonal"', "round-robin"),
         ("trace.skew = 0.8", "trace.skew = nan", "expected a finite number"),
         ("trace.skew = 0.8", "trace.layers = 0", "must be at least 1"),
-        ("trace.skew = 0.8", '"comet." = 3', "names nothing"),
+        ("trace.skew = 0.8", '"comet." = 3', "lacks the name of a setting"),
         ("seeds = [0, 1, 2]", "seeds = [1, 1]", "each must be there once"),
         ("[axes]", f"[axes]\nlayer = {list(range(5000))}", "180,000 points; at most 100,000"),
         ("[axes]", "[[grid]]\n[axes]", "axes stands beside [[grid]]"),
