@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from replay.errors import UserError, check_kind, unknown
+from replay.errors import RefusedError, UserError, check_kind, unknown
 from replay.experiments.base.documents import Converter, DocumentKind, read_one_of, written_format
 from replay.experiments.base.estimate import LONG_SECONDS, Need, UnfitError, summed
 from replay.experiments.base.host_memory import limit_of
@@ -334,6 +334,8 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
                     needs.append(need)
             except UnfitError as error:
                 unfit[name] = error
+            except RefusedError:
+                continue  # what cannot run takes nothing; its replay says why
         if unfit:
             fit = [name for name in setups if name not in unfit]
             shared = f" for each of {jobs} processes" if jobs > 1 else ""

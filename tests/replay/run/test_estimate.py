@@ -221,6 +221,15 @@ def test_short_replays_are_not_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     replay.run(layers("mixtral-8x7b", 8, 300), report=never, **settings("deepep"))
 
 
+def test_a_scheme_that_cannot_run_is_left_out_of_a_long_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its estimate is refused as its replay is, and the others go on."""
+    monkeypatch.setattr(estimates, "LONG_PAIRS", 1)
+    said: list[str] = []
+    names = ["ideal", "nccl-ep"]  # whose kernels are compiled for rows of other lengths
+    compared = replay.compare("gpt-oss-20b-decode", names, layer=12, report=said.append)
+    assert [one.scheme.name for one in compared.results] == ["ideal"]
+
+
 def test_a_long_replay_says_so_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimates, "LONG_PAIRS", 1)
     monkeypatch.setattr(experiment, "LONG_SECONDS", 0)
