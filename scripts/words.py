@@ -24,7 +24,7 @@ def rules(root: Path) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.ROOT = root  # type: ignore[attr-defined]
+    module.ROOT = root  # type: ignore[attr-defined]  # the rules read what is below their ROOT
     return module
 
 

@@ -299,6 +299,7 @@ def _estimate_ps(machine: Machine, collective: Collective, nbytes: int, blocks: 
         system.nccl.nvls_start_ps
         + int(machine.costs.stream(2 * min(nbytes, STAGED)).ps)
         + 2 * system.overheads.barrier_ps(machine.num_ranks)
+        + (system.switch.multicast_ps if spreads(collective) else 0)
         + int(machine.costs.behind("multicast" if spreads(collective) else "nothing").ps)
         + max(_port_ps(machine, collective, nbytes), int(busy.ps))
     )

@@ -83,10 +83,10 @@ class Time:
         return Time(-(-self.ps // workers), self.of)
 
     def _with(self, other: Time) -> tuple[str, ...]:
-        """Values that both are made of, and `OWN` where one of them is of none."""
+        """Values that both are made of, and `OWN` where one of them is of none; nothing has none."""
         if self.of == other.of:
             return self.of
-        both = [one.of or ((OWN,) if np.any(one.ps) else ()) for one in (self, other)]
+        both = [(one.of or (OWN,)) if np.any(one.ps) else () for one in (self, other)]
         return tuple(sorted({*both[0], *both[1]}))
 
     @staticmethod
