@@ -127,7 +127,7 @@ def test_gini_is_half_the_mean_difference_over_the_mean():
 
 
 def test_one_request_has_nothing_to_be_compared_with():
-    with pytest.raises(UserError, match="1 requests"):
+    with pytest.raises(UserError, match="has 1 of at least 2 requests"):
         statistics(decode_trace(np.zeros((1, 50, 1)), 50))
 
 

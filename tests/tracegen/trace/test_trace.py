@@ -197,5 +197,5 @@ def test_how_weights_are_read_is_said_of_weights_alone() -> None:
     made = tracegen.load("toy-zipf", layers=[0])
     for name in ("weight_semantics", "weight_row_sum"):
         info = dataclasses.replace(made.info, **{name: "softmax"})
-        with pytest.raises(UserError, match="there are none"):
+        with pytest.raises(UserError, match="describe gate_weights, which are not given"):
             dataclasses.replace(made, info=info, gate_weights=None).validate()
