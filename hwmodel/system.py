@@ -21,7 +21,7 @@ from hwmodel.specs import SystemSpec
 from hwmodel.switch import Switch
 from hwmodel.tables import HostSpec
 from hwmodel.warps import Warps
-from tracegen.shared.display.shown import Exhibit
+from tracegen.shared.display.exhibit import Exhibit
 
 
 class Capability(enum.Enum):

@@ -1,6 +1,6 @@
 """Files, read whole only where they have an end, and written whole or not at all."""
 
-from tracegen.shared.managed import ManagedFolder as ManagedFolder
+from tracegen.shared.managed_folder import ManagedFolder as ManagedFolder
 from tracegen.shared.output import failures as failures
 from tracegen.shared.output import folder as folder
 from tracegen.shared.output import write_text as write_text

@@ -20,7 +20,7 @@ import numpy as np
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import gemm_tasks
 from replay.model.compute.row_tiles import row_tiles
-from replay.model.compute.shared import shared_tiles
+from replay.model.compute.shared_experts import shared_tiles
 from replay.model.compute.tile_order import TRIED, UNIT_ASSUMED, TileOrder, most_columns
 from replay.model.machine.kinds import COMBINE, DISPATCH
 from replay.model.machine.times import MemoryTraffic

@@ -18,7 +18,7 @@ from replay.studies.sweeps import load_study, sweep
 from replay.studies.sweeps.page import page
 from replay.studies.sweeps.points import is_meant
 from replay.studies.sweeps.result import SweepResult
-from replay.studies.sweeps.traced import TracedTask
+from replay.studies.sweeps.trace_task import TracedTask
 from replay.studies.sweeps.words import together
 from tracegen.shared.display import escape
 from tracegen.shared.display.html.document import document

@@ -100,7 +100,7 @@ TRACEGEN_ROOMS = (
     "shared.errors",  # the user's mistakes
     "shared.regular",  # files that are read whole
     "shared.output",  # files that are written
-    "shared.managed",  # folders whose files a program names
+    "shared.managed_folder",  # folders whose files a program names
     "shared.screen",  # text that people see
     "shared.display",  # tables, charts and pages, and the ways to draw them
     "models",  # shapes of models

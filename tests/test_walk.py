@@ -17,7 +17,7 @@ def test_a_walk_leads_from_the_spec_through_chains_to_the_result() -> None:
     number, returns = int(words[3]), int(words[8])
     files = [line.strip() for line in rest[:number]]
     assert files[0] == "experiments/ask.py"
-    assert {"chains/preparation.py", "chains/replay.py", "measure/measured.py"} <= set(files)
+    assert {"chains/preparation.py", "chains/replay.py", "measure/measures.py"} <= set(files)
     assert files == list(dict.fromkeys(files))
     assert 0 < returns < 80
     arrows = {line.split()[1]: line.partition("->")[2].split(", ") for line in rest[number + 1 :]}

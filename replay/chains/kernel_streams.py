@@ -16,7 +16,7 @@ import numpy as np
 from replay.errors import UserError
 from replay.model.machine.block_scheduler import BlockScheduler
 from replay.schemes.ep.base import LayerRefusedError
-from replay.schemes.ep.staged import MOVING, STAGES, StagedScheme
+from replay.schemes.ep.staged_schemes import MOVING, STAGES, StagedScheme
 from replay.schemes.registry import COMPARED
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
     from replay.schemes import Scheme
-    from replay.schemes.ep.staged import Interleave, Releases, Stage, Stages
+    from replay.schemes.ep.staged_schemes import Interleave, Releases, Stage, Stages
 
 
 class KernelStream:

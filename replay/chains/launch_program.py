@@ -11,7 +11,7 @@ from replay.chains.memory import memory_of
 from replay.model.machine.host import OUTSIDE
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import Time
-from replay.schemes.ep.staged import STAGES, Stage
+from replay.schemes.ep.staged_schemes import STAGES, Stage
 
 if TYPE_CHECKING:
     from replay.chains.chain import ChainLink
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from replay.model.machine.machine import Machine
     from replay.model.work.context import Context
     from replay.model.work.layer import LayerWork
-    from replay.schemes.ep.staged import StagedScheme, Stages
+    from replay.schemes.ep.staged_schemes import StagedScheme, Stages
 
 Part = Stage | Literal["prepare", "attend", "shared"]
 """A stage of a scheme, or a part of `replay.model.compute.dense.Between`, which lies before it."""

@@ -21,7 +21,7 @@ from replay.model.work.stacks import (
     facts_of_place,
     is_bare,
 )
-from replay.schemes.ep.staged import ListedExchanges
+from replay.schemes.ep.staged_schemes import ListedExchanges
 from replay.schemes.options import about
 
 if TYPE_CHECKING:

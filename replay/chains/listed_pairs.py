@@ -37,7 +37,7 @@ from replay.model.machine.kinds import Kind
 from replay.model.machine.machine import Machine
 from replay.model.work.kernel_lists import KernelList, KernelSizes, ListedOperation, load
 from replay.model.work.stacks import even_sizes
-from replay.schemes.ep.staged import ListedExchanges
+from replay.schemes.ep.staged_schemes import ListedExchanges
 
 if TYPE_CHECKING:
     from replay.chains.chain import ChainLink

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from replay.model.arrays import Ints
     from replay.model.work.batch import Batch
     from replay.model.work.layer import LayerWork
-    from replay.schemes.ep.staged import Interleave, Releases, StagedScheme
+    from replay.schemes.ep.staged_schemes import Interleave, Releases, StagedScheme
 
 _Turns = Iterator[tuple[int, bool]]
 """Layer of what was added, and whether it is the other micro-batch's turn; piece by piece."""

@@ -1,6 +1,6 @@
 """Some of the nodes replayed in full in place of all: how good that is.
 
-`replay.model.work.thinned` says which nodes these are and what is left of the others, and
+`replay.model.work.thinning` says which nodes these are and what is left of the others, and
 `replay.model.machine.pace` when the others do it. The error is that of exact replays of all nodes
 beside it, which ``node_errors.csv`` lists and ``scripts/node_errors.py`` makes anew.
 """

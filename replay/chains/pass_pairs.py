@@ -45,7 +45,7 @@ from replay.measure.activity import Activity, activity_of
 from replay.measure.result import Pairs
 from replay.measure.token_latency import us
 from replay.model.machine.machine import Machine
-from replay.schemes.ep.staged import ListedExchanges
+from replay.schemes.ep.staged_schemes import ListedExchanges
 
 if TYPE_CHECKING:
     from replay.chains.kernel_streams import Occupation
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from replay.model.arrays import Ints, Picoseconds
     from replay.model.work.stacks import Stack
     from replay.schemes import Scheme
-    from replay.schemes.ep.staged import Interleave, StagedScheme
+    from replay.schemes.ep.staged_schemes import Interleave, StagedScheme
 
 
 @dataclass(frozen=True)

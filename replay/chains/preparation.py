@@ -25,12 +25,12 @@ from replay.model.machine.domains import Domains
 from replay.model.work import replicas
 from replay.model.work.affinity import counted
 from replay.model.work.context import Context
+from replay.model.work.expert_slices import num_groups, sliced
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.model.work.map_arrays import WhichLayer
 from replay.model.work.placement import FITTED, PER_STEP, Placement, place
-from replay.model.work.sliced import num_groups, sliced
 from replay.model.work.step_plan import plan_step
-from replay.model.work.thinned import choose, thinned
+from replay.model.work.thinning import choose, thinned
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from replay.model.work.batch import Batch
     from replay.model.work.precision import Precision
     from replay.schemes import Scheme
-    from replay.schemes.ep.staged import Interleave, Releases
+    from replay.schemes.ep.staged_schemes import Interleave, Releases
     from tracegen import RoutingTrace
 
 
@@ -254,7 +254,7 @@ def make_work(
     replica_rule
         See `replay.model.work.replicas`; a plan per step has rules of its own.
     expert_tp
-        GPUs that share each routed expert; see `replay.model.work.sliced`.
+        GPUs that share each routed expert; see `replay.model.work.expert_slices`.
     shared_beside
         Whether the model's shared experts, if it has any, run beside the dispatch.
 

@@ -44,7 +44,7 @@ from replay.errors import UserError
 from replay.measure.token_latency import us
 from replay.model.compute.gradient_reduction import reduce_gradients
 from replay.model.compute.replication import replicate
-from replay.model.compute.shared import PLACED
+from replay.model.compute.shared_experts import PLACED
 from replay.model.machine.host import OUTSIDE, UNSTAGED
 from replay.model.machine.host_script import HostScript
 from replay.model.machine.kinds import EXPERTS, KIND_NAMES, Kind
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from replay.chains.tuning import Trial
     from replay.engine import TaskGraph
     from replay.measure.parts import Memory
-    from replay.measure.replayed import ReplayedSchedule
     from replay.measure.result import ChainResult, LayerResult, Pairs
+    from replay.measure.schedule import ReplayedSchedule
     from replay.model.arrays import Ints
     from replay.model.machine.host import Calls, Launch
     from replay.model.work.batch import Batch

@@ -13,10 +13,10 @@ import numpy as np
 from replay.chains.chain import by_layer, mean_routing
 from replay.chains.kernel_streams import DENSE, KernelSpan
 from replay.chains.memory import largest
-from replay.measure.measured import PiecewiseMeasures, measures, measures_by_layer
-from replay.measure.replayed import ReplayedSchedule
+from replay.measure.gpu_sample import of_gpus
+from replay.measure.measures import PiecewiseMeasures, measures, measures_by_layer
 from replay.measure.result import ChainedLayer, ChainResult, LayerResult, Pairs
-from replay.measure.sampled import of_gpus
+from replay.measure.schedule import ReplayedSchedule
 from replay.measure.token_latency import token_latency, travelled, us
 
 if TYPE_CHECKING:

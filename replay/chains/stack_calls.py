@@ -23,7 +23,7 @@ from replay.model.compute.laws import LAWS
 from replay.model.machine.host import OUTSIDE, UNSTAGED, Calls, StageCalls
 from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine
-from replay.schemes.ep.staged import STAGES, StagedScheme
+from replay.schemes.ep.staged_schemes import STAGES, StagedScheme
 
 if TYPE_CHECKING:
     from hwmodel import System

@@ -14,7 +14,7 @@ from replay.cli.screen import progress, show, tell
 from replay.errors import RefusedError
 from replay.experiments.base.experiment import EXPERIMENTS, SpecInputs, execute
 from replay.experiments.base.result import allowed_by
-from replay.experiments.base.schemed import AnySchemeExperiment, SchemeExperiment, with_schemes
+from replay.experiments.base.scheme_experiment import AnySchemeExperiment, SchemeExperiment, with_schemes
 
 if TYPE_CHECKING:
     from replay.experiments.base.spec import Spec

@@ -60,8 +60,8 @@ class Exports:
             If a file cannot be written, or its format cannot hold what was asked for.
         """
         from replay.engine.export import export
-        from replay.measure.replayed import ReplayedSchedule
         from replay.measure.scene import scene
+        from replay.measure.schedule import ReplayedSchedule
 
         is_drawn = any(name == "chrome" for name, _ in self.targets)
         if shown is None and is_drawn and isinstance(timeline, ReplayedSchedule):

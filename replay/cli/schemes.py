@@ -157,7 +157,7 @@ def _tables(found: Sequence[Scheme]) -> tuple[Table, Table, Table]:
 
 def _interleaved(found: Iterable[Scheme]) -> Iterable[str]:
     """Lines on the schemes that offer each value of ``--interleave``."""
-    from replay.schemes.ep.staged import StagedScheme
+    from replay.schemes.ep.staged_schemes import StagedScheme
 
     names: dict[str, list[str]] = {}
     for one in found:

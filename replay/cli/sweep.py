@@ -208,7 +208,7 @@ def _show_plan(plan: Plan, out: Path | None) -> None:
     """The points of each grid, and which of them the folder holds already."""
     from replay.experiments.base.crews.store import Store
     from replay.experiments.base.load import kind_of_result
-    from replay.studies.sweeps.traced import TracedTask
+    from replay.studies.sweeps.trace_task import TracedTask
     from tracegen.shared.display.content import Column, Table
 
     present = set()

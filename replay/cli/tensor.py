@@ -44,7 +44,7 @@ def run(
 ) -> None:
     """Replay a layer under one scheme."""
     from replay.experiments.dense.tables import tables
-    from replay.measure.replayed import ReplayedSchedule
+    from replay.measure.schedule import ReplayedSchedule
 
     exports = parse_exports(trace_events, export or [], window, max_events, is_one_graph=True)
     setup = call.setup()

@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from replay.engine.columns import GrowingColumn, IntArray, Span
-from replay.engine.errors import GraphError
-from replay.engine.given import (
+from replay.engine.arguments import (
     INT64,
     UNSIGNED,
     Ints,
@@ -21,6 +19,8 @@ from replay.engine.given import (
     span_of,
     stretch,
 )
+from replay.engine.columns import GrowingColumn, IntArray, Span
+from replay.engine.errors import GraphError
 from replay.engine.taskgraph import CreditTakes, Touches
 
 INT32_MAX = 2**31 - 1

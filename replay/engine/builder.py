@@ -11,6 +11,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from replay.engine.arguments import (
+    INT64,
+    Ints,
+    as_ints,
+    block_length,
+    broadcast_length,
+    check_range,
+    stretch,
+)
 from replay.engine.blocks import (
     INT32_MAX,
     INT64_MAX,
@@ -28,15 +37,6 @@ from replay.engine.checks import (
 )
 from replay.engine.columns import FEW_EDGES, EdgeBlocks, IntArray
 from replay.engine.errors import GraphError
-from replay.engine.given import (
-    INT64,
-    Ints,
-    as_ints,
-    block_length,
-    broadcast_length,
-    check_range,
-    stretch,
-)
 from replay.engine.supplies import Supplies
 from replay.engine.taskgraph import (
     NULL_RESOURCE,

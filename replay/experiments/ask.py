@@ -10,7 +10,7 @@ from replay.errors import UserError, check_kind, value_text
 from replay.experiments.base.experiment import EXPERIMENTS, AnyExperiment, SpecInputs
 from replay.experiments.base.names import short_placement
 from replay.experiments.base.outcomes import ResultRequest
-from replay.experiments.base.schemed import (
+from replay.experiments.base.scheme_experiment import (
     HOW,
     check_known,
     check_once,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from replay.experiments.trace.result import TraceComparison, TraceResult
     from replay.experiments.train.result import TrainComparison, TrainResult
     from replay.experiments.train.spec import TrainSpec
-    from replay.measure.replayed import ReplayedSchedule
+    from replay.measure.schedule import ReplayedSchedule
     from replay.schemes.outside import AllowCode
     from tracegen import RoutingTrace
 

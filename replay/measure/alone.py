@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from replay.measure.exposure import ExposureCollector
-from replay.measure.noted import Times, Waits
+from replay.measure.notes import Times, Waits
 from replay.measure.pools import Pools
 from replay.measure.progress import TaskProgress
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from replay.engine import TouchOutcome
 from replay.engine.levels import Block, HighWater
 from replay.engine.timeline import sum_by
-from replay.measure.noted import NotedTouches, Waits
+from replay.measure.notes import NotedTouches, Waits
 from replay.measure.parts import (
     BufferUse,
     CacheUse,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from replay.engine import TaskGraph, Timeline
-    from replay.measure.noted import EndedTouches, PartTimes, Times
+    from replay.measure.notes import EndedTouches, PartTimes, Times
     from replay.measure.ports import PortSums
     from replay.measure.progress import TaskProgress
     from replay.model.arrays import Ints

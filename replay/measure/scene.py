@@ -15,7 +15,7 @@ from replay.model.machine.resources import ResourceClass
 
 if TYPE_CHECKING:
     from replay.engine import TaskGraph
-    from replay.measure.replayed import ReplayedSchedule
+    from replay.measure.schedule import ReplayedSchedule
     from replay.model.arrays import Ints, Picoseconds
     from replay.model.machine.machine import Machine
     from replay.model.machine.notes import Way

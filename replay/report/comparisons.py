@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from replay.experiments.base.result import SchemeDescription, SystemDescription
-    from replay.experiments.base.schemed import AnySchemeExperiment
+    from replay.experiments.base.scheme_experiment import AnySchemeExperiment
     from tracegen.shared.display.content import Cell, Section
 
 AnyComparison = ComparisonBase[Any]

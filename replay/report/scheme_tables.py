@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from replay.chains import host_program
 from replay.model.work.precision import NUMBER_TYPES, VALUE_TYPES
-from replay.schemes.ep.staged import StagedScheme
+from replay.schemes.ep.staged_schemes import StagedScheme
 from replay.schemes.ep.traffic import NETWORK, TRAFFIC, way_back
 from replay.schemes.registry import COMPARED, EXAMPLES
 

@@ -19,7 +19,7 @@ from replay.model.machine.kinds import Kind
 from replay.model.machine.times import NO_TIME, Time
 from replay.model.work.context import Context
 from replay.schemes.ep.base import LayerRefusedError
-from replay.schemes.ep.staged import StagedScheme
+from replay.schemes.ep.staged_schemes import StagedScheme
 from replay.steps.stretches import Add, MetPart, MoePart, Stretch, replay_moe, replay_stretch
 from replay.steps.times import PassTime, PassTimes
 

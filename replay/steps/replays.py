@@ -19,13 +19,13 @@ from replay.chains.host_program import outlined
 from replay.chains.stack_calls import stage_calls
 from replay.experiments.layer.setup import TracedSetup, set_up, spec_of
 from replay.model.work.precision import Precision
-from replay.schemes.ep.staged import ListedExchanges
+from replay.schemes.ep.staged_schemes import ListedExchanges
 from replay.steps.chunks import chunks_of
 from replay.steps.kernel_sizes import check_stack
 from replay.steps.layer_passes import NO_HOPS, Hops, LayerPasses
 from replay.steps.parameters import left_out
 from replay.steps.routing import DrawnRouting
-from replay.steps.shared import SharedTimes
+from replay.steps.shared_times import SharedTimes
 from replay.steps.times import PassTimes, StepParts
 from tracegen.generate import generate
 

@@ -18,7 +18,7 @@ from replay.experiments import dense as tensor
 from replay.experiments.dense.setup import DenseSetup
 from replay.experiments.dense.spec import TensorSpec
 from replay.schemes import supported
-from replay.schemes.ep.staged import StagedScheme
+from replay.schemes.ep.staged_schemes import StagedScheme
 from replay.schemes.registry import COMPARED, EXAMPLES, TENSOR_EXAMPLES
 from tracegen.generate import generate
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tracegen.shared.errors import UserError
-from tracegen.shared.managed import ManagedFolder
+from tracegen.shared.managed_folder import ManagedFolder
 
 InPlaceOf = Callable[[Path, Path], Iterator[str]]
 

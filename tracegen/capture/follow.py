@@ -16,7 +16,7 @@ import numpy as np
 from tracegen.capture import caches, generation
 from tracegen.capture.batch import SequenceBatch, StepRows
 from tracegen.capture.caches import CacheArgument, CacheLedger
-from tracegen.capture.packed import PackedBatch, check_lengths, sequence_starts
+from tracegen.capture.packed_batch import PackedBatch, check_lengths, sequence_starts
 from tracegen.capture.prepare import TRIED
 from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array

@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 
 from tracegen.file import header, part
-from tracegen.file.deferred import DeferredFile
+from tracegen.file.deferred_file import DeferredFile
 from tracegen.file.guard import Guard, damage
 from tracegen.file.journal import refuse_journal
 from tracegen.file.schema import COLUMNS, columns_of

@@ -26,8 +26,8 @@ from tracegen.shared.errors import UserError, unknown
 from tracegen.trace import provenance
 from tracegen.trace.arrays import place_in_group
 from tracegen.trace.checks import boundaries
-from tracegen.trace.drawn import rows_with_loads
 from tracegen.trace.routing import RoutingTrace
+from tracegen.trace.rows_of_loads import rows_with_loads
 from tracegen.trace.tables import (
     PHASES,
     RequestTable,

@@ -14,7 +14,7 @@ from tracegen.shared.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from tracegen.importers.options import ImportOptions
-    from tracegen.importers.routed import ImportedTrace, RoutedRows
+    from tracegen.importers.routed_rows import ImportedTrace, RoutedRows
 
 __all__ = ["FORMATS", "read"]
 

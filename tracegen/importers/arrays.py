@@ -29,7 +29,7 @@ from tracegen.importers.options import ImportOptions
 from tracegen.importers.padding import MASKED, load_mask
 from tracegen.importers.pivot import OF_FILE, by_token
 from tracegen.importers.replicas import Rank, RankPass, in_order, merge
-from tracegen.importers.routed import UNTOLD, RoutedRows, prompt_lengths
+from tracegen.importers.routed_rows import UNTOLD, RoutedRows, prompt_lengths
 from tracegen.importers.values import few, whole_numbers
 from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array, place_in_group

@@ -10,7 +10,7 @@ import numpy as np
 from tracegen.importers.layers import number_layers
 from tracegen.importers.options import ImportOptions
 from tracegen.importers.padding import drop_missing, tell_repeats
-from tracegen.importers.routed import ImportedTrace, RoutedRows
+from tracegen.importers.routed_rows import ImportedTrace, RoutedRows
 from tracegen.shared.errors import UserError
 from tracegen.trace import provenance
 from tracegen.trace.arrays import Array

@@ -10,10 +10,10 @@ from tracegen.importers.load_files import holds_loads
 from tracegen.importers.loads import read_loads
 from tracegen.importers.options import ImportOptions
 from tracegen.importers.responses import TENSORRT_LLM, read_responses
-from tracegen.importers.routed import RoutedRows
+from tracegen.importers.routed_rows import RoutedRows
 from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array, place_in_group
-from tracegen.trace.drawn import rows_needed, rows_with_loads
+from tracegen.trace.rows_of_loads import rows_needed, rows_with_loads
 from tracegen.trace.tables import PREFILL
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tracegen.importers.routed import RoutedRows
+from tracegen.importers.routed_rows import RoutedRows
 from tracegen.importers.values import as_array
 from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array

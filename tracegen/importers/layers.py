@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tracegen.importers.options import ImportOptions
-from tracegen.importers.routed import RoutedRows
+from tracegen.importers.routed_rows import RoutedRows
 from tracegen.importers.values import few
 from tracegen.models import ModelShape
 from tracegen.shared.errors import UserError

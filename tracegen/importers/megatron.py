@@ -21,7 +21,7 @@ import numpy as np
 from tracegen.importers import files
 from tracegen.importers.options import ImportOptions
 from tracegen.importers.replicas import Rank, RankPass, merge
-from tracegen.importers.routed import RoutedRows
+from tracegen.importers.routed_rows import RoutedRows
 from tracegen.importers.values import integer
 from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array

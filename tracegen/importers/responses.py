@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tracegen.importers.options import ImportOptions
-from tracegen.importers.packed import SHAPE, TYPE, is_filler, unpack
-from tracegen.importers.routed import RoutedRows, Sequence, first_position, from_sequences
+from tracegen.importers.packed_ids import SHAPE, TYPE, is_filler, unpack
+from tracegen.importers.routed_rows import RoutedRows, Sequence, first_position, from_sequences
 from tracegen.importers.streams import documents
 from tracegen.importers.values import integer
 from tracegen.shared.errors import UserError

@@ -26,7 +26,7 @@ from tracegen.importers.load_files import holds_loads
 from tracegen.importers.options import ImportOptions
 from tracegen.importers.replicas import Rank, RankPass, in_order, merge
 from tracegen.importers.responses import SGLANG, read_responses
-from tracegen.importers.routed import UNTOLD, RoutedRows
+from tracegen.importers.routed_rows import UNTOLD, RoutedRows
 from tracegen.importers.values import integer, records
 from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array

@@ -18,10 +18,10 @@ import numpy as np
 from tracegen.importers import files
 from tracegen.importers.ids import ExpertIds, expert_ids, tell
 from tracegen.importers.options import ImportOptions
-from tracegen.importers.packed import is_filler
+from tracegen.importers.packed_ids import is_filler
 from tracegen.importers.padding import load_mask
 from tracegen.importers.responses import START_NAMES, VLLM, Responses
-from tracegen.importers.routed import RoutedRows, Sequence, first_position, from_sequences
+from tracegen.importers.routed_rows import RoutedRows, Sequence, first_position, from_sequences
 from tracegen.importers.values import as_array, integer
 from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array

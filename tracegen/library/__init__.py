@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from tracegen.library import catalogue as catalogues
-from tracegen.library import fetched, listed, resolve, settings
+from tracegen.library import entry_files, fetched_names, resolve, settings
 from tracegen.library.catalogue import Entry
 from tracegen.library.resolve import ListedTrace, search
 from tracegen.shared.errors import UserError
-from tracegen.shared.managed import ManagedFolder
+from tracegen.shared.managed_folder import ManagedFolder
 
 if TYPE_CHECKING:
     from tracegen.file.reader import TraceFile
@@ -129,7 +129,7 @@ def fetch(
         with _opened(place, present, path) as file:
             file.verify()  # as what is downloaded was, before it came into the cache
     if isinstance(place, ListedTrace) and place.catalogue != catalogues.BUILT_IN:
-        fetched.note(present.cache, place.catalogue, place.entry)
+        fetched_names.note(present.cache, place.catalogue, place.entry)
     return path if out is None else _copy(path, out, place)
 
 
@@ -283,7 +283,7 @@ def _have(place: Path | ListedTrace | str, present: settings.Settings, on_bytes:
     if isinstance(place, str):
         return cache.fetch_unlisted(present.cache, place, present.offline, on_bytes)
     if isinstance(place.location, Path):
-        listed.check_bytes(place.location, place.entry)
+        entry_files.check_bytes(place.location, place.entry)
         return place.location
     if not present.offline:
         return cache.fetch(present.cache, place.entry, place.location, on_bytes)
@@ -303,11 +303,11 @@ def _opened(place: Path | ListedTrace | str, present: settings.Settings, path: P
         with _open_remote(place, present) as file:
             yield file
     else:
-        if isinstance(place, ListedTrace) and listed.leads_out(path, place.entry):
-            listed.check_bytes(path, place.entry)
+        if isinstance(place, ListedTrace) and entry_files.leads_out(path, place.entry):
+            entry_files.check_bytes(path, place.entry)
         with reader.open_trace(path) as file:
             if isinstance(place, ListedTrace):
-                listed.check_header(file, place.entry)
+                entry_files.check_header(file, place.entry)
             yield file
 
 
@@ -326,7 +326,7 @@ def _open_remote(place: ListedTrace | str, present: settings.Settings) -> Iterat
     remote = RemoteFile(source, cache.retry)
     with reader.open_trace(remote) as file:  # type: ignore[arg-type] # it reads, seeks and tells
         if isinstance(place, ListedTrace):
-            listed.check_header(file, place.entry)
+            entry_files.check_header(file, place.entry)
         yield file
 
 

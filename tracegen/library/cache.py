@@ -21,7 +21,7 @@ from tracegen.library.catalogue import Entry, sha256_of
 from tracegen.library.watch import ConnectionLoss
 from tracegen.shared import regular
 from tracegen.shared.errors import UserError
-from tracegen.shared.managed import ManagedFolder
+from tracegen.shared.managed_folder import ManagedFolder
 
 T = TypeVar("T")
 OnBytes = Callable[[int, int | None], None]

@@ -20,7 +20,7 @@ from tracegen.library.address import check_url as check_url
 from tracegen.library.address import is_url, join
 from tracegen.shared import regular
 from tracegen.shared.errors import UserError
-from tracegen.shared.managed import ManagedFolder
+from tracegen.shared.managed_folder import ManagedFolder
 
 INDEX = "index.toml"
 """File name of a catalogue."""

@@ -13,7 +13,7 @@ from tracegen.library import card, catalogue, describe, resolve, view
 from tracegen.library.card import FolderFacts
 from tracegen.library.catalogue import INDEX, Entry
 from tracegen.shared.errors import UserError
-from tracegen.shared.managed import ManagedFolder
+from tracegen.shared.managed_folder import ManagedFolder
 
 COMMENT = "Written by moereplay. content_id: what a trace says, not its bytes."
 """First line of the catalogues written here."""

@@ -10,7 +10,7 @@ from tracegen.library import transport
 from tracegen.library.catalogue import MAX_INDEX_BYTES
 from tracegen.library.watch import ConnectionLoss
 from tracegen.shared.errors import UserError
-from tracegen.shared.managed import ManagedFolder
+from tracegen.shared.managed_folder import ManagedFolder
 
 
 def read_index(cache: Path, url: str, offline: bool) -> tuple[str, str | None]:

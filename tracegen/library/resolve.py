@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tracegen import models
 from tracegen.library import catalogue as catalogues
-from tracegen.library import fetched, listed, settings
+from tracegen.library import entry_files, fetched_names, settings
 from tracegen.library.address import check_url, full, is_url
 from tracegen.library.catalogue import BUILT_IN, Catalogue, Entry
 from tracegen.models import config
@@ -45,7 +45,7 @@ class ListedTrace:
     def is_local(self) -> bool:
         """Tell whether it is on this machine, with the size that its catalogue lists."""
         if isinstance(self.location, Path):
-            return listed.is_here(self.location, self.entry)
+            return entry_files.is_here(self.location, self.entry)
         return self.cached is not None
 
     @property
@@ -81,7 +81,7 @@ def search(catalogue: str | None = None, *, offline: bool | None = None) -> tupl
     for item in _catalogues(catalogue, present, problems):
         for entry in item.entries.values():
             found.setdefault(entry.name, [_found(item, entry, present)])
-    for item in fetched.names(present.present_cache) if catalogue is None else ():
+    for item in fetched_names.names(present.present_cache) if catalogue is None else ():
         for entry in item.entries.values():
             found.setdefault(entry.name, []).append(_found(item, entry, present))
     several = {name: _several(ones) for name, ones in found.items()}
@@ -224,7 +224,7 @@ def lookup(name: str | Path, catalogue: str | None, present: settings.Settings) 
             found = [_found(item, item.entries[str(name)], present)]
             break
     if catalogue is None and not (found and found[0].catalogue == BUILT_IN):
-        for item in fetched.names(present.present_cache, str(name)):
+        for item in fetched_names.names(present.present_cache, str(name)):
             found += [_found(item, entry, present) for entry in item.entries.values()]
     found = _several(found)
     if len(found) > 1:

@@ -19,7 +19,7 @@ import numpy as np
 
 from tracegen.shared import output
 from tracegen.shared.errors import UserError
-from tracegen.shared.managed import ManagedFolder
+from tracegen.shared.managed_folder import ManagedFolder
 from tracegen.trace.arrays import Array
 
 ROWS_A_FILE = 16_384

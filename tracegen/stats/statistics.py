@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tracegen.shared.display.shown import Exhibit
+from tracegen.shared.display.exhibit import Exhibit
 from tracegen.shared.least import least
 from tracegen.stats.sample import (
     Sample,

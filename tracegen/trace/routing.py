@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tracegen import models
 from tracegen.models import ModelShape
-from tracegen.shared.display.shown import Exhibit
+from tracegen.shared.display.exhibit import Exhibit
 from tracegen.shared.errors import UserError
 from tracegen.trace import checks
 from tracegen.trace.arrays import Array

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from replay.engine.errors import UserError
 from replay.engine.export.programs import ExportedFiles
 from tracegen.shared import output
-from tracegen.shared.managed import ManagedFolder
+from tracegen.shared.managed_folder import ManagedFolder
 
 if TYPE_CHECKING:
     from replay.engine.export.scene import Scene

@@ -33,7 +33,7 @@ from replay.engine.export.programs import (
 )
 from replay.engine.taskgraph import NULL_RESOURCE, TaskGraph
 from replay.engine.timeline import Timeline
-from tracegen.shared.managed import ManagedFolder
+from tracegen.shared.managed_folder import ManagedFolder
 
 #: Version that Chakra's own generator writes.
 _VERSION = "0.0.4"

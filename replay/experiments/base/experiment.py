@@ -1,7 +1,7 @@
 """An experiment: a question of users, from its settings to its result; and all there are.
 
 Whatever can be done with one question can be done with each of them, because it is written once:
-here, and in `replay.experiments.base.schemed` for those that several schemes answer.
+here, and in `replay.experiments.base.scheme_experiment` for those that several schemes answer.
 
 The module is long because it is the one interface of experiments, most of it docstrings.
 """
@@ -194,7 +194,7 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
         from rich.console import Group
 
         from tracegen.shared.display.content import Table
-        from tracegen.shared.display.shown import page_of
+        from tracegen.shared.display.exhibit import page_of
 
         sections = [section for section in page_of(result).sections if not section.is_detail]
         items = [item for section in sections for item in section.items]

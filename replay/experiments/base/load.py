@@ -17,8 +17,8 @@ OTHERS = (
     "replay.studies.differences.parts:Difference",
     "replay.studies.differences.explanation:Explanation",
     "replay.studies.uncertainty.sureness:Sureness",
-    "replay.studies.sweeps.saved:SavedSweep",
-    "replay.studies.validate.saved:SavedValidation",
+    "replay.studies.sweeps.sweep_file:SavedSweep",
+    "replay.studies.validate.validation_file:SavedValidation",
 )
 """Documents of studies: rooms above this one, which are not imported."""
 

@@ -19,7 +19,7 @@ from replay.experiments.base.documents import json_text
 from replay.experiments.base.names import check_baseline
 from replay.experiments.base.rows import result_row
 from replay.files import write_text
-from tracegen.shared.display.shown import Exhibit
+from tracegen.shared.display.exhibit import Exhibit
 from tracegen.shared.strict import Strict
 
 if TYPE_CHECKING:

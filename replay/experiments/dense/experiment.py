@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from replay.experiments.base.experiment import NOTHING, Older, ReplayWatcher, SpecInputs, Words
-from replay.experiments.base.schemed import SchemeExperiment
+from replay.experiments.base.scheme_experiment import SchemeExperiment
 from replay.experiments.dense.result import TensorComparison, TensorResult, result_of_old
 from replay.experiments.dense.spec import CODE, TensorSpec
 

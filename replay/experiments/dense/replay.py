@@ -12,7 +12,7 @@ from replay.experiments.base.result import SchemeDescription, SystemDescription,
 from replay.experiments.dense.measure import directions, skew_of
 from replay.experiments.dense.result import TensorResult
 from replay.experiments.dense.setup import DenseSetup
-from replay.measure.measured import measures
+from replay.measure.measures import measures
 from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine
 from replay.schemes.tp.plain import NoCommunication

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from replay.experiments.base.experiment import NOTHING, AnySetup, Older, ReplayWatcher, SpecInputs
-from replay.experiments.base.schemed import SchemeExperiment
+from replay.experiments.base.scheme_experiment import SchemeExperiment
 from replay.experiments.layer.first_schema import result_of_first
 from replay.experiments.layer.result import AnyTraced, Comparison, Result, TracedComparison
 from replay.experiments.layer.spec import RunSpec

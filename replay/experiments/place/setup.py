@@ -168,7 +168,7 @@ class PlaceSetup:
 
 def _of_model(loads: Loads, shape: ModelShape) -> Loads:
     """Loads of the experts of a model that have weights, each held against its top-k."""
-    from tracegen.trace.drawn import rows_needed
+    from tracegen.trace.rows_of_loads import rows_needed
 
     loads = loads.of_experts(shape.num_experts, f"--model {shape.name}")
     try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from replay.experiments.base.experiment import NOTHING, AnySetup, Older, ReplayWatcher, SpecInputs, Words
 from replay.experiments.base.result import AnyTimed
-from replay.experiments.base.schemed import AnyCompared, SchemeExperiment
+from replay.experiments.base.scheme_experiment import AnyCompared, SchemeExperiment
 from replay.experiments.serve.result import (
     InferComparison,
     InferResult,

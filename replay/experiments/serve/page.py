@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from replay.experiments.base.result import ComparisonBase
-    from replay.experiments.base.schemed import AnySchemeExperiment
+    from replay.experiments.base.scheme_experiment import AnySchemeExperiment
     from replay.experiments.serve.result import InferResult
     from tracegen.shared.display.content import Cell
 

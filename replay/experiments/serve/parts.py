@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from replay.experiments.serve.iteration import Load, PromptPiece
     from replay.experiments.serve.stream import KernelTotals
     from replay.model.arrays import Ints
-    from replay.model.compute.listed import ListedKernels
+    from replay.model.compute.listed_kernels import ListedKernels
     from tracegen import ModelShape
 
 

@@ -23,9 +23,9 @@ from replay.experiments.serve.routing import RoutingSource
 from replay.experiments.serve.rules import Drafts
 from replay.experiments.serve.spec import CODE
 from replay.experiments.serve.times import ReplayedTimes
+from replay.model.work.expert_slices import num_groups
 from replay.model.work.placement import identify
 from replay.model.work.precision import Precision
-from replay.model.work.sliced import num_groups
 from replay.steps.routing import parse
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 
-from replay.model.compute.listed import ListedKernels
+from replay.model.compute.listed_kernels import ListedKernels
 from replay.model.machine.times import Costs, Time
 
 if TYPE_CHECKING:

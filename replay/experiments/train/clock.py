@@ -13,7 +13,7 @@ from replay.experiments.train.result import HeldClock
 from replay.steps.parameters import flop_per_token
 
 if TYPE_CHECKING:
-    from replay.experiments.train.composed import StepComposition
+    from replay.experiments.train.composition import StepComposition
     from replay.experiments.train.setup import TrainingSetup
     from replay.steps.replays import StepReplays
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from replay.experiments.base.experiment import NOTHING, Older, ReplayWatcher, Report, SpecInputs, Words
-from replay.experiments.base.schemed import SchemeExperiment
+from replay.experiments.base.scheme_experiment import SchemeExperiment
 from replay.experiments.train.result import TrainComparison, TrainResult, result_of_old
 from replay.experiments.train.spec import CODE, TrainSpec
 

@@ -10,14 +10,14 @@ from replay.chains.jitter import read
 from replay.experiments.base.result import SchemeDescription, SystemDescription, package_version
 from replay.experiments.train import pauses
 from replay.experiments.train.clock import step_within_power
-from replay.experiments.train.composed import compose
+from replay.experiments.train.composition import compose
 from replay.experiments.train.pauses import waited_for_data_ps
 from replay.experiments.train.result import Efficiency, TrainResult
 from replay.steps.parameters import flop_per_token
 
 if TYPE_CHECKING:
     from replay.experiments.base.experiment import ReplayWatcher
-    from replay.experiments.train.composed import StepComposition
+    from replay.experiments.train.composition import StepComposition
     from replay.experiments.train.setup import SchemedStep, TrainingSetup
     from replay.schemes import Scheme
     from replay.steps.replays import StepReplays

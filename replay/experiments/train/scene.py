@@ -24,7 +24,7 @@ def scene(timeline: Timeline) -> Scene:
     Parameters
     ----------
     timeline
-        The schedule of `replay.experiments.train.composed.compose`.
+        The schedule of `replay.experiments.train.composition.compose`.
     """
     graph = timeline.graph
     tasks = np.flatnonzero(graph.kind < 2 * len(PASSES))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from replay.model.compute.listed import ListedKernels
+from replay.model.compute.listed_kernels import ListedKernels
 from replay.model.compute.slices import WHOLE, Slices
 from replay.model.work.stacks.bare import BareRows
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.model.compute.dense import Between
-from replay.model.compute.listed import ListedKernels
+from replay.model.compute.listed_kernels import ListedKernels
 
 if TYPE_CHECKING:
     from replay.model.arrays import Ints, Tasks

@@ -1,6 +1,6 @@
 """The pace of ranks that are not replayed in full: no faster than those that stand for them.
 
-Only the ranks of the sampled nodes have all their work (`replay.model.work.thinned`); the others
+Only the ranks of the sampled nodes have all their work (`replay.model.work.thinning`); the others
 have too little, would be through with each kernel too early, and send their rows too early. So each
 of their kernels begins when the same kernel begins on the GPU of the same index of the sampled node
 that stands for theirs, or later. Within a kernel they do what is left to them.

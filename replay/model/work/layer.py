@@ -72,12 +72,12 @@ class LayerWork:
         How `placement` and `expert_ids` were planned after the gate, where they were.
     sample
         The nodes whose ranks have all their rows, where not all have: see
-        `replay.model.work.thinned`.
+        `replay.model.work.thinning`.
     puts_off_weights
         Whether the backward pass leaves the gradients of the experts' weights for later.
     num_slices
         Ranks that share an expert, whose slices are the experts here: see
-        `replay.model.work.sliced`.
+        `replay.model.work.expert_slices`.
 
     Notes
     -----

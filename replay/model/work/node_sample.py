@@ -1,4 +1,4 @@
-"""Nodes that have all their rows, where not all have; `replay.model.work.thinned` makes them so."""
+"""Nodes that have all their rows, where not all have; `replay.model.work.thinning` makes them so."""
 
 from __future__ import annotations
 

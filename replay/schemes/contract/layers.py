@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from replay.model.work.expert_slices import sliced
 from replay.model.work.layer import ExpertShape, LayerWork, Precision
 from replay.model.work.placement import Placement, place
-from replay.model.work.sliced import sliced
 from replay.schemes.contract.counting import RoutingLists
 
 SHAPE = ExpertShape(hidden=96, intermediate=64)

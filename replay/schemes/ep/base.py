@@ -242,7 +242,7 @@ class Scheme(AnyScheme):
           them: `Sync.barrier` and `Sync.flag` with ``stored="each"``. `unacknowledged` says why
           where that is not so.
         - Shared experts that the layer has beside its dispatch (`LayerWork.shared`) run on the SMs
-          of their rank, as `replay.model.compute.shared` does it.
+          of their rank, as `replay.model.compute.shared_experts` does it.
         - The payload on every port is that of the scheme's class of `traffic`, and of its class of
           `network` where ranks lie in several NVLink domains, to the byte.
           Payload are the rows alone; indices, weights, counts and flags are ``meta_bytes``, or

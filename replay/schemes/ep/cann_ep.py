@@ -37,19 +37,19 @@ import numpy as np
 
 from replay.model.compute.casts import cast_received, cast_results
 from replay.model.compute.experts import separate_kernels
-from replay.model.compute.shared import shared_kernels
+from replay.model.compute.shared_experts import shared_kernels
 from replay.model.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.model.work.ragged import places
 from replay.schemes.ep import memory
 from replay.schemes.ep.facts import FORWARD, Buffer
-from replay.schemes.ep.staged import StagedScheme
+from replay.schemes.ep.staged_schemes import StagedScheme
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.arrays import Ints, Ranks, Tasks
     from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
-    from replay.schemes.ep.staged import Stages
+    from replay.schemes.ep.staged_schemes import Stages
 
 SCALE_BYTES, INDEX_BYTES = 32, 12  # behind the values of a row (hScaleIdxSize)
 FLAG_BYTES = 32  # STATE_OFFSET

@@ -15,13 +15,13 @@ import numpy as np
 
 from replay.model.compute.casts import cast_before_dispatch, cast_received
 from replay.model.compute.experts import separate_kernels
-from replay.model.compute.shared import shared_kernels
+from replay.model.compute.shared_experts import shared_kernels
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import MemoryTraffic
 from replay.schemes.ep import memory
 from replay.schemes.ep.facts import Buffer
-from replay.schemes.ep.staged import StagedScheme
+from replay.schemes.ep.staged_schemes import StagedScheme
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from replay.model.machine.machine import Machine
     from replay.model.machine.sms import Split
     from replay.model.work.layer import LayerWork
-    from replay.schemes.ep.staged import Stages
+    from replay.schemes.ep.staged_schemes import Stages
 
 ID_BYTES = 8  # of each of a token's experts, as torch.topk gives them
 WEIGHT_BYTES = 4  # FP32

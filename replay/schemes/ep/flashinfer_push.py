@@ -37,7 +37,7 @@ import numpy as np
 from replay.model.compute.casts import casting, tokens_read
 from replay.model.compute.experts import separate_kernels
 from replay.model.compute.replication import SHARED_NS
-from replay.model.compute.shared import shared_kernels
+from replay.model.compute.shared_experts import shared_kernels
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.model.machine.times import MemoryTraffic

@@ -36,7 +36,7 @@ from replay.model.compute.experts import fused_tiles, separate_kernels
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.least import least_experts
 from replay.model.compute.row_tiles import row_tiles
-from replay.model.compute.shared import PLACED, shared_kernels, shared_tiles
+from replay.model.compute.shared_experts import PLACED, shared_kernels, shared_tiles
 from replay.model.compute.weight_gradients import joined, weight_gradients_beside
 from replay.model.machine.kinds import COMBINE, DISPATCH
 from replay.model.work.precision import NUMBER_TYPES

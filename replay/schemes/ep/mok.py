@@ -40,7 +40,7 @@ import numpy as np
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import TileTasks, gemm_tasks
 from replay.model.compute.row_tiles import RowTiles
-from replay.model.compute.shared import shared_tiles
+from replay.model.compute.shared_experts import shared_tiles
 from replay.model.compute.weight_gradients import DOWN, UP, joined, weight_gradient_tasks
 from replay.model.machine import multimem
 from replay.model.machine.block_scheduler import BlockScheduler

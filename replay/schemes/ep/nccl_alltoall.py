@@ -17,7 +17,7 @@ from replay.model.collectives.nccl import NCCL
 from replay.model.compute.casts import cast_before_dispatch, cast_received, cast_results
 from replay.model.compute.experts import separate_kernels
 from replay.model.compute.row_moves import chunk_map, row_map, row_walk
-from replay.model.compute.shared import shared_before_wait
+from replay.model.compute.shared_experts import shared_before_wait
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind, PhaseKinds
 from replay.model.machine.times import NO_TIME, MemoryTraffic
@@ -25,7 +25,7 @@ from replay.model.work.precision import NUMBER_TYPES
 from replay.model.work.ragged import places
 from replay.schemes.ep.facts import LIBRARY_WEIGHTS, Buffer
 from replay.schemes.ep.nccl import NcclOptions, SendsByNccl
-from replay.schemes.ep.staged import StagedScheme
+from replay.schemes.ep.staged_schemes import StagedScheme
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from replay.model.machine.machine import Machine
     from replay.model.machine.times import Time
     from replay.model.work.layer import LayerWork
-    from replay.schemes.ep.staged import Stages
+    from replay.schemes.ep.staged_schemes import Stages
 
 COUNTS_GATHER = "all-gather of counts"
 ROWS, WEIGHTS = "all-to-all of rows", "all-to-all of gate weights"

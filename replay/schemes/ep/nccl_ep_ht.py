@@ -38,7 +38,7 @@ import numpy as np
 from replay.model.collectives.nccl import NCCL
 from replay.model.compute.casts import cast_received
 from replay.model.compute.experts import separate_kernels
-from replay.model.compute.shared import shared_before_wait
+from replay.model.compute.shared_experts import shared_before_wait
 from replay.model.machine.domains import Domains
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind
@@ -48,7 +48,7 @@ from replay.schemes.ep.facts import LIBRARY_WEIGHTS, Buffer
 from replay.schemes.ep.hybrid_ep import kernels
 from replay.schemes.ep.hybrid_ep.kernels import PROB_BYTES, RowSizes
 from replay.schemes.ep.hybrid_ep.preprocessing import all_experts
-from replay.schemes.ep.staged import StagedScheme
+from replay.schemes.ep.staged_schemes import StagedScheme
 from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from replay.model.arrays import Tasks
     from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
-    from replay.schemes.ep.staged import Stages
+    from replay.schemes.ep.staged_schemes import Stages
 
 CHUNK_TOKENS = 64  # HT_OF_NUM_TOKENS_PER_CHUNK
 STREAMED_TOKENS = 8  # HYBRIDEP_COMBINE_RDMA_STREAMING_BATCH

@@ -19,7 +19,7 @@ import numpy as np
 
 from replay.model.compute.casts import cast_before_dispatch, cast_received, cast_results
 from replay.model.compute.experts import separate_kernels
-from replay.model.compute.shared import shared_kernels
+from replay.model.compute.shared_experts import shared_kernels
 from replay.model.machine.kinds import COMBINE, DISPATCH, Kind, PhaseKinds
 from replay.model.machine.times import MemoryTraffic
 from replay.model.work.precision import NUMBER_TYPES

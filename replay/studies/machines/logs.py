@@ -13,7 +13,7 @@ from replay.studies.machines import (
     collectivex,
     deepep_tests,
     gemm_benches,
-    measured,
+    measure_output,
     nccl_tests,
     nvbandwidth,
 )
@@ -45,7 +45,7 @@ DOCUMENTS = (
     Reader(nccl_tests.TOOL, nccl_tests.is_json, nccl_tests.read_json),
     Reader(nvbandwidth.TOOL, nvbandwidth.is_json, nvbandwidth.read_json),
     Reader(collectivex.TOOL, collectivex.is_json, collectivex.read_json),
-    Reader(measured.TOOL, measured.is_json, measured.read_json),
+    Reader(measure_output.TOOL, measure_output.is_json, measure_output.read_json),
 )
 
 

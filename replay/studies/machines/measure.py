@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from replay.errors import UserError, value_text
-from replay.studies.machines.measured import SCHEMA
+from replay.studies.machines.measure_output import SCHEMA
 
 WARM_UPS, REPEATS = 5, 20
 SHAPES = [(m, n, k) for n, k in ((4096, 7168), (7168, 2048), (8192, 8192)) for m in (64, 256, 1024, 4096, 8192, 16384)]

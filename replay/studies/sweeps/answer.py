@@ -25,7 +25,7 @@ from replay.studies.uncertainty.residuals import UNVALIDATED
 from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
-    from replay.studies.sweeps.saved import SavedAnswer, SavedGrid, SavedRow
+    from replay.studies.sweeps.sweep_file import SavedAnswer, SavedGrid, SavedRow
     from tracegen.shared.display.content import Cell
 
 OF_SCHEMES = "scheme"

@@ -14,8 +14,8 @@ from replay.errors import UserError, unknown
 from replay.report.command import command_words
 from replay.studies.sweeps.claims import column_of, replayed, without_value
 from replay.studies.sweeps.points import LABEL, axes_of, check_labels, place, show
-from replay.studies.sweeps.saved import ClaimValue, FreeInput, SweptClaim, inputs_text
 from replay.studies.sweeps.study import Grid, Labels, Scalar, Study
+from replay.studies.sweeps.sweep_file import ClaimValue, FreeInput, SweptClaim, inputs_text
 from replay.studies.sweeps.table import markdown
 from tracegen.shared.display import escape
 from tracegen.shared.display.content import Column, Table

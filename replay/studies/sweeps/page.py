@@ -10,8 +10,8 @@ from replay.report.command import command_words
 from replay.report.provenance import NO_COMMAND, provenance
 from replay.studies.sweeps.answer import OF_SCHEMES, answers, longest_numeric, numbers, races
 from replay.studies.sweeps.free import TITLE, free_table
-from replay.studies.sweeps.saved import SavedSweep
 from replay.studies.sweeps.study import study_names
+from replay.studies.sweeps.sweep_file import SavedSweep
 from replay.studies.sweeps.words import fixed_text, words
 from tracegen.shared.display.content import (
     Axis,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from replay.studies.sweeps.result import SweepResult
-    from replay.studies.sweeps.saved import SavedCell, SavedFree, SavedGrid, SavedRow
+    from replay.studies.sweeps.sweep_file import SavedCell, SavedFree, SavedGrid, SavedRow
     from tracegen.shared.display.content import Cell, Chart, Item
 
 MOST_LINES = 10

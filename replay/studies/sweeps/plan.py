@@ -15,7 +15,7 @@ from replay.studies.sweeps.source import forget_files
 from replay.studies.sweeps.study import Study, load_study
 from replay.studies.sweeps.table import GridTable
 from replay.studies.sweeps.task import ExperimentTask, make_task
-from replay.studies.sweeps.traced import TracedTask
+from replay.studies.sweeps.trace_task import TracedTask
 
 if TYPE_CHECKING:
     from replay.schemes.outside import AllowCode

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError, unknown, value_text
 from replay.experiments.base.experiment import EXPERIMENTS
-from replay.experiments.base.schemed import SchemeExperiment
+from replay.experiments.base.scheme_experiment import SchemeExperiment
 from replay.schemes.registry import COMPARED, EVERY
 from replay.studies.sweeps.study import LAYER
 

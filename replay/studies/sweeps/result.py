@@ -14,14 +14,14 @@ from replay.studies.sweeps.claims import HEADINGS, NUM_LABELS, claim_lines, clai
 from replay.studies.sweeps.free import Variation, free_json, section
 from replay.studies.sweeps.plan import Plan
 from replay.studies.sweeps.rows import Row
-from replay.studies.sweeps.saved import SavedSweep
 from replay.studies.sweeps.study import LAYER, Grid
+from replay.studies.sweeps.sweep_file import SavedSweep
 from replay.studies.sweeps.table import GridTable, markdown
 from replay.studies.sweeps.tables import renderables
 from replay.studies.sweeps.words import fixed_text, words
 from tracegen.shared.display import escape
+from tracegen.shared.display.exhibit import Exhibit
 from tracegen.shared.display.frames import data_frame
-from tracegen.shared.display.shown import Exhibit
 
 if TYPE_CHECKING:
     import pandas

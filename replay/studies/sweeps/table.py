@@ -14,8 +14,8 @@ from replay.studies.differences.path import by_phase
 from replay.studies.sweeps.answer import longest_numeric, numbers
 from replay.studies.sweeps.columns import check_path, geometric_mean, is_time
 from replay.studies.sweeps.points import Choice, axes_of, check_labels, is_meant, place, show
-from replay.studies.sweeps.saved import SavedAnswer
 from replay.studies.sweeps.study import LAYER, QuantityColumn, Rivalry
+from replay.studies.sweeps.sweep_file import SavedAnswer
 from replay.studies.uncertainty import residuals
 from replay.studies.uncertainty.parts import parts_of
 from replay.studies.uncertainty.reach import Reach, reach

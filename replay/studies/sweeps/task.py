@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from replay.errors import RefusedError
 from replay.experiments.base.experiment import EXPERIMENTS, SpecInputs
 from replay.experiments.base.identity import code_identity, code_of, identity
-from replay.experiments.base.schemed import SchemeExperiment
+from replay.experiments.base.scheme_experiment import SchemeExperiment
 from replay.schemes.registry import EVERY, find
 from replay.studies.sweeps.points import Point, grouped
 from replay.studies.sweeps.study import LAYER
-from replay.studies.sweeps.traced import TracedTask, traced_task
+from replay.studies.sweeps.trace_task import TracedTask, traced_task
 
 if TYPE_CHECKING:
     from replay.experiments.base.experiment import AnyExperiment

@@ -25,7 +25,7 @@ from replay.experiments.base.load import load_result
 from replay.experiments.base.names import UNREAL, row_names
 from replay.experiments.base.outcomes import ResultRequest, carried_out
 from replay.experiments.base.result import ComparisonBase, ResultBase, allowed_by
-from replay.experiments.base.schemed import SchemeExperiment
+from replay.experiments.base.scheme_experiment import SchemeExperiment
 from replay.experiments.layer.experiment import EXPERIMENT as LAYER
 from replay.experiments.layer.result import Comparison
 from replay.experiments.layer.setup import load_trace

@@ -13,7 +13,7 @@ import numpy as np
 from replay.model.compute.experts import activation_bytes
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import gemm_kernel
-from replay.model.compute.masked import SCALE_BYTES, masked_activation
+from replay.model.compute.masked_gemms import SCALE_BYTES, masked_activation
 from replay.model.compute.matrix import matrix_kernel
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import MemoryTraffic

@@ -21,7 +21,7 @@ from replay.schemes.ep.deepep import internode_notify
 from replay.schemes.ep.deepep.low_latency import LowLatencyDeepEp
 from replay.schemes.ep.deepep.messages import NODE_GPUS
 from replay.schemes.ep.deepep.normal import DeepEp, DeepEpOptions
-from replay.schemes.ep.staged import Stages, through
+from replay.schemes.ep.staged_schemes import Stages, through
 from replay.studies.validate.bench import Bench, Build, Made, even_work, uniform_work
 from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, has
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import gemm_kernel
-from replay.model.compute.masked import masked_kernels
+from replay.model.compute.masked_gemms import masked_kernels
 from replay.model.compute.row_tiles import CONTIGUOUS_ROWS
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import Time

@@ -1,7 +1,7 @@
 """Training steps of a small MoE transformer on one H200: eager, with waits, in CUDA graphs.
 
 The step is the kernel list of plain PyTorch (``kernel_lists/pytorch.toml``), walked as a training
-step's dense parts are (`replay.model.compute.listed`). Its host's time is that of operators among
+step's dense parts are (`replay.model.compute.listed_kernels`). Its host's time is that of operators among
 others, measured in a shuffled order; nothing is fitted to steps. How fast the host was in a run
 says one operator, ``add_``, that was timed then.
 """
@@ -15,7 +15,7 @@ import numpy as np
 from hwmodel.attention import Scores
 from hwmodel.units import PS_PER_US
 from replay.engine import GraphBuilder, schedule
-from replay.model.compute.listed import ListedKernels
+from replay.model.compute.listed_kernels import ListedKernels
 from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine
 from replay.model.work.kernel_lists import KernelSizes, load

@@ -9,14 +9,14 @@ from replay.report.command import command_words
 from replay.report.provenance import provenance
 from replay.studies.sweeps.words import words
 from replay.studies.validate.report import ERROR_COLUMNS, as_json
-from replay.studies.validate.saved import SavedValidation
+from replay.studies.validate.validation_file import SavedValidation
 from tracegen.shared.display.content import Axis, Column, Line, Page, Plot, Section, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from replay.studies.validate.saved import SavedMeasurement, SavedTable
     from replay.studies.validate.table import Outcome
+    from replay.studies.validate.validation_file import SavedMeasurement, SavedTable
     from tracegen.shared.display.content import Chart
 
 MOST_POINTS = 2000

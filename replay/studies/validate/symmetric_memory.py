@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from replay.model.collectives import multimem_kernels, nccl, one_shot, registered, two_shot
+from replay.model.collectives import buffer_copies, multimem_kernels, nccl, one_shot, two_shot
 from replay.model.collectives.algorithm import CollectiveCall
 from replay.model.collectives.multimem_kernels import SAMPLE
 from replay.model.machine.kinds import DISPATCH, Kind
@@ -34,9 +34,9 @@ def in_graph(machine: Machine, after: Ints) -> Ints:
 
 
 def _between_copies(run: Callable[..., Ints], machine: Machine, nbytes: int, start: Ints) -> Ints:
-    inside = registered.copied(machine, DISPATCH, nbytes, in_graph(machine, start))
+    inside = buffer_copies.copied(machine, DISPATCH, nbytes, in_graph(machine, start))
     summed = _alone(run, machine, nbytes, inside)
-    return registered.copied(machine, DISPATCH, nbytes, in_graph(machine, summed))
+    return buffer_copies.copied(machine, DISPATCH, nbytes, in_graph(machine, summed))
 
 
 def _alone(run: Callable[..., Ints], machine: Machine, nbytes: int, start: Ints) -> Ints:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from replay.engine import GraphBuilder, schedule
-from replay.measure.measured import mechanisms
+from replay.measure.measures import mechanisms
 from replay.model.compute.tile_steps import add_steps
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Machine

@@ -15,7 +15,7 @@ import tracegen.models
 from replay.errors import UserError
 from replay.experiments.choose import bound, plans, shapes, space
 from replay.experiments.choose.plans import GPUS, MEMORY, PLAN
-from replay.experiments.train.composed import compose
+from replay.experiments.train.composition import compose
 from replay.experiments.train.schedules import registry
 from replay.experiments.train.schedules.base import ScheduleShape
 from replay.steps import parameters, recipes

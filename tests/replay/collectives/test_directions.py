@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from replay.engine import GraphBuilder, schedule
-from replay.measure.measured import measures
+from replay.measure.measures import measures
 from replay.model.arrays import Ints
 from replay.model.collectives.algorithm import Collective
 from replay.model.collectives.library import find

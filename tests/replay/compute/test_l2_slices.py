@@ -11,7 +11,7 @@ from round_machine import WHOLE_BLOCKS
 import hwmodel
 from hwmodel import System
 from replay.engine import GraphBuilder, TaskGraph, Timeline, schedule
-from replay.measure.measured import mechanisms
+from replay.measure.measures import mechanisms
 from replay.measure.parts import CacheUse
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import TileTasks, gemm_tasks

@@ -10,7 +10,7 @@ import pytest
 import hwmodel
 from replay.engine import GraphBuilder, schedule
 from replay.model.compute.laws import ATOMIC_CLOCKS, STRIDED_CLOCKS
-from replay.model.compute.listed import ListedKernels
+from replay.model.compute.listed_kernels import ListedKernels
 from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine
 from replay.model.work.kernel_lists import KernelList, KernelSizes

@@ -10,7 +10,7 @@ from round_machine import NS, ROUND, US
 
 import hwmodel
 from replay.engine import GraphBuilder, schedule
-from replay.model.compute.listed import ListedKernels
+from replay.model.compute.listed_kernels import ListedKernels
 from replay.model.compute.row_moves import chunk_map
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Machine

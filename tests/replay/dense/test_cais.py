@@ -17,7 +17,7 @@ import hwmodel
 from replay.engine import GraphBuilder, TouchOutcome, schedule
 from replay.errors import UserError
 from replay.experiments.dense.measure import skew_of
-from replay.measure.measured import measures
+from replay.measure.measures import measures
 from replay.model.arrays import Ints
 from replay.model.machine.kinds import ACKS, KIND_NAMES, Kind
 from replay.model.machine.machine import Machine

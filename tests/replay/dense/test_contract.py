@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from replay.measure.measured import measures
+from replay.measure.measures import measures
 from replay.model.work.transformer_layer import Leave
 from replay.schemes.base import AnyScheme
 from replay.schemes.contract.examine import case_of, declared, examine_case

@@ -13,7 +13,7 @@ from replay.errors import UserError
 from replay.experiments.dense import TensorComparison, TensorResult, compare, load_result, run
 from replay.experiments.dense.setup import DenseSetup
 from replay.experiments.dense.spec import TensorSpec
-from replay.measure.measured import measures
+from replay.measure.measures import measures
 from replay.schemes.registry import TENSOR_SCHEMES as SCHEMES
 
 LAYER: dict[str, Any] = {"model": "llama-2-7b", "tp": 4, "tokens": 256}

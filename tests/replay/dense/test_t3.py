@@ -16,7 +16,7 @@ from machine_alone import ints, machine_of
 import hwmodel
 from replay.engine import GraphBuilder, Timeline, schedule
 from replay.errors import UserError
-from replay.measure.measured import measures
+from replay.measure.measures import measures
 from replay.model.arrays import Ints
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Machine

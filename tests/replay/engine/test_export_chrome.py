@@ -28,7 +28,7 @@ from replay.engine.levels import Intervals
 from replay.measure.scene import scene
 
 if TYPE_CHECKING:
-    from replay.measure.replayed import ReplayedSchedule
+    from replay.measure.schedule import ReplayedSchedule
 
 
 def _load(name: str) -> ModuleType:

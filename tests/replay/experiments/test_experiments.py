@@ -21,7 +21,7 @@ from replay.cli.app import main
 from replay.errors import UserError
 from replay.experiments.base.experiment import EXPERIMENTS
 from replay.experiments.base.load import load_result
-from replay.experiments.base.schemed import SchemeExperiment
+from replay.experiments.base.scheme_experiment import SchemeExperiment
 from replay.report.pages import page
 from replay.report.text import render
 from replay.schemes import find

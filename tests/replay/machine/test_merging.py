@@ -15,7 +15,7 @@ from round_machine import NS, ROUND
 
 import hwmodel
 from replay.engine import Timeline, TouchOutcome, schedule
-from replay.measure.measured import measures
+from replay.measure.measures import measures
 from replay.model.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.model.machine.machine import Machine
 from replay.model.machine.merging import MergedLoads, MergedSums, Pieces

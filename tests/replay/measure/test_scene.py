@@ -19,8 +19,8 @@ from replay.engine.export.scene import Gauge, Journey
 from replay.engine.export.slices import Ways, journey_slices, spans
 from replay.measure.parts import Utilisation
 from replay.measure.pools import SMS
-from replay.measure.replayed import ReplayedSchedule
 from replay.measure.scene import ORDER, scene
+from replay.measure.schedule import ReplayedSchedule
 from replay.model.machine.resources import ResourceClass
 
 SMALL = {"ranks": 4, "tokens_per_rank": 6}

@@ -16,7 +16,7 @@ from replay.experiments.layer.tables import memory as shown_memory
 from replay.experiments.layer.tables.times import slowest_part
 from replay.experiments.layer.tables.wires import _network_cells
 from replay.experiments.serve.serving import _Route
-from replay.measure.measured import _busiest_resource
+from replay.measure.measures import _busiest_resource
 from replay.measure.network import network_of
 from replay.measure.parts import NetworkPort
 from replay.steps.memory import GIB, StageMemory, require

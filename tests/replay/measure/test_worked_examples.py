@@ -11,7 +11,7 @@ from round_machine import ROUND, US
 import hwmodel
 from replay.engine import GraphBuilder, schedule
 from replay.measure.exposure import Intervals, union
-from replay.measure.measured import measures
+from replay.measure.measures import measures
 from replay.measure.result import Measures
 from replay.measure.token_latency import token_latency
 from replay.model.machine.kinds import COMBINE, DISPATCH, KIND_NAMES, Kind

@@ -12,7 +12,7 @@ from loops import every
 import replay
 from replay.experiments.layer.bands import Band, Uncertainty
 from replay.experiments.layer.page.sections import MECHANISMS
-from replay.experiments.layer.page.spent import MOST_LONGER, SMALL, gpu_bars, waterfall
+from replay.experiments.layer.page.time_bars import MOST_LONGER, SMALL, gpu_bars, waterfall
 from replay.experiments.layer.page.validity import reach_of, turning_line
 from replay.experiments.layer.result import Comparison, Result
 from replay.experiments.layer.tables.notes import machine_notes

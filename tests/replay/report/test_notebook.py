@@ -22,11 +22,11 @@ from replay.experiments.train.result import TrainComparison, TrainResult
 from replay.report.pages import MAKERS, home_of
 from replay.studies.differences.explanation import Explanation, explain
 from replay.studies.sweeps.result import SweepResult
-from replay.studies.sweeps.saved import SavedSweep
-from replay.studies.validate.saved import SavedValidation
+from replay.studies.sweeps.sweep_file import SavedSweep
+from replay.studies.validate.validation_file import SavedValidation
 from tracegen import UserError
+from tracegen.shared.display.exhibit import Exhibit, page_of
 from tracegen.shared.display.frames import columns_of, flat, frame_of
-from tracegen.shared.display.shown import Exhibit, page_of
 from tracegen.stats.statistics import TraceStatistics, statistics
 
 RESULTS = (

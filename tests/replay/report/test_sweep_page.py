@@ -14,7 +14,7 @@ from replay.experiments.base.load import load_result as load
 from replay.report.pages import page
 from replay.studies.sweeps.page import MOST_CHARTS
 from replay.studies.sweeps.result import SweepResult
-from replay.studies.sweeps.saved import SavedSweep
+from replay.studies.sweeps.sweep_file import SavedSweep
 from tracegen.shared.display.content import Bars, Page, Plot, Table
 
 STUDY = """

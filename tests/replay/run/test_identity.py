@@ -149,7 +149,7 @@ FREE = {
     "tracegen/importers/files.py": "the same",
     "tracegen/importers/safetensors.py": "the same",
     "tracegen/shared/display/frames.py": "rows of results for data frames",
-    "tracegen/shared/display/shown.py": "how results are shown",
+    "tracegen/shared/display/exhibit.py": "how results are shown",
 }
 """Modules that a replay imports and whose code is not part of its identity, and why."""
 

@@ -32,7 +32,7 @@ from replay.schemes.contract.case import Case
 from replay.schemes.contract.layers import LAYERS, WIDE, draw, work
 from replay.schemes.contract.order import experts_wait, tokens_wait
 from replay.schemes.contract.sms import most_in_use
-from replay.schemes.ep.staged import STAGES, StagedScheme
+from replay.schemes.ep.staged_schemes import STAGES, StagedScheme
 from replay.schemes.registry import EXAMPLES
 from tracegen.models.schema import ModelShape
 

@@ -29,7 +29,7 @@ from replay.model.work.layer import ExpertShape
 from replay.schemes import SCHEMES, find
 from replay.schemes.contract.layers import draw, work
 from replay.schemes.contract.sms import most_in_use
-from replay.schemes.ep.staged import StagedScheme
+from replay.schemes.ep.staged_schemes import StagedScheme
 from tracegen.models.schema import ModelShape
 
 ABLE = [name for name in SCHEMES if isinstance(find(name), StagedScheme) and "dualpipe" in find(name).interleaves]

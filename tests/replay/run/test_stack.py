@@ -39,7 +39,7 @@ from replay.model.work.stacks import Stack, even_sizes, facts_of, facts_of_place
 from replay.model.work.stacks.stack import SERVED
 from replay.report.text import render, summary
 from replay.schemes import SCHEMES, find
-from replay.schemes.ep.staged import STAGES
+from replay.schemes.ep.staged_schemes import STAGES
 from tracegen.models import ModelShape
 
 Synthetic = Callable[..., tracegen.RoutingTrace]

@@ -10,7 +10,7 @@ from replay.cli.app import main
 from replay.errors import UserError
 from replay.experiments import ask
 from replay.experiments.base.experiment import EXPERIMENTS
-from replay.experiments.base.schemed import SchemeExperiment, with_schemes
+from replay.experiments.base.scheme_experiment import SchemeExperiment, with_schemes
 from replay.experiments.collective.spec import CollectiveSpec
 from replay.experiments.place.result import PlacementResult
 from replay.experiments.place.spec import PlaceSpec

@@ -23,7 +23,7 @@ from replay.engine import GraphBuilder, TaskGraph, Timeline, TouchOutcome, sched
 from replay.errors import UserError
 from replay.experiments.base.names import row_names
 from replay.experiments.layer.tables.every import mechanisms_table
-from replay.measure.measured import mechanisms
+from replay.measure.measures import mechanisms
 from replay.measure.parts import Mechanisms
 from replay.measure.result import Measures
 from replay.model.machine.kinds import KIND_NAMES, Kind

@@ -18,7 +18,7 @@ from replay.chains.chain import Built
 from replay.chains.layer import build_layer
 from replay.engine import TaskGraph, Timeline, schedule
 from replay.errors import UserError
-from replay.measure.measured import mechanisms
+from replay.measure.measures import mechanisms
 from replay.measure.parts import Mechanisms
 from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape, LayerWork, Precision

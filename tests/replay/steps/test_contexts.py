@@ -11,7 +11,7 @@ import hwmodel
 from hwmodel.attention import Scores
 from replay.engine import GraphBuilder
 from replay.model.compute.dense import Between
-from replay.model.compute.listed import ListedKernels
+from replay.model.compute.listed_kernels import ListedKernels
 from replay.model.compute.slices import Slices
 from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine
@@ -20,7 +20,7 @@ from replay.model.work.kernel_lists import RankedOperation
 from replay.steps.copies import ChunkParameters, synchronise_ps, update_ps
 from replay.steps.ends import EndKernels
 from replay.steps.plan import ParallelPlan
-from replay.steps.shared import SharedTimes
+from replay.steps.shared_times import SharedTimes
 from replay.steps.times import StageHop
 from tracegen import models
 from tracegen.models import ModelShape

@@ -19,7 +19,7 @@ from replay.steps.kernel_sizes import facts_of_step
 from replay.steps.layer_passes import LayerPasses
 from replay.steps.plan import ParallelPlan
 from replay.steps.replays import StepReplays
-from replay.steps.shared import SharedTimes
+from replay.steps.shared_times import SharedTimes
 from replay.steps.times import PassTime, PassTimes, StepParts
 from tracegen.models import ModelShape
 

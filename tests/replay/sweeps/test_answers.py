@@ -15,8 +15,8 @@ import replay
 from replay.errors import UserError
 from replay.studies.sweeps.answer import Contest, LeadChange, answers, races
 from replay.studies.sweeps.page import page
-from replay.studies.sweeps.saved import SavedGrid, SavedSweep
 from replay.studies.sweeps.study import Rivalry, load_study, parse_study
+from replay.studies.sweeps.sweep_file import SavedGrid, SavedSweep
 from replay.studies.sweeps.table import GridTable
 from replay.studies.sweeps.words import words
 from replay.studies.uncertainty.reach import Reach, between, largest, reach, sparse_errors

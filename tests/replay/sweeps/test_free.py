@@ -20,8 +20,8 @@ from replay.studies.sweeps.plan import plan_sweep
 from replay.studies.sweeps.points import points_of
 from replay.studies.sweeps.result import SweepResult
 from replay.studies.sweeps.run import sweep
-from replay.studies.sweeps.saved import ClaimValue, SweptClaim, inputs_text
 from replay.studies.sweeps.study import Study, parse_study
+from replay.studies.sweeps.sweep_file import ClaimValue, SweptClaim, inputs_text
 
 STUDY = """
 title = "A paper's layers"

@@ -40,7 +40,7 @@ def test_an_error_is_told_in_a_line_with_where_it_was(job: Job, monkeypatch: pyt
     def fail(*_: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("replay.studies.sweeps.traced.EXPERIMENT.replay", fail)
+    monkeypatch.setattr("replay.studies.sweeps.trace_task.EXPERIMENT.replay", fail)
     failure = ReplayWorker()([job])[0][0].failure
     assert failure is not None and failure.message == "MemoryError: no message"
     assert "in fail" in failure.traceback[-1] and len(failure.traceback) <= worker.MOST_FRAMES

@@ -13,7 +13,7 @@ from loops import every
 
 from replay.chains.jitter import Jitter
 from replay.errors import UserError
-from replay.experiments.train.composed import SPENT, StepComposition, compose
+from replay.experiments.train.composition import SPENT, StepComposition, compose
 from replay.experiments.train.schedules.base import Op, Schedule, ScheduleShape, Slot
 from replay.experiments.train.schedules.registry import SCHEDULES
 from replay.measure.activity import Activity

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from replay.chains.jitter import Jitter
-from replay.experiments.train.composed import StepComposition, compose
+from replay.experiments.train.composition import StepComposition, compose
 from replay.experiments.train.schedules.base import ScheduleShape
 from replay.experiments.train.schedules.registry import find
 from replay.steps.times import PassTime, PassTimes, StageHop, StepParts

@@ -15,7 +15,7 @@ from round_machine import WHOLE_BLOCKS
 
 import hwmodel
 from replay.engine import GraphBuilder, schedule
-from replay.measure.measured import mechanisms
+from replay.measure.measures import mechanisms
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import gemm_tasks
 from replay.model.compute.row_tiles import row_tiles

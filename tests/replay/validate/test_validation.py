@@ -15,8 +15,8 @@ from replay.studies.validate.bench import Bench, even_work, uniform_work
 from replay.studies.validate.catalog import TABLES, of_system
 from replay.studies.validate.compute import gemm_outliers
 from replay.studies.validate.page import page
-from replay.studies.validate.saved import SavedValidation
 from replay.studies.validate.table import EVERY, Bound, MeasurementRow, MeasurementTable, Outcome, predict
+from replay.studies.validate.validation_file import SavedValidation
 
 MOST_TOKENS = 512
 SOME_ROWS = 25  # of the cheap rows of a table, or a few more: its parts still have theirs

@@ -6,7 +6,7 @@ import numpy as np
 
 from replay.model.work.layer import ExpertShape, LayerWork, Precision
 from replay.model.work.placement import place
-from replay.model.work.thinned import choose, thinned
+from replay.model.work.thinning import choose, thinned
 
 
 def layer() -> LayerWork:

@@ -20,9 +20,9 @@ from replay.errors import UserError
 from replay.experiments.base.identity import describe
 from replay.experiments.layer.spec import RunSpec
 from replay.model.work.batch import form_batch
+from replay.model.work.expert_slices import num_groups, sliced
 from replay.model.work.layer import ExpertShape, LayerWork, Precision
 from replay.model.work.placement import Placement, place
-from replay.model.work.sliced import num_groups, sliced
 from replay.schemes.contract.layers import draw
 from tracegen.generate import generate
 

@@ -10,7 +10,7 @@ from loops import every
 
 import tracegen
 from tracegen import UserError, library
-from tracegen.library import catalogue, listed, settings
+from tracegen.library import catalogue, entry_files, settings
 
 GOOD = {
     "name": "a",
@@ -273,7 +273,7 @@ def test_a_listed_file_that_cannot_be_read_is_named(own_folder, monkeypatch):
     def refuse(path):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(listed, "sha256_of", refuse)
+    monkeypatch.setattr(entry_files, "sha256_of", refuse)
     with pytest.raises(UserError, match=r"^cannot read .*one.h5: Permission denied$"):
         tracegen.load("one", catalogue=str(own_folder))
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracegen.shared.display.escape import latex, line, markdown, spreadsheet
 from tracegen.shared.display.names import stems
-from tracegen.shared.managed import ManagedFolder
+from tracegen.shared.managed_folder import ManagedFolder
 from tracegen.shared.screen import plain
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from tracegen.shared.display.escape import line
 from tracegen.shared.display.names import stems
 from tracegen.shared.display.palette import places
 from tracegen.shared.errors import UserError, unknown
-from tracegen.shared.managed import ManagedFolder
+from tracegen.shared.managed_folder import ManagedFolder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

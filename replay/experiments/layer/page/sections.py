@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from replay.experiments.base.names import row_names
-from replay.experiments.layer.page import charts, spent, validity
+from replay.experiments.layer.page import charts, time_bars, validity
 from replay.experiments.layer.page.command import compare_command, run_command
 from replay.experiments.layer.result import Result
 from replay.experiments.layer.tables import bands, memory, notes, times, tokens, wires
@@ -44,15 +44,15 @@ def _of_result(result: Result, words: str) -> Iterator[Section]:
     drawn = there(charts.layers_plot(result), times.layers_table(result) if several else None)
     yield Section(
         "How long does it take?",
-        [notes.heading(result), spent.gpu_bars(results), *notes.chain_notes(result)],
+        [notes.heading(result), time_bars.gpu_bars(results), *notes.chain_notes(result)],
     )
     yield Section("Which layers take how long?", drawn)
     yield Section("What is the limit?", [charts.bounds_heat(results), charts.use_heat(results)])
     yield Section(
         "Where does the time go?",
         [
-            spent.waterfall(result, "path", "What the time consists of"),
-            spent.cause_bars(results),
+            time_bars.waterfall(result, "path", "What the time consists of"),
+            time_bars.cause_bars(results),
             *times.waiting_tables(results),
         ],
     )
@@ -78,7 +78,7 @@ def _of_comparison(compared: Comparison, words: str) -> Iterator[Section]:
         "Which scheme is fastest?",
         [
             notes.heading(*results),
-            spent.gpu_bars(results),
+            time_bars.gpu_bars(results),
             validity.validity_line(results),
             *notes.outside_notes(compared),
         ],
@@ -102,10 +102,10 @@ def _of_comparison(compared: Comparison, words: str) -> Iterator[Section]:
     yield Section(
         "Where does the time go?",
         [
-            spent.phase_bars(results),
-            spent.cause_bars(results),
+            time_bars.phase_bars(results),
+            time_bars.cause_bars(results),
             *(
-                spent.waterfall(one, f"path-{place}", f"{name}: what its time consists of")
+                time_bars.waterfall(one, f"path-{place}", f"{name}: what its time consists of")
                 for place, (name, one) in enumerate(_fastest_and_baseline(compared, names).items())
             ),
             *times.waiting_tables(results),

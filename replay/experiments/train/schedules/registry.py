@@ -5,7 +5,7 @@ from __future__ import annotations
 from replay.errors import unknown
 from replay.experiments.train.schedules.base import Schedule
 from replay.experiments.train.schedules.dualpipe import DualPipe
-from replay.experiments.train.schedules.interleaved import InterleavedSchedule, MegatronOverlap
+from replay.experiments.train.schedules.interleaving import InterleavedSchedule, MegatronOverlap
 from replay.experiments.train.schedules.straight import GPipe, OneFOneB, ZeroBubbleH1
 from replay.experiments.train.schedules.zb_v import ZeroBubbleV
 

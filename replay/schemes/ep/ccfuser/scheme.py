@@ -33,7 +33,7 @@ import numpy as np
 
 from replay.model.collectives.nccl import NCCL
 from replay.model.compute.experts import ACTIVATION, activation_bytes
-from replay.model.compute.shared import shared_kernels
+from replay.model.compute.shared_experts import shared_kernels
 from replay.model.compute.weight_gradients import DOWN, UP, weight_gradient_kernel
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind

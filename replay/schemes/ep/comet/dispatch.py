@@ -19,7 +19,7 @@ from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import gemm_tasks
 from replay.model.compute.operands import OperandPath
 from replay.model.compute.row_tiles import row_tiles
-from replay.model.compute.shared import shared_tiles
+from replay.model.compute.shared_experts import shared_tiles
 from replay.model.compute.tile_order import TileOrder, most_columns
 from replay.model.compute.weight_gradients import joined
 from replay.model.machine.kinds import DISPATCH

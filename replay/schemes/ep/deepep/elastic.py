@@ -31,7 +31,7 @@ from replay.model.compute.experts import separate_kernels
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import gemm_kernel
 from replay.model.compute.row_tiles import CONTIGUOUS_ROWS, padded_rows
-from replay.model.compute.shared import shared_before_wait
+from replay.model.compute.shared_experts import shared_before_wait
 from replay.model.machine.domains import Domains
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import MemoryTraffic
@@ -41,7 +41,7 @@ from replay.schemes.ep.deepep.elastic_sms import LEAST, automatic_sms
 from replay.schemes.ep.deepep.normal import BARE
 from replay.schemes.ep.deepep.stack import COMPARISON, DEEPGEMM, STACKS, SWIGLU, VLLM
 from replay.schemes.ep.facts import LIBRARY_WEIGHTS, Buffer
-from replay.schemes.ep.staged import StagedScheme
+from replay.schemes.ep.staged_schemes import StagedScheme
 from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from replay.model.machine.machine import Machine
     from replay.model.work.kernel_lists import Engine
     from replay.model.work.layer import LayerWork
-    from replay.schemes.ep.staged import Interleave, Stages
+    from replay.schemes.ep.staged_schemes import Interleave, Stages
 
 BUFFER_ALIGNMENT = 2 << 20  # of the symmetric buffer
 MOST_NODES, MOST_GPUS = 32, 64  # lanes of a warp, and bits of its masks

@@ -43,10 +43,10 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from replay.errors import UserError
-from replay.model.compute import masked
+from replay.model.compute import masked_gemms
 from replay.model.compute.casts import cast_received, cast_results
 from replay.model.compute.row_tiles import MASKED_ROWS
-from replay.model.compute.shared import shared_kernels
+from replay.model.compute.shared_experts import shared_kernels
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.model.work.ragged import places
@@ -57,7 +57,7 @@ from replay.schemes.ep.deepep.flags import FlaggedRows, KernelFlags, store_flags
 from replay.schemes.ep.deepep.grid import HIDDEN_SIZES, Flows, WarpGrid, padded_bytes
 from replay.schemes.ep.deepep.messages import TokenMessages, blocks_of_tokens
 from replay.schemes.ep.facts import FORWARD, LIBRARY_WEIGHTS, Buffer
-from replay.schemes.ep.staged import StagedScheme
+from replay.schemes.ep.staged_schemes import StagedScheme
 from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
@@ -65,13 +65,13 @@ if TYPE_CHECKING:
     from replay.model.arrays import Bytes, Ints, Tasks
     from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
-    from replay.schemes.ep.staged import Interleave, Stages
+    from replay.schemes.ep.staged_schemes import Interleave, Stages
 
 MOST_BLOCKS = 64  # blocks of tokens, per rank: what goes to one peer together in the model
 
-CAST = Operation("topk_ids.to(int64)", moves="expert ids of 4 and of 8 bytes", source=masked.SGLANG)
+CAST = Operation("topk_ids.to(int64)", moves="expert ids of 4 and of 8 bytes", source=masked_gemms.SGLANG)
 # Of the signals that GEMM-2 raises.
-SIGNALS = Operation("torch.zeros", moves="a signal per block", source=masked.SGLANG)
+SIGNALS = Operation("torch.zeros", moves="a signal per block", source=masked_gemms.SGLANG)
 SIGNAL_BYTES = 4
 OVERLAP_SMS = 3  # on Hopper (compute_overlap_args)
 GATE_ID_BYTES, EXPERT_ID_BYTES = 4, 8  # SGLang casts expert ids to the type of the kernels
@@ -216,9 +216,9 @@ class LowLatencyDeepEp(StagedScheme):
         every = self.split(machine, blocks=machine.sms.count)
         ready = shared_kernels(machine, work, every, start, ready)
         if self.options.overlap_sms:
-            operands = yield masked.masked_operands(machine, work, pool, ready, slots, scales_in_order=True)
+            operands = yield masked_gemms.masked_operands(machine, work, pool, ready, slots, scales_in_order=True)
             return (yield from self.combine_beside(work, machine, operands))
-        done = masked.masked_kernels(machine, work, pool, ready, slots, scales_in_order=True)
+        done = masked_gemms.masked_kernels(machine, work, pool, ready, slots, scales_in_order=True)
         results = yield cast_results(machine, work, rows, done)
         return (yield from self.combine(work, machine, results))
 
@@ -375,7 +375,7 @@ class LowLatencyDeepEp(StagedScheme):
         split = self.split(machine, "overlap_sms", rest="multiply")
         pool = split.pool("sm-beside-combine", split.left)
         sms = split.channels("ll-combine-beside", num_sms)
-        gemm = masked.signalling_kernel(machine, work, pool, start, split.left)
+        gemm = masked_gemms.signalling_kernel(machine, work, pool, start, split.left)
         flows, begun = Flows.of(work, grid), machine.kernel(start, "combine")
         row = padded_bytes(work.combine_row_bytes, work.shape.hidden)
         a_row = costs.warp_copy(row, unroll=BULK_UNROLL, readers=math.inf)

@@ -34,7 +34,7 @@ import numpy as np
 from replay.model.compute.casts import cast_before_dispatch, cast_received
 from replay.model.compute.experts import separate_kernels
 from replay.model.compute.row_tiles import padded_rows
-from replay.model.compute.shared import shared_before_wait
+from replay.model.compute.shared_experts import shared_before_wait
 from replay.model.machine.domains import Domains
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import MemoryTraffic
@@ -56,7 +56,7 @@ from replay.schemes.ep.deepep.messages import NODE_GPUS
 from replay.schemes.ep.deepep.notify import EXPERT_ID_BYTES
 from replay.schemes.ep.deepep.stack import STACKS
 from replay.schemes.ep.facts import LIBRARY_WEIGHTS, Buffer
-from replay.schemes.ep.staged import ListedExchanges
+from replay.schemes.ep.staged_schemes import ListedExchanges
 from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from replay.model.machine.machine import Machine
     from replay.model.work.kernel_lists import Engine
     from replay.model.work.layer import LayerWork
-    from replay.schemes.ep.staged import Stages
+    from replay.schemes.ep.staged_schemes import Stages
 
 EXTRAPOLATED = "extrapolated: GPUs of the domain beyond the 8 that V1's kernels know"
 BARE = "bare"  # the stack that is nobody's

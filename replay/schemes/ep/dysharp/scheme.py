@@ -38,7 +38,7 @@ from replay.model.compute.casts import cast_received
 from replay.model.compute.experts import fused_tiles, separate_kernels
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.row_tiles import RowTiles, row_tiles
-from replay.model.compute.shared import shared_kernels, shared_tiles
+from replay.model.compute.shared_experts import shared_kernels, shared_tiles
 from replay.model.compute.tile_order import TRIED
 from replay.model.compute.weight_gradients import joined, weight_gradients_beside
 from replay.model.machine.domains import Domains

@@ -24,7 +24,7 @@ import numpy as np
 
 from replay.model.collectives import point_to_point
 from replay.model.compute import shadows
-from replay.model.compute.shared import shared_before_wait
+from replay.model.compute.shared_experts import shared_before_wait
 from replay.model.compute.weight_copies import expert_bytes
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, PhaseKinds

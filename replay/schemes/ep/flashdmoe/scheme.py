@@ -39,7 +39,7 @@ from replay.model.compute.casts import cast_tiles, casting, tokens_read
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import TileTasks, gemm_tasks
 from replay.model.compute.operands import PATHS
-from replay.model.compute.shared import shared_tiles
+from replay.model.compute.shared_experts import shared_tiles
 from replay.model.compute.tile_order import TRIED, TileOrder, most_columns
 from replay.model.compute.weight_gradients import joined, weight_gradients_beside
 from replay.model.machine.kinds import COMBINE, DISPATCH, Kind

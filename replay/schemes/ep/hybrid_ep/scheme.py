@@ -22,7 +22,7 @@ import numpy as np
 
 from replay.model.compute.casts import cast_before_dispatch, cast_received
 from replay.model.compute.experts import separate_kernels
-from replay.model.compute.shared import shared_before_wait
+from replay.model.compute.shared_experts import shared_before_wait
 from replay.model.machine.domains import Domains
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import MemoryTraffic
@@ -30,7 +30,7 @@ from replay.schemes.ep.facts import LIBRARY_WEIGHTS, Buffer
 from replay.schemes.ep.hybrid_ep import kernels, preprocessing
 from replay.schemes.ep.hybrid_ep.kernels import PROB_BYTES, RowSizes
 from replay.schemes.ep.hybrid_ep.preprocessing import all_experts
-from replay.schemes.ep.staged import StagedScheme
+from replay.schemes.ep.staged_schemes import StagedScheme
 from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from replay.model.arrays import Tasks
     from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
-    from replay.schemes.ep.staged import Stages
+    from replay.schemes.ep.staged_schemes import Stages
 
 LEAST_TOKENS = 512  # of a GPU that buffers have room for
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import gemm_tasks
-from replay.model.compute.shared import shared_tiles
+from replay.model.compute.shared_experts import shared_tiles
 from replay.model.compute.warp_work import PLAIN
 from replay.model.machine.block_scheduler import BlockScheduler
 from replay.model.machine.input_buffers import NOBODY

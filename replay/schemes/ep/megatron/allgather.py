@@ -22,7 +22,7 @@ import numpy as np
 
 from replay.model.collectives.nccl import NCCL
 from replay.model.compute.row_moves import row_map
-from replay.model.compute.shared import shared_kernels
+from replay.model.compute.shared_experts import shared_kernels
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind, PhaseKinds
 from replay.model.machine.times import MemoryTraffic

@@ -38,7 +38,7 @@ from replay.model.compute.casts import cast_tiles, casting, tokens_read
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import gemm_tasks
 from replay.model.compute.row_tiles import row_tiles
-from replay.model.compute.shared import shared_tiles
+from replay.model.compute.shared_experts import shared_tiles
 from replay.model.compute.tile_order import TRIED, TileOrder, Turns, most_columns
 from replay.model.compute.weight_gradients import (
     DOWN,

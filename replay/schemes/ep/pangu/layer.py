@@ -8,7 +8,7 @@ import numpy as np
 
 from replay.model.compute.casts import cast_before_dispatch, cast_received
 from replay.model.compute.experts import separate_kernels
-from replay.model.compute.shared import shared_before_wait
+from replay.model.compute.shared_experts import shared_before_wait
 from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind
 from replay.model.machine.times import MemoryTraffic
 from replay.model.work.ragged import places
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from replay.model.work.capacity import CarriedLayer
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.pangu.options import PanguOptions
-    from replay.schemes.ep.staged import Stages
+    from replay.schemes.ep.staged_schemes import Stages
 
 
 class PanguLayer:

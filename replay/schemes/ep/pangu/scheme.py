@@ -46,14 +46,14 @@ from replay.schemes.ep.pangu.layer import PanguLayer
 from replay.schemes.ep.pangu.options import PanguOptions
 from replay.schemes.ep.pangu.programs import ID_BYTES, WEIGHT_BYTES
 from replay.schemes.ep.pangu.routes import Routes
-from replay.schemes.ep.staged import StagedScheme
+from replay.schemes.ep.staged_schemes import StagedScheme
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.arrays import Tasks
     from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
-    from replay.schemes.ep.staged import Stages
+    from replay.schemes.ep.staged_schemes import Stages
 
 
 FIFOS = {"inside": "inside nodes", "rail": "between nodes"}

@@ -36,7 +36,7 @@ import numpy as np
 
 from replay.model.compute.casts import cast_before_dispatch
 from replay.model.compute.experts import separate_kernels
-from replay.model.compute.shared import shared_kernels
+from replay.model.compute.shared_experts import shared_kernels
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import MemoryTraffic
 from replay.model.work.precision import FP4_TYPES

@@ -28,7 +28,7 @@ import numpy as np
 from replay.model.collectives import point_to_point
 from replay.model.collectives.nccl import NCCL
 from replay.model.compute.experts import separate_kernels
-from replay.model.compute.shared import shared_before_wait
+from replay.model.compute.shared_experts import shared_before_wait
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind, PhaseKinds
 from replay.model.machine.times import MemoryTraffic

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from tracegen.shared.display.exhibit import Exhibit
 from tracegen.shared.display.frames import flat
-from tracegen.shared.display.shown import Exhibit
 
 
 class _Read(BaseModel):

@@ -12,7 +12,7 @@ import numpy as np
 
 from replay.measure.activity import NOTHING
 from replay.model.compute.dense import Between
-from replay.model.compute.listed import ListedKernels
+from replay.model.compute.listed_kernels import ListedKernels
 from replay.model.compute.listed_parts import HOP, ListedParts
 from replay.model.compute.slices import Slices
 from replay.model.machine.times import NO_TIME

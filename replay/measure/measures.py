@@ -17,7 +17,7 @@ from replay.measure.by_layer import ByLayer, OfLayer
 from replay.measure.exposure import ExposureCollector, SmTimes, joined
 from replay.measure.mechanisms import MechanismCollector
 from replay.measure.network import carried_between_domains
-from replay.measure.noted import PartTimes, Times, Waits
+from replay.measure.notes import PartTimes, Times, Waits
 from replay.measure.origins import critical_path_of
 from replay.measure.over_time import OverTime
 from replay.measure.parts import (

@@ -18,7 +18,7 @@ from tracegen.library import catalogue
 from tracegen.library.address import full
 from tracegen.library.catalogue import Catalogue, Entry
 from tracegen.shared.errors import UserError
-from tracegen.shared.managed import ManagedFolder
+from tracegen.shared.managed_folder import ManagedFolder
 
 MOST_BYTES = 2**18
 """Bytes of a note; an entry has at most eight texts of 4 KB."""
