@@ -3,7 +3,7 @@
 Usage: python scripts/gallery.py [--out FOLDER] [--jobs N]
 
 What is in the folder is used again. Every sentence of an answer is made from the replays; the
-gallery's page says only what the pages of its studies say, and how long a study takes.
+gallery's page has the first of each answer, and how long a study takes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from replay.studies.sweeps import load_study, sweep
+from replay.studies.sweeps.answer import answers
 from replay.studies.sweeps.page import page
 from replay.studies.sweeps.points import is_meant
 from replay.studies.sweeps.result import SweepResult
@@ -44,9 +45,10 @@ CLASSES = (15, 30, 60, 120, 300)
 HEAD = """\
 # Ten questions
 
-For those who choose a dispatcher, a placement or a machine. Each is a study that comes with moereplay, and each answer
-is made from its replays by `python scripts/gallery.py`. It holds for the model, machine and loads that it names. To ask
-the same of a model of your own, copy the study:
+For those who choose a dispatcher, a placement or a machine. Each is a study that comes with moereplay; its answer is
+made from its replays by `python scripts/gallery.py` and holds for the model, machine and loads that it names. The page
+of the study has each case, the error, and what other values of an assumption give. To ask the same of your own model,
+copy the study:
 
 ```console
 $ moereplay sweep in-switch --copy mine.toml
@@ -55,15 +57,14 @@ $ moereplay sweep mine.toml --dry-run
 
 Change its `trace.model` to one of `moereplay trace models`, or to [one that you describe](describe-a-model.md), its
 `system` to one of `moereplay hardware list`, such as `hgx-h200`, and replay it (`moereplay sweep mine.toml -o mine`).
-[Write a study](write-a-study.md) says what else may be changed. Behind each answer stand the study's replays and the
-CPU time that all of them take.
+[Write a study](write-a-study.md) says what else may be changed.
 
 Not asked here: whole models that serve, on an HGX H200 ([steps](../../../replay/studies/steps-serving.md),
 [slices of experts](../../../replay/studies/serving-slices.md)); several nodes
 ([hierarchical](../../../replay/studies/hierarchical.md)); training, where hosts decide
 ([host-waits](../../../replay/studies/host-waits.md), [steps-measured](../../../replay/studies/steps-measured.md)).
 
-The words of the answers:
+The words of the answers, here and on the pages of studies:
 
 - *20 % ahead*, *20 % less*, *leads by 20 %*: it takes 20 % less time than the other; shares are of the other's time.
 - *Level*, *the same*: within 1 %, for half a percent either way is chance, from the order in which tiles start.
@@ -133,14 +134,14 @@ def section(name: str, result: SweepResult, seconds: float) -> Iterable[str]:
     yield ""
     yield f"{escape.prose(conditions(result))}."
     yield ""
-    yield from result.answers()
-    yield linked(escape.prose(" ".join(study.notes.split())), "../../../replay/studies/")
-    yield ""
+    for head, _ in answers(result.races()):
+        yield escape.prose(head)
+        yield ""
     most = next((one for one in CLASSES if seconds <= one), CLASSES[-1])
     took = f"{most} s" if most < 60 else f"{most // 60} min"
     commands = f"`moereplay sweep {name} -o FOLDER --html page.html`"
-    numbers = f"[all numbers](../../../replay/studies/{name}.md)"
-    yield f"{commands}: {len(result.plan.tasks)} replays, at most {took} of CPU; {numbers}."
+    details = f"[cases, errors, set-up and all numbers](../../../replay/studies/{name}.md)"
+    yield f"{commands}: {len(result.plan.tasks)} replays, at most {took} of CPU; {details}."
     yield ""
 
 

@@ -211,6 +211,11 @@ def free_inputs(tables: Sequence[GridTable]) -> list[FreeInput]:
     return list(found.values())
 
 
+def swept_grids(tables: Sequence[GridTable]) -> set[int]:
+    """Positions of the grids whose claims the table of free inputs has, so that no other table has to."""
+    return {table.grid.of for table in tables if isinstance(table.grid, Variation)}
+
+
 def swept_claims(tables: Sequence[GridTable]) -> list[SweptClaim]:
     """Claims with the number that each variation came to."""
     claims: dict[tuple[int, int], SweptClaim] = {}

@@ -11,7 +11,7 @@ from replay.experiments.base.documents import json_text
 from replay.experiments.base.experiment import EXPERIMENTS
 from replay.studies.sweeps.answer import Contest, answers, races
 from replay.studies.sweeps.claims import HEADINGS, NUM_LABELS, claim_lines, claims_json
-from replay.studies.sweeps.free import Variation, free_json, section
+from replay.studies.sweeps.free import Variation, free_json, section, swept_grids
 from replay.studies.sweeps.plan import Plan
 from replay.studies.sweeps.rows import Row
 from replay.studies.sweeps.study import LAYER, Grid
@@ -141,7 +141,8 @@ class SweepResult(Exhibit):
         common, each = fixed_lines(self.plan.tables)
         lines += [common, ""] if common else []
         lines += section(self.plan.tables)
-        for table, fixed in zip(own_tables(self.plan.tables), each, strict=True):
+        swept = swept_grids(self.plan.tables)
+        for grid, (table, fixed) in enumerate(zip(own_tables(self.plan.tables), each, strict=True)):
             headings, rows, notes = table.lines()
             headings = [words(one) if one in table.axes else one for one in headings]
             labels = len(table.axes) - (table.grid.across is not None)
@@ -150,7 +151,7 @@ class SweepResult(Exhibit):
             lines += [*markdown(headings, rows, labels=labels), ""]
             for number, note in enumerate(notes, 1):
                 lines += [f"[{number}] {escape.markdown(note)}", ""]
-            if table.grid.claims:
+            if table.grid.claims and grid not in swept:
                 lines += [*markdown(HEADINGS, claim_lines(table), labels=NUM_LABELS), ""]
             lines += _paragraphs(table.grid.notes)
             lines += [fixed, ""] if fixed else []

@@ -194,7 +194,8 @@ class Grid(StrictDocument):
         Values by the name of a setting; or tables of settings that vary together, each with a
         ``label`` if it should have one, under any name.
     across
-        An axis whose values become columns instead of rows.
+        An axis whose values become columns instead of rows. On a page a quantity then stands for a
+        baseline alone where the others have their ratio to it.
     seeds
         Seeds of the synthetic trace, or of what else an experiment draws; the table shows mean,
         least and largest over them.

@@ -310,19 +310,47 @@ class GridTable:
         }
 
     def lines(self) -> tuple[list[str], list[list[str]], list[str]]:
-        """Headings, rows of text, and footnotes."""
+        """Headings, rows of text, and footnotes, as pages have them.
+
+        A value stands for its baseline alone where the others have their ratio to it.
+        """
         down, shown, rows, notes = self.parts()
+        spared = self._spared(shown, [cells for _, cells in rows])
         texts = [
             [
                 *key,
                 *(
                     one if isinstance(one, str) else one.text(column.digits)
-                    for one, (_, column) in zip(cells, shown, strict=True)
+                    for place, (one, (_, column)) in enumerate(zip(cells, shown, strict=True))
+                    if place not in spared
                 ),
             ]
             for key, cells in rows
         ]
-        return [*down, *(heading for heading, _ in shown)], texts, notes
+        headings = [heading for place, (heading, _) in enumerate(shown) if place not in spared]
+        return [*down, *headings], texts, notes
+
+    def _spared(
+        self, shown: Sequence[tuple[str, QuantityColumn]], rows: Sequence[Sequence[Cell | str]]
+    ) -> set[int]:
+        """Places of the columns that follow from a ratio and the value of its baseline, in every row."""
+        places = {heading: place for place, (heading, _) in enumerate(shown)}
+        found = set()
+        for ratio in self.columns:
+            given = ratio.baseline
+            if self.grid.across is None or given is None or set(given) != {self.grid.across}:
+                continue
+            base = show(given[self.grid.across])
+            for value in self.columns:
+                is_of = (value.path, value.reduce, value.per) == (ratio.path, ratio.reduce, ratio.per)
+                if value.baseline is not None or not is_of:
+                    continue
+                at = places[f"{base} {value.header}"]
+                for choice in self.axes[self.grid.across]:
+                    place = places[f"{choice.label} {value.header}"]
+                    if place != at and not any(isinstance(row[at], str) and isinstance(row[place], Cell) for row in rows):
+                        found.add(place)
+        return found
 
     def _is_own_baseline(self, column: QuantityColumn, across: str, block: str) -> bool:
         """Tell whether a column would hold nothing but ones."""

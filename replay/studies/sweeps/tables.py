@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from replay.studies.sweeps.claims import column_of, replayed
-from replay.studies.sweeps.free import Variation, free_table, swept_claims
+from replay.studies.sweeps.free import Variation, free_table, swept_claims, swept_grids
 from replay.studies.sweeps.words import words
 from tracegen.shared.display.content import Column, Table
 
@@ -26,11 +26,12 @@ def renderables(study: Study, tables: Sequence[GridTable], answers: Sequence[str
     parts: list[RenderableType] = [Text(study.title), Text(study.question.strip()), *map(Text, answers)]
     claims = swept_claims(tables)
     parts += [free_table(claims)] if claims else []
+    swept = swept_grids(tables)
     for number, table in enumerate(tables, 1):
         if isinstance(table.grid, Variation):
             continue
         parts.append(grid_table(table, f"grid-{number}"))
-        if table.grid.claims:
+        if table.grid.claims and number - 1 not in swept:
             parts.append(claims_table(table, f"claims-{number}"))
     return parts
 
