@@ -2,9 +2,9 @@
 # Everything that must hold before a change lands: format, lint, types, the documentation site, tests with
 # and without the JIT.
 # Usage: bash scripts/check.sh [quick|full|capture|lowest|newest]
-#   quick    format, lint, types, and the tests that are neither golden results nor a contract of schemes,
-#            start no processes and are not lengthy (tests/lengthy.txt), for while one works
-#   full     both tiers of tests: in the place of one case of each kind all cases, long runs, statistics,
+#   quick    format, lint, types, and the tests of the default tier that are neither golden results nor a
+#            contract of schemes and start no processes, for while one works
+#   full     both tiers of tests: in the place of one case of each kind many cases, long runs, statistics,
 #            clusters, every page of the documentation (tests/oracle/tiers.py); CI always runs it
 #   capture  installs torch and transformers first; without them the tests of capture are skipped;
 #            and runs these tests with the lowest transformers too
@@ -120,7 +120,7 @@ lowest() {
         --ignore tests/replay/machine --ignore tests/replay/run/test_sms_in_chains.py \
         --ignore tests/replay/dense --ignore tests/replay/collectives --ignore tests/replay/measure \
         --ignore tests/replay/steps --ignore tests/replay/choose --ignore tests/test_walk.py --ignore tests/test_layering.py \
-        --ignore tests/test_mutants.py --ignore tests/site --ignore tests/test_pages.py \
+        --ignore tests/test_mutants.py --ignore tests/test_words.py --ignore tests/site --ignore tests/test_pages.py \
         --ignore tests/tracegen/display/test_html_browser.py
     echo "== results, lowest and present versions, and numba's own compiler"
     local place
@@ -134,8 +134,7 @@ lowest() {
     rm -r "$place"
 }
 
-# What quick leaves out, beside the extended tier: golden results, contracts, what starts processes, and the
-# few test functions that take half of the time of all others.
+# What quick leaves out, beside the extended tier: golden results, contracts, and what starts processes.
 quick() {
     echo "== tests, quick"
     pytest -q -n 2 --dist worksteal tests \
@@ -148,7 +147,7 @@ quick() {
         --ignore tests/replay/engine/test_kernel_cache.py --ignore tests/test_pages.py \
         --ignore tests/test_elsewhere.py --ignore tests/test_startup.py --ignore tests/test_strangers.py \
         --ignore tests/test_trust.py --ignore tests/test_mutants.py --ignore tests/test_packaging.py \
-        --ignore tests/test_walk.py @tests/lengthy.txt
+        --ignore tests/test_walk.py
 }
 
 # The engine's kernels are compiled once, before the tests: otherwise each test process would compile
