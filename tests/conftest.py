@@ -74,7 +74,15 @@ LONGEST = (
 """Beginnings of the names of tests that would be waited for if they ran last."""
 
 
+LENGTHY = frozenset((Path(__file__).parent / "lengthy.txt").read_text("utf-8").split())
+"""Test functions that are in the extended tier for their time alone (oracle/tiers.py)."""
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.partition("[")[0] in LENGTHY:
+            item.add_marker(pytest.mark.extended("lengthy"))
     items.sort(key=lambda item: not item.name.startswith(LONGEST))
 
 

@@ -140,16 +140,16 @@ EVERY_TIME = ("index", "five-minutes", "compare", "share", "plan")
 
 
 def of_pages() -> list[Any]:
-    """Pages with something to run; where a part is for the extended tier, once more with it."""
+    """Pages with something to run; one of the default tier with an extended part once more with it."""
     found = []
     for page in PAGES:
         chosen = [fence for fence in fences(page) if fence.runs]
         later = [place for place, fence in enumerate(chosen) if "extended" in fence.about]
         now = chosen[: later[0]] if later else chosen
-        if now:
-            marks = () if page.stem in EVERY_TIME else pytest.mark.extended
-            found.append(pytest.param(now, id=page.stem, marks=marks))
-        if later:
+        is_early = page.stem in EVERY_TIME
+        if now and is_early:
+            found.append(pytest.param(now, id=page.stem))
+        if chosen and (later or not is_early):
             found.append(pytest.param(chosen, id=f"{page.stem}, all", marks=pytest.mark.extended))
     return found
 

@@ -44,10 +44,10 @@ def test_some_inputs_of_files_and_words() -> None:
 
 @pytest.mark.extended
 def test_inputs_of_every_kind() -> None:
-    code, said = fuzzed("--seed", "0", "--inputs", "1000")
+    code, said = fuzzed("--seed", "0", "--inputs", "400")
     assert code == 0, said
     for name, (inputs, succeeded, refused, _, other) in rows(said).items():
-        assert inputs > 10 and not other and refused, (name, said)
+        assert inputs >= 5 and not other and refused, (name, said)
         assert succeeded or inputs < 20, (name, said)  # one in seven is sound
 
 

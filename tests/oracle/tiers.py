@@ -1,14 +1,17 @@
 """Which cases of a test run every time, and which in the extended tier only.
 
-Default tier: what a change is checked with while it is made. A test of it takes a third of a second
-of CPU at most, or is the one that shows its fact: that a sweep goes on after an interrupt, that
-another process gives the same bytes. Cases that differ in nothing but a name are one test with a
+Default tier: what a change is checked with while it is made, in five minutes on two slow cores. A
+test function of it takes half a second of CPU at most, all its cases together, or is the one that
+shows its fact: that a sweep goes on after an interrupt, that another process gives the same bytes
+(`KEPT` of `cpu_times.py`, which writes the list of longer ones, `tests/lengthy.txt`, out of a run of
+both tiers). Cases that differ in nothing but a name are one test with a
 loop (`loops.every`). Schemes are examined on a few small layers each, chosen by a rule that
 `test_scheme_contract.py` states, and two of the golden cases run, with the defaults of options.
 
 Extended tier (marker ``extended``): all that is left out above, comparisons with tables of
 measurements, statistics of many draws, programs that are killed, clusters, every page of the
-documentation. ``pytest -m "not bench"`` runs both tiers.
+documentation. ``pytest -m "not bench"`` runs both tiers. Where many share their code (schemes on
+layers, options on machines), each takes a part of the cases by turns, not all of them.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ COMMANDS = (
     ("place", "toy-zipf", "--out", "out"),
 )
 EARLIEST_S, LATEST_S = 0.15, 2.0  # before, Python itself has not begun; at the end most have ended
-TIMES = 3
+TIMES = 2
 """Interrupts of each command, one in each part of its time."""
 
 

@@ -308,8 +308,8 @@ def commands(group: Any, before: tuple[str, ...] = ()) -> Iterator[tuple[str, An
 def odd_words() -> Iterator[tuple[str, list[str]]]:
     """Name of a command, and its words with an odd value of one of its options.
 
-    A command that is the first with an option gets all odd values of it; the next ones, whose
-    option is read by the same code, get one in turn.
+    A command that is the first with an option gets a third of the odd values, options by turns; the next
+    ones, whose option is read by the same code, get one each.
     """
     met: Counter[tuple[str, str]] = Counter()
     every = [(name, of, NEEDED.get(name)) for name, of in commands(typer.main.get_command(app))]
@@ -322,7 +322,7 @@ def odd_words() -> Iterator[tuple[str, list[str]]]:
             kind = option, repr(getattr(param, "type", None))
             turn = met[kind]
             met[kind] += 1
-            for odd in (ODD[turn % len(ODD)],) if turn else ODD:
+            for odd in (ODD[turn % len(ODD)],) if turn else ODD[len(met) % 3 :: 3]:
                 is_option = param.param_type_name == "option"
                 words = [*needed, option, odd] if is_option else [odd, *needed[1:]]
                 yield name, [*name.split(), *words]

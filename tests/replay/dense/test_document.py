@@ -51,8 +51,7 @@ def test_what_is_said_of_decoding_is_what_is_replayed() -> None:
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("direction", ["forward", "training"])
-@pytest.mark.parametrize("model", ["llama-7b", "llama-2-7b"])
+@pytest.mark.parametrize(("model", "direction"), [("llama-7b", "training"), ("llama-2-7b", "forward")])
 def test_what_is_said_of_layers_is_what_is_replayed(model: str, direction: str) -> None:
     half = {"gpu.num_sms": 66, "compute.bf16_peak_TFLOP_per_s": 494.7}
     settings = {"overrides": half} if model == "llama-7b" else {"tokens": 8192}

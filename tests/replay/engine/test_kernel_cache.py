@@ -366,5 +366,4 @@ def test_a_folder_that_others_can_write_to_is_not_believed(
         folder_of(user, private).chmod(0o777)
     place = {"HOME": str(package / "home"), "TMPDIR": str(scratch)}
     assert outcome(package, user=user, **place) == (True, "None")
-    assert outcome(package, user=user, **place) == (True, "None")
     assert not kept_files(private)

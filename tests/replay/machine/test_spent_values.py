@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 import pytest
@@ -96,10 +96,13 @@ def cases(name: str) -> list[tuple[Case, LayerWork]]:
 
 @cache
 def named_by(name: str) -> frozenset[str]:
-    """Values that overhead and latencies of a scheme name, each task examined with every value."""
+    """Values that overhead and latencies of a scheme name, each task examined with every value.
+
+    Schemes that name all values together have both layers launched in both ways, all others each in one.
+    """
     found: set[str] = set()
-    for case, work in cases(name):
-        for launch in ("eager", "graph"):
+    for place, (case, work) in enumerate(cases(name)):
+        for launch in get_args(Launch) if name in TOGETHER else get_args(Launch)[place : place + 1]:
             before = told(case, work, case.system, launch)
             for key in keys(case.system):
                 if key in UNTOLD and "_us" not in key and "_ns" not in key:

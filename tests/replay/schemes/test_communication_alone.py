@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from functools import cache
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -96,7 +97,8 @@ def test_it_is_the_communication_of_a_few_layers(scheme: str) -> None:
 @pytest.mark.extended
 @pytest.mark.parametrize("scheme", SCHEMES_OF_ROWS)
 def test_it_is_the_communication_of_every_layer(scheme: str) -> None:
-    assert examine(scheme, layers.ALL) >= 10
+    """Of a third of the layers: schemes take them by turns."""
+    assert examine(scheme, islice(layers.ALL, SCHEMES_OF_ROWS.index(scheme) % 3, None, 3)) >= 4
 
 
 def test_the_ideal_of_it_is_the_ports() -> None:

@@ -33,9 +33,9 @@ MACHINES = {
 OUT_OF_BALANCE = list(MACHINES)[1:]
 
 
-def turns(number: int) -> list[object]:
+def turns(*later: int) -> list[object]:
     """Layers take the two machines by turns, a share of the pairs each; all but the first are extended."""
-    return [range(1), pytest.param(range(1, number), marks=pytest.mark.extended)]
+    return [(0,), pytest.param(later, marks=pytest.mark.extended)]
 
 
 FEW = ("zipf 8 ranks", "several tiles", "bf16 rows into fp8 GEMMs, fp32 rows back", "backward")
@@ -65,15 +65,15 @@ def takes_ps(machine_name: str, work: LayerWork, scheme: Scheme) -> int | None:
 
 
 def due(place: int, turn: int) -> str | None:
-    """Machine of the layer at a place in a turn: every other layer, both machines in four turns."""
+    """Machine of the layer at a place in a turn: every other layer, all in two turns."""
     if (place + turn) % 2:
         return None
     return OUT_OF_BALANCE[(place // 2 + turn // 2) % 2]
 
 
-@pytest.mark.parametrize("some", turns(4), ids=str)
+@pytest.mark.parametrize("some", turns(1), ids=str)
 @pytest.mark.parametrize("scheme", mostly_extended(RIVALS))
-def test_no_scheme_beats_it_on_a_machine_out_of_balance(scheme: str, some: range) -> None:
+def test_no_scheme_beats_it_on_a_machine_out_of_balance(scheme: str, some: tuple[int, ...]) -> None:
     """On the machine as it is: test_scheme_contract.py."""
     for turn in some:
         no_scheme_beats_it(scheme, turn)
@@ -103,9 +103,9 @@ def variants(scheme: Scheme) -> Iterator[dict[str, object]]:
         yield from ({one.name: value} for value in dict.fromkeys(values) if value != one.default)
 
 
-@pytest.mark.parametrize("some", turns(len(FEW) * len(OUT_OF_BALANCE)), ids=str)
+@pytest.mark.parametrize("some", turns(len(FEW) + 1), ids=str)  # another layer, and the other machine
 @pytest.mark.parametrize("scheme", mostly_extended([name for name in OTHERS if about(SCHEMES[name].options)]))
-def test_no_option_beats_it(scheme: str, some: range) -> None:
+def test_no_option_beats_it(scheme: str, some: tuple[int, ...]) -> None:
     for turn in some:
         no_option_beats_it(scheme, turn)
 

@@ -47,9 +47,10 @@ def test_the_table_is_the_present_one(file: str, name: str) -> None:
 
 @pytest.mark.extended
 def test_every_scheme_has_a_row() -> None:
+    schemes, traffic = scheme_table(), traffic_table()
     for name in SCHEMES:
-        assert scheme_table().count(f"\n| `{name}` |") == 1
-        assert traffic_table().count(f"`{name}`") == 1
+        assert schemes.count(f"\n| `{name}` |") == 1
+        assert traffic.count(f"`{name}`") == 1
 
 
 def test_facts_in_words() -> None:

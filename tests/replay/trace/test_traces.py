@@ -165,8 +165,8 @@ ONE_BY_ONE = (
 
 @every("asked", ONE_BY_ONE)
 def test_each_step_is_the_replay_of_that_step(asked: dict[str, Any]) -> None:
-    whole = replay.run(trace(), steps="1:4", **asked)
-    assert [one.step for one in whole.steps] == [1, 2, 3]
+    whole = replay.run(trace(), steps="1:3", **asked)
+    assert [one.step for one in whole.steps] == [1, 2]
     for one in whole.steps:
         alone = replay.run(trace(), step=one.step, **asked)
         assert one.makespan_us == pytest.approx(alone.totals.makespan_us, rel=1e-12)
@@ -243,11 +243,12 @@ def test_a_library_profiles_once(tmp_path: Path) -> None:
 
 # ---- whoever replays, whenever -------------------------------------------------------------------
 
-SCHEMES = ["deepep-ll", "nccl-alltoall", "ideal"]
+SCHEMES = ["deepep-ll", "ideal"]
+NUM_COMPARED = 3
 
 
 def compared(**how: Any) -> TraceComparison:
-    return replay.compare(trace(), SCHEMES, steps="all", **how)
+    return replay.compare(trace(), SCHEMES, steps=f":{NUM_COMPARED}", **how)
 
 
 @cache
@@ -264,15 +265,15 @@ def test_bytes_are_the_same_whoever_replays(tmp_path: Path) -> None:
     together = compared(folder=tmp_path / "together", jobs=2)
     assert alone.to_json() == together.to_json() == plain().to_json()
     assert points(tmp_path / "alone") == points(tmp_path / "together")
-    assert len(points(tmp_path / "alone")) == STEPS * len(SCHEMES)
+    assert len(points(tmp_path / "alone")) == NUM_COMPARED * len(SCHEMES)
     assert not (tmp_path / "alone" / "claims").exists()
     for one in alone.results:
-        single = replay.run(trace(), scheme=one.scheme.name, steps="all")
+        single = replay.run(trace(), scheme=one.scheme.name, steps=f":{NUM_COMPARED}")
         assert single.to_json() == one.to_json()
 
 
 @settings(max_examples=3)
-@given(st.integers(0, STEPS * len(SCHEMES) - 1))
+@given(st.integers(0, NUM_COMPARED * len(SCHEMES) - 1))
 def test_an_interrupted_replay_goes_on(after: int) -> None:
     told = itertools.count()
 
@@ -289,7 +290,7 @@ def test_an_interrupted_replay_goes_on(after: int) -> None:
         assert not (folder / "claims").exists()
         told_of: list[str] = []
         assert compared(folder=folder, report=told_of.append).to_json() == plain().to_json()
-        left = STEPS * len(SCHEMES) - after - 1
+        left = NUM_COMPARED * len(SCHEMES) - after - 1
         assert f"{left} steps replayed, {after + 1} used again" in told_of
         assert before.items() <= {one: one.stat().st_mtime_ns for one in (folder / "points").iterdir()}.items()
 
@@ -435,16 +436,16 @@ def test_distributions_are_over_the_steps() -> None:
     both = plain()
     for one in both.results:
         times = sorted(step.makespan_us for step in one.steps)
-        assert one.time.count == STEPS
-        assert one.time.mean_us == pytest.approx(math.fsum(times) / STEPS)
+        assert one.time.count == NUM_COMPARED
+        assert one.time.mean_us == pytest.approx(math.fsum(times) / NUM_COMPARED)
         assert one.time.max_us == times[-1]
-        assert one.time.p50_us == times[math.ceil(0.5 * (STEPS - 1))]
-        assert one.time.p95_us == times[math.ceil(0.95 * (STEPS - 1))]
+        assert one.time.p50_us == times[math.ceil(0.5 * (NUM_COMPARED - 1))]
+        assert one.time.p95_us == times[math.ceil(0.95 * (NUM_COMPARED - 1))]
         assert one.headline_us == one.time.mean_us
         assert one.imbalance.max == max(step.mean_imbalance for step in one.steps)
     wins = both.wins()
     assert "ideal" not in wins
-    assert sorted(step for steps in wins.values() for step in steps) == list(range(STEPS))
+    assert sorted(step for steps in wins.values() for step in steps) == list(range(NUM_COMPARED))
     for name, steps in wins.items():
         for step in steps:
             others = [one.steps[step].makespan_us for one in both.results if one.name in wins]
@@ -476,7 +477,7 @@ def test_a_sample_has_the_mean_of_all_in_its_interval() -> None:
 
 def test_results_of_other_steps_do_not_stand_beside_each_other() -> None:
     both = plain()
-    fewer = replay.run(trace(), scheme="ideal", steps="0:3")
+    fewer = replay.run(trace(), scheme="ideal", steps="0:2")
     with pytest.raises(ValueError, match="not of the same steps"):
         TraceComparison(baseline="deepep-ll", results=[both.results[0], fewer])
 

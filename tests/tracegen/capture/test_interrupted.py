@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loops import every
 
 ENABLE = "needs torch and transformers 5: pip install 'moereplay[capture]'"
 pytest.importorskip("torch", reason=ENABLE)
@@ -223,7 +224,7 @@ def ranks_wrote(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("mode", MODES)
+@every("mode", MODES)
 def test_two_ranks_write_one_trace(ranks_wrote: Path, mode: str) -> None:
     out = ranks_wrote / mode / "a.h5"
     trace = tracegen.load(out)

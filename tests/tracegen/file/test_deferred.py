@@ -48,8 +48,8 @@ def ended(file, buffer):
     raise KeyboardInterrupt
 
 for kind in (Failing, Reading):
-    for fail in (short, none, error, ended):
-        for left in range(500):
+    for turn, fail in enumerate((short, none, error, ended)):
+        for left in range(turn % 3, 500, 3):  # each read fails in one way or another
             file = kind(data)
             (file if kind is Failing else file.file).left = left
             try:
