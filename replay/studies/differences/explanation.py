@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from replay.experiments.base.result import ResultBase
     from replay.experiments.collective.result import CollectiveRow
     from replay.experiments.layer.result import Result
-    from replay.studies.differences.sides import Alike
 
 DESCRIBED = ("scheme", "option")
 """Parts of the names of inputs that are of the scheme."""
@@ -188,7 +187,7 @@ class Explanation(Document):
     heading, notes
         Lines on what was replayed and how it was launched, as the comparison of layers has them.
     overhead
-        Tasks that overhead on the paths consists of; one of several times a value is as many of it.
+        Tasks that overhead on the paths consists of; launches, gaps and small kernels in a row one by one.
     values
         The same by value of the system, the longest first.
     places
@@ -406,33 +405,18 @@ def _beside(side: Side, other: Side) -> dict[str, float]:
     return {key: side.inputs[f"system.{key}"] for key in sorted(side.beside & (paid | WAITS_OF_HOSTS))}
 
 
-def _single(side: Side) -> Counter[Alike]:
-    """Tasks of overhead; one of several times a value, such as a row of launches, is as many of it."""
-    found: Counter[Alike] = Counter()
-    for (where, what, each_us, values), number in side.overhead.items():
-        value = side.inputs.get(f"system.{values[0]}") if len(values) == 1 and values[0].endswith("_us") else None
-        unit = ps(value) if isinstance(value, int | float) else 0
-        times, rest = divmod(ps(each_us), unit) if unit else (0, 0)
-        if times and not rest:
-            found[where, what, unit / 1e6, values] += number * times
-        else:
-            found[where, what, each_us, values] += number
-    return found
-
-
 def _overhead(one: Side, other: Side) -> list[OverheadCount]:
     """Tasks that either path has, the longest time of all of a length first."""
-    first, second = _single(one), _single(other)
     found = [
         OverheadCount(
             where=where,
             what=what,
             each_us=each_us,
             key=", ".join(values),
-            one=first[where, what, each_us, values],
-            other=second[where, what, each_us, values],
+            one=one.overhead.get((where, what, each_us, values), 0),
+            other=other.overhead.get((where, what, each_us, values), 0),
         )
-        for where, what, each_us, values in {**first, **second}
+        for where, what, each_us, values in {**one.overhead, **other.overhead}
     ]
     return sorted(found, key=lambda each: -each.each_us * max(each.one, each.other))
 
