@@ -154,6 +154,14 @@ class CodeShare(Strict):
     part_us: float
 
 
+class GpuTimes(Strict):
+    """Time of one GPU under a scheme by what it does, in microseconds; it adds up to the time of all."""
+
+    scheme: str
+    gpu: int
+    parts_us: dict[str, float]
+
+
 class Explanation(Document):
     """Sources of the difference between the times of two results.
 
@@ -171,9 +179,11 @@ class Explanation(Document):
         composed of many replays, parts that it is composed of: of a step the mean over its GPUs,
         which add up to within rounding.
     gpus
-        What a GPU does in the mean, in the same time: it computes or launches kernels, waits for
-        wires, for other GPUs, for what no GPU is busy with, and at the end for the last GPU. They add up likewise;
-        nothing of what has no schedule of its own.
+        What a GPU does in the mean, in the same time: it computes, is between kernels or waits for a launch, waits
+        for SMs that copy, for messages, for other GPUs, for what no GPU is busy with, and at the end for the last GPU.
+        They add up likewise; nothing of what has no schedule of its own.
+    each_gpu
+        The same of every GPU.
     phases
         When phases begin and end, where both are of one layer by itself.
     quantities
@@ -223,6 +233,7 @@ class Explanation(Document):
     places: list[CodeShare] = Field(default_factory=list)
     beside: dict[str, dict[str, float]] = Field(default_factory=dict)
     code: dict[str, list[str]] = Field(default_factory=dict)
+    each_gpu: list[GpuTimes] = Field(default_factory=list)
 
     def _rows(self) -> list[dict[str, Any]]:
         """One for each part of the critical paths."""
@@ -346,6 +357,11 @@ def _explained(one: Side, other: Side, **described: Any) -> Explanation:
         difference_us=(other.time_ps - one.time_ps) / 1e6,
         path=_shares(one.path, other.path),
         gpus=_shares(one.gpus, other.gpus, in_order=True),
+        each_gpu=[
+            GpuTimes(scheme=side.name, gpu=gpu, parts_us={what: time / 1e6 for what, time in parts.items()})
+            for side in (one, other)
+            for gpu, parts in enumerate(side.each)
+        ],
         phases=[
             PhaseSpan(
                 phase=phase,
