@@ -33,8 +33,9 @@ MOVING = frozenset(kind for kind in Kind if KINDS[kind].role in ("serialisation"
 
 _OF_ROLE = {role: among(kind for kind in Kind if KINDS[kind].role == role) for role in ("compute", "copying")}
 
-TILES, WHOLE, MOVES, COPIES = range(4)
-"""Computing on SMs, other computing and launches, messages, SMs and memory that copy rows: what a GPU is busy with."""
+TILES, WHOLE, MOVES, COPIES, GAPS, LATE = range(6)
+"""Computing on SMs, other computing, messages, SMs and memory that copy rows, gaps between kernels, kernels that wait
+for their launch alone: what a GPU is busy with."""
 
 
 def _flags_of_kinds() -> npt.NDArray[np.int8]:
@@ -42,13 +43,14 @@ def _flags_of_kinds() -> npt.NDArray[np.int8]:
     flags = np.full((2, len(Kind)), -1, np.int8)
     flags[:, among(MOVING)] = MOVES
     flags[:, _OF_ROLE["copying"]] = COPIES
-    flags[:, among({*COMPUTE, Kind.LAUNCH})] = [[WHOLE], [TILES]]
+    flags[:, among(COMPUTE)] = [[WHOLE], [TILES]]
+    flags[:, Kind.LAUNCH] = [GAPS, TILES]  # blocks that begin hold their SM
     return flags
 
 
 _FLAG_OF_KIND = _flags_of_kinds()
 
-NUM_SUMS = 8
+NUM_SUMS = 10
 """Numbers that a GPU's time is divided into, see `_divided`."""
 
 
@@ -139,7 +141,7 @@ class ExposureCollector:
             (rank,): when each GPU's own tokens are combined, later than all that was closed.
         """
         self._divide(pools, rank_end)
-        by_time, copying, by_sms, unfilled = np.split(self._divided, [3, 4, 7], axis=1)
+        by_time, copying, by_sms, unfilled, gaps, late = np.split(self._divided, [3, 4, 7, 8, 9], axis=1)
         of_gpu = (self._whole * pools.capacity[: self._num_ranks])[:, None]
         return ExposedTimes(
             by_time.sum(axis=1),
@@ -148,6 +150,8 @@ class ExposureCollector:
                 by_sms=_waiting(by_sms // of_gpu),
                 unfilled_us=(unfilled // of_gpu / 1e6)[:, 0].tolist(),
                 copying_us=(copying / 1e6)[:, 0].tolist(),
+                gaps_us=(gaps / 1e6)[:, 0].tolist(),
+                launches_us=(late / 1e6)[:, 0].tolist(),
             ),
         )
 
@@ -170,7 +174,7 @@ class ExposureCollector:
         """Divide each GPU's time until some moment (rank,)."""
         num_ranks = self._num_ranks
         # Resources that come later may divide SMs in more parts; the old number divides the new.
-        self._divided[:, 4:] *= pools.whole // self._whole
+        self._divided[:, 4:8] *= pools.whole // self._whole
         self._whole = pools.whole
         self._divided += _divided(
             self._until_ps,
@@ -210,10 +214,10 @@ def _busy(
     blocks = [Block(owner, timeline.start_ps), Block(owner, timeline.visible_ps, sign=-1)]
     if held_up is not None and len(held_up.owner):
         rank, start, end = held_up
-        of = (WHOLE * num_ranks + rank).astype(np.int32)
+        of = (LATE * num_ranks + rank).astype(np.int32)
         of[end <= start] = -1
         blocks += [Block(of, start), Block(of, end, sign=-1)]
-    return Levels((COPIES + 1) * num_ranks, blocks).covered()
+    return Levels((LATE + 1) * num_ranks, blocks).covered()
 
 
 def _of_tasks(timeline: Timeline, tasks: Ints) -> Intervals:
@@ -266,11 +270,14 @@ def _divided(low: int, until: Ints, tiles: Intervals, parts: Ints, busy: Interva
     Returns
     -------
     Picoseconds of waiting for wires, imbalance and latency by time, of wires the part in which rows
-    are copied; the three times the parts of SMs that wait, and picoseconds times parts that are unfilled.
+    are copied; the three times the parts of SMs that wait, and picoseconds times parts that are unfilled;
+    gaps between kernels, and waiting for launches, in which nothing computes.
     """
     from replay.engine.kernels.sums import (
         ANYBODY,
+        BETWEEN,
         COPIED,
+        HELD_UP,
         PARTLY,
         TRAVELS,
         WHOLLY,
@@ -294,11 +301,11 @@ def _divided(low: int, until: Ints, tiles: Intervals, parts: Ints, busy: Interva
         )
     )
     what = np.repeat(
-        [WITHIN, PARTLY, WHOLLY, TRAVELS, COPIED, ANYBODY],
+        [WITHIN, PARTLY, WHOLLY, TRAVELS, COPIED, BETWEEN, HELD_UP, ANYBODY],
         [
             num_ranks,
             tiles.owner.size,
-            *np.bincount(flag[some], minlength=COPIES + 1)[WHOLE:],
+            *np.bincount(flag[some], minlength=LATE + 1)[WHOLE:],
             num_ranks * anybody.owner.size,
         ],
     )

@@ -80,7 +80,7 @@ class _TaskOrigins:
         firsts = np.searchsorted([first for first, _ in places], path.task, side="right").tolist()
         blocks = np.searchsorted([block.first for block in spent], path.task, side="right").tolist()
         self._place = {task: places[at - 1][1] if at else "" for task, at in zip(tasks, firsts, strict=True)}
-        self._values = {task: self._values_of(task, at - 1) for task, at in zip(tasks, blocks, strict=True)}
+        self._block = {task: self._block_of(task, at - 1) for task, at in zip(tasks, blocks, strict=True)}
 
     def overhead(self) -> list[OverheadTasks]:
         """Service of the path that is overhead."""
@@ -103,15 +103,19 @@ class _TaskOrigins:
 
     def beside(self) -> list[str]:
         """Values that times of tasks are made of, and of none of the path."""
-        on_path = {value for both in self._values.values() for some in both for value in some}
+        blocks = [block for block in self._block.values() if block is not None]
+        on_path = {value for block in blocks for value in (*block.service, *block.latency)}
         every = {value for one in self._spent for value in (*one.service, *one.latency)}
         return sorted(every - on_path - {OWN})
 
     def _rows(self, kinds: Collection[str], cause: str) -> list[OverheadTasks]:
         found: dict[_Alike, Counter[str]] = {}
         for task, kind, group, length in self._path.lengths(kinds, cause):
-            values = self._values[task][cause == "latency"]
-            found.setdefault(_Alike(kind, group, length, values), Counter())[self._place[task]] += 1
+            block = self._block[task]
+            values = () if block is None else block.latency if cause == "latency" else block.service
+            for each, count in [(length, 1)] if block is None else block.single(task, length):
+                one = _Alike(kind, group, each, () if values == (OWN,) else values)
+                found.setdefault(one, Counter())[self._place[task]] += count
         return [
             OverheadTasks(
                 kind=one.kind,
@@ -124,9 +128,6 @@ class _TaskOrigins:
             for one, places in found.items()
         ]
 
-    def _values_of(self, task: int, at: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Values of a task's service, and of its latency, if the block of this number has it."""
-        if at < 0 or task >= self._spent[at].past:
-            return (), ()
-        service, latency = (() if one == (OWN,) else one for one in (self._spent[at].service, self._spent[at].latency))
-        return service, latency
+    def _block_of(self, task: int, at: int) -> SpentValues | None:
+        """Values of a task, if the block of this number has it."""
+        return self._spent[at] if at >= 0 and task < self._spent[at].past else None

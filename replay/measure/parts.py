@@ -261,12 +261,18 @@ class Exposure(Strict):
     copying_us
         For each GPU, the part of `by_time.wires_us` in which its SMs or memory copy rows, whatever
         is on its ports; None in results of older versions.
+    gaps_us, launches_us
+        For each GPU, time up to its own end that is not exposed and in which nothing computes: a gap
+        between its kernels, or else a kernel that waits for its launch alone; likewise. What is left
+        of that time, it computes.
     """
 
     by_time: WaitTimes
     by_sms: WaitTimes
     unfilled_us: list[float]
     copying_us: list[float] | None = None
+    gaps_us: list[float] | None = None
+    launches_us: list[float] | None = None
 
 
 class SmTime(Strict):

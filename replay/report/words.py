@@ -95,7 +95,10 @@ WORDS: dict[str, str] = {
     "path: no SM": "blocks that wait for their turn while others have all SMs",
     "path: latency": "links, switches, memory",
     # ---- what a GPU does in the mean ----
-    "computing or between kernels": "something of the GPU computes, a gap passes, or a kernel waits for its launch",
+    "busy computing": "something of the GPU computes",
+    "between kernels": "a gap between kernels passes, and nothing computes",
+    "waiting for a launch": "a kernel could begin but for its launch, and nothing computes",
+    "computing or between kernels": "one of these three; results of older versions do not say which",
     "waiting for SMs that copy rows": "its SMs or memory copy rows, and nothing computes; its ports may be busy too",
     "waiting for messages alone": "a message leaves or reaches it, no SM of it copies, and nothing computes",
     "waiting for rows on their way": "either of both; results of older versions do not say which",

@@ -18,9 +18,9 @@ def launched() -> Iterator[list[int]]:
     times: list[int] = []
     issue: Any = Host._issue
 
-    def noted(host: Host, time: Any) -> Any:
+    def noted(host: Host, time: Any, *more: Any) -> Any:
         times.append(int(np.max(time.ps)))
-        return issue(host, time)
+        return issue(host, time, *more)
 
     with mock.patch.object(Host, "_issue", noted):
         yield times

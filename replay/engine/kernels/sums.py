@@ -158,9 +158,11 @@ def find_last_ends(e):
 
 
 #: What may be set of an owner's time, in this order: the whole of it, what serves with some of its
-#: parts, with all of them, what travels, what is copied, anything of anybody.
-WITHIN, PARTLY, WHOLLY, TRAVELS, COPIED, ANYBODY = range(6)
-NUM_SHARES = 8
+#: parts, with all of them, what travels, what is copied, a pause between services, what is held up,
+#: anything of anybody.
+WITHIN, PARTLY, WHOLLY, TRAVELS, COPIED, BETWEEN, HELD_UP, ANYBODY = range(8)
+#: Shares of pauses, and of waiting for what is held up, and how many shares there are.
+PAUSE, WAIT, NUM_SHARES = 8, 9, 10
 
 
 class Flags(KernelMemory):
@@ -183,8 +185,8 @@ class Flags(KernelMemory):
 
 @entry(Flags)
 def divide_time(f):
-    """Add up the time in which all parts are idle, and time times the parts that are, by cause."""
-    within = partly = wholly = travels = copies = anybody = before = 0
+    """Add up the time in which all parts are idle, and time times the parts that are, by cause; and pauses."""
+    within = partly = wholly = travels = copies = between = held_up = anybody = before = 0
     for place in range(2 * f.num_flags):
         flag = f.order[place]
         time = f.time[flag]
@@ -198,6 +200,7 @@ def divide_time(f):
         if within > 0 and length > 0 and wholly == 0:
             idle = f.most[owner] - partly
             at = NUM_SHARES * owner
+            pauses = between + held_up > 0
             if travels + copies > 0:
                 cause = 0
             elif partly == 0 and anybody > 0:
@@ -206,11 +209,14 @@ def divide_time(f):
                 cause = 2
             else:
                 cause = 3
-            if partly == 0:
+            if pauses and partly == 0:
+                share = PAUSE if between > 0 else WAIT
+                f.shares[at + share] = f.shares[at + share] + length
+            elif partly == 0:
                 f.shares[at + cause] = f.shares[at + cause] + length
                 if copies > 0:
                     f.shares[at + 3] = f.shares[at + 3] + length
-            if idle > 0:
+            if idle > 0 and not pauses:
                 f.shares[at + 4 + cause] = f.shares[at + 4 + cause] + length * idle
         amount = sign * f.amount[flag]
         what = f.what[flag]
@@ -224,5 +230,9 @@ def divide_time(f):
             travels += amount
         elif what == COPIED:
             copies += amount
+        elif what == BETWEEN:
+            between += amount
+        elif what == HELD_UP:
+            held_up += amount
         else:
             anybody += amount

@@ -18,7 +18,7 @@ length forget what is over: launches do not wait for them.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +78,47 @@ NO_CALLS = Calls({})
 def named(what: str | Operation) -> Operation:
     """The operation, or one kernel of which nothing but the name is said."""
     return what if isinstance(what, Operation) else Operation(what)
+
+
+class _KernelRow(NamedTuple):
+    """Kernels that run one after the other.
+
+    Attributes
+    ----------
+    kind
+        What they are.
+    each
+        (kernel,) or (kernel, rank): picoseconds of each on a GPU.
+    of
+        Values of the system that these are made of.
+    gap
+        Before each.
+    """
+
+    kind: Kind
+    each: Ints
+    of: tuple[str, ...]
+    gap: Time
+
+    @property
+    def single(self) -> Time | None:
+        """One kernel, where all take the same; None where they do not."""
+        return Time(self.each[0], self.of) if np.all(self.each == self.each[0]) else None
+
+    def busy(self, first: IntsLike, past: IntsLike) -> Ints:
+        """Time of the kernels from one up to another, by number, of all GPUs or of each."""
+        done = np.concatenate([np.zeros_like(self.each[:1]), np.cumsum(self.each, axis=0)])
+        ranks = (np.arange(done.shape[1]),) if done.ndim > 1 else ()
+        found: Ints = done[(past, *ranks)] - done[(first, *ranks)]
+        return found
+
+    def held_up(self, launch: Time, lead_ps: IntsLike) -> Ints:
+        """Number of the kernel whose launch, with all kernels from there on, ends last; of all GPUs or (rank,)."""
+        gap_ps, count = int(self.gap.ps), len(self.each)
+        left = np.cumsum((self.each + gap_ps)[::-1], axis=0)[::-1] - gap_ps
+        launches = np.asarray(launch.ps)[..., None] * np.arange(1, count + 1)
+        arrived = np.maximum(0, launches - np.asarray(lead_ps)[..., None])
+        return np.asarray((arrived + left.T).argmax(axis=-1))
 
 
 class Host:
@@ -233,7 +274,9 @@ class Host:
 
         A kernel begins when its launch has arrived and the gap behind the one before is over. The
         row ends with the kernels' own times and gaps behind `after`, or with the launch that holds
-        them up most and all kernels from there on, whichever is later.
+        them up most and all kernels from there on, whichever is later. The kernels before that one
+        are two tasks, and those from it on: their gaps, and then what they do, which is latency as
+        that of a small kernel beside its bytes.
 
         Parameters
         ----------
@@ -251,33 +294,32 @@ class Host:
         if not count:
             return after
         one = self._named(what, count, count)
-        gap_ps = int(self._gap.ps)
-        whole = Time((each + gap_ps).sum(axis=0), (times + self._gap).of)
-
-        def noted(first: Ints, ended: Tasks) -> Ints:
-            ranks, busy = self._resources.ranks, each.sum(axis=0)
-            self._notes.kernels.append(KernelLaunches(int(first[0]), ended, ranks, busy))
-            return ended
-
-        graph, before, lead_ps = self._graph_launched(), self.last, self._lead_ps
+        row = _KernelRow(kind, each, times.of, self._gap)
+        first, ranks, graph = self._tasks.count, self._resources.ranks, self._graph_launched()
         if graph is not None:
-            begun = self._later(after, graph, self._resources.ranks)
-            ended = self._tasks.delay(kind, whole, begun)
-            return noted(ended, ended)
-        ended = self._tasks.delay(kind, whole, after)
-        launched = self._launched(one, count)
-        self._ahead.extend([(self._layer, after)] * count)  # as if all began with the first
-        if launched is None:
-            return noted(ended, ended)
-        assert lead_ps is not None
-        # From each launch on: all launches up to it, its kernel and those behind it.
-        left = np.cumsum((each + gap_ps)[::-1], axis=0)[::-1] - gap_ps
-        launch = self._each(one)
-        launches = np.asarray(launch.ps)[..., None] * np.arange(1, count + 1)
-        arrived = np.maximum(0, launches - np.asarray(lead_ps)[..., None])
-        held_up = Time((arrived + left.T).max(axis=-1), (launch + whole).of)
-        held = self._tasks.delay(Kind.HOST, held_up, before)
-        return noted(ended, self._later(ended, held, self._resources.ranks))
+            ended = self._run(row, self._later(after, graph, ranks), 0, count, gaps=count)
+        elif self._lead_ps is None:
+            ended = self._run(row, after, 0, count, gaps=count)
+        else:
+            last = row.held_up(self._each(one), self._lead_ps)
+            before = self._run(row, after, 0, last, gaps=last + 1)
+            launched = self._launched(one, last + 1)
+            assert launched is not None
+            ended = self._run(row, self._later(before, launched, ranks), last, count, gaps=count - 1 - last)
+            if np.any(last + 1 < count):
+                self._launched(one, count - 1 - last)
+            self._ahead.extend([(self._layer, after)] * count)  # as if all began with the first
+        self._notes.kernels.append(KernelLaunches(first, ended, ranks, each.sum(axis=0)))
+        return ended
+
+    def _run(self, row: _KernelRow, after: Tasks, first: IntsLike, past: IntsLike, *, gaps: IntsLike) -> Tasks:
+        """Run kernels of a row, numbered from one up to another, behind some gaps: (rank,) tasks."""
+        gap, busy = Time.made(row.gap.ps * gaps, *row.gap.of), Time.made(row.busy(first, past), *row.of)
+        if np.any(gap.ps):
+            after = self._tasks.delay(Kind.LAUNCH, gap, after, each=row.gap)
+        if np.any(busy.ps):
+            after = self._tasks.delay(row.kind, NO_TIME, after, late=busy, each=row.single)
+        return after
 
     def _named(self, what: str | Operation, count: int, launches: int) -> Operation:
         """Note kernels of one name, and launches of a thread with most."""
@@ -308,14 +350,17 @@ class Host:
 
     def _launched(self, one: Operation, count: IntsLike) -> Tasks | None:
         """Launch kernels one by one: (rank,) tasks; None if that was done long ago."""
-        return None if self._lead_ps is None else self._issue(self._each(one) * count)
+        if self._lead_ps is None:
+            return None
+        each = self._each(one)
+        return self._issue(each * count, each)
 
-    def _issue(self, whole: Time) -> Tasks:
-        """Launch for so long, of which the thread's lead takes its part: (rank,) tasks."""
+    def _issue(self, whole: Time, each: Time | None = None) -> Tasks:
+        """Launch for so long, of which the thread's lead takes its part: (rank,) tasks; see `TaskBuilder.serve`."""
         assert self._lead_ps is not None
         time = Time.made(np.maximum(0, whole.ps - self._lead_ps), *whole.of)
         self._lead_ps = np.maximum(0, self._lead_ps - whole.ps)
-        issued = self._do(Kind.HOST, time)
+        issued = self._do(Kind.HOST, time, each=each)
         if self._ahead and len(self._ahead) == self._ahead.maxlen:
             layer, begun = self._ahead[0]
             if layer >= self._layer - 1:
@@ -358,13 +403,14 @@ class Host:
         times = max(1, what.launches)
         self.script.append(ScriptLine("spend", self._stage, what, times))
         if what.host_ps and self._lead_ps is not None and not self._capture.is_on:
-            self._issue(self._each(what) * times)
+            each = self._each(what)
+            self._issue(each * times, each)
 
     def work(self, kind: Kind, time: Time, after: Tasks) -> Tasks:
         """Occupy the thread for work of its own: (rank,) tasks."""
         return self._do(kind, time, after)
 
-    def _do(self, kind: Kind, time: Time, after: Tasks | None = None) -> Tasks:
+    def _do(self, kind: Kind, time: Time, after: Tasks | None = None, *, each: Time | None = None) -> Tasks:
         """Go on with the program: (rank,) tasks behind the thread's last one, and `after`."""
         resources, before = self._resources, self.last
         done = self._tasks.serve(
@@ -373,6 +419,7 @@ class Host:
             kind=kind,
             rank=resources.ranks,
             after=before if after is None else after,
+            each=each,
         )
         if after is not None and before is not None:
             self._tasks.order(before, done)

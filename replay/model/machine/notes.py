@@ -80,12 +80,27 @@ class SpentValues(NamedTuple):
         The tasks are numbered from the one on, up to the other.
     service, latency
         What they hold a server for, and how long after that the next may begin.
+    each_ps
+        Time of one, or (task,), where a task is several of the same: launches, gaps or small kernels
+        in a row. A rest is one more that is shorter, as a launch that the host's lead hides in part.
+        None where each task is one.
     """
 
     first: int
     past: int
     service: tuple[str, ...]
     latency: tuple[str, ...]
+    each_ps: IntsLike | None = None
+
+    def single(self, task: int, length_ps: int) -> list[tuple[int, int]]:
+        """Lengths of what a task is in a row, and how many have each."""
+        if self.each_ps is None:
+            return [(length_ps, 1)]
+        each = int(np.broadcast_to(self.each_ps, self.past - self.first)[task - self.first])
+        if not each:
+            return [(length_ps, 1)]
+        whole, rest = divmod(length_ps, each)
+        return [(each, whole)] * bool(whole) + [(rest, 1)] * bool(rest)
 
 
 @dataclass
@@ -172,10 +187,12 @@ class Notes:
             place, frame = by_file[code], frame.f_back
         self.places.append((first, place))
 
-    def spend(self, task: Tasks, service: tuple[str, ...], latency: tuple[str, ...]) -> None:
+    def spend(
+        self, task: Tasks, service: tuple[str, ...], latency: tuple[str, ...], each_ps: IntsLike | None = None
+    ) -> None:
         """Remember values of the system that the times of tasks, numbered in a row, are made of."""
         if len(task):
-            self.spent.append(SpentValues(int(task[0]), int(task[-1]) + 1, service, latency))
+            self.spent.append(SpentValues(int(task[0]), int(task[-1]) + 1, service, latency, each_ps))
 
     def follow(self, what: Way, token: Ints, task: Tasks) -> None:
         """Remember tasks in which tokens are sent, or after which they are combined.

@@ -24,6 +24,11 @@ class TaskBuilder:
         self._resources = resources
         self._notes = notes
 
+    @property
+    def count(self) -> int:
+        """Tasks added so far; also the number of the next one."""
+        return self._graph.num_tasks
+
     def serve(
         self,
         servers: IntsLike,
@@ -34,6 +39,7 @@ class TaskBuilder:
         after: Tasks | None = None,
         late: Time = NO_TIME,
         priority: IntsLike = 0,
+        each: Time | None = None,
     ) -> Tasks:
         """Occupy servers: (task,) tasks.
 
@@ -51,6 +57,8 @@ class TaskBuilder:
             From the end of the service until the result is there.
         priority
             Order among what waits for the same server, smaller first.
+        each
+            Time of one, where each task is several of the same, as launches in a row; see `SpentValues`.
         """
         added = self._graph.add(
             len(rank),
@@ -62,8 +70,8 @@ class TaskBuilder:
             rank=rank,
             after=after,
         )
-        if time.of or late.of:
-            self._notes.spend(added, time.of, late.of)
+        if time.of or late.of or each is not None:
+            self._notes.spend(added, time.of, late.of, None if each is None else each.ps)
         return added
 
     def mark(self, rank: Ranks, after: Tasks | None = None) -> Ints:
@@ -103,11 +111,18 @@ class TaskBuilder:
         self._graph.edges(earlier, later)
 
     def delay(
-        self, kind: Kind, time: Time, after: Tasks | None, rank: Ranks | None = None, *, late: Time = NO_TIME
+        self,
+        kind: Kind,
+        time: Time,
+        after: Tasks | None,
+        rank: Ranks | None = None,
+        *,
+        late: Time = NO_TIME,
+        each: Time | None = None,
     ) -> Tasks:
         """Pass time without occupying anything: (task,) tasks, one per rank without `rank`; see `serve`."""
         ranks = self._resources.ranks if rank is None else rank
-        return self.serve(-1, time, kind=kind, rank=ranks, after=after, late=late)
+        return self.serve(-1, time, kind=kind, rank=ranks, after=after, late=late, each=each)
 
     def meet(self, after: Tasks, group: Ints | None = None) -> Tasks:
         """One mark of all ranks: (rank,) the same task, which waits for all of `after`.

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from replay.experiments.base.result import ResultBase
     from replay.experiments.collective.result import CollectiveRow
     from replay.experiments.layer.result import Result
-    from replay.studies.differences.sides import Alike
 
 DESCRIBED = ("scheme", "option")
 """Parts of the names of inputs that are of the scheme."""
@@ -155,6 +154,14 @@ class CodeShare(Strict):
     part_us: float
 
 
+class GpuTimes(Strict):
+    """Time of one GPU under a scheme by what it does, in microseconds; it adds up to the time of all."""
+
+    scheme: str
+    gpu: int
+    parts_us: dict[str, float]
+
+
 class Explanation(Document):
     """Sources of the difference between the times of two results.
 
@@ -172,9 +179,11 @@ class Explanation(Document):
         composed of many replays, parts that it is composed of: of a step the mean over its GPUs,
         which add up to within rounding.
     gpus
-        What a GPU does in the mean, in the same time: it computes or launches kernels, waits for
-        wires, for other GPUs, for what no GPU is busy with, and at the end for the last GPU. They add up likewise;
-        nothing of what has no schedule of its own.
+        What a GPU does in the mean, in the same time: it computes, is between kernels or waits for a launch, waits
+        for SMs that copy, for messages, for other GPUs, for what no GPU is busy with, and at the end for the last GPU.
+        They add up likewise; nothing of what has no schedule of its own.
+    each_gpu
+        The same of every GPU.
     phases
         When phases begin and end, where both are of one layer by itself.
     quantities
@@ -188,7 +197,7 @@ class Explanation(Document):
     heading, notes
         Lines on what was replayed and how it was launched, as the comparison of layers has them.
     overhead
-        Tasks that overhead on the paths consists of; one of several times a value is as many of it.
+        Tasks that overhead on the paths consists of; launches, gaps and small kernels in a row one by one.
     values
         The same by value of the system, the longest first.
     places
@@ -224,6 +233,7 @@ class Explanation(Document):
     places: list[CodeShare] = Field(default_factory=list)
     beside: dict[str, dict[str, float]] = Field(default_factory=dict)
     code: dict[str, list[str]] = Field(default_factory=dict)
+    each_gpu: list[GpuTimes] = Field(default_factory=list)
 
     def _rows(self) -> list[dict[str, Any]]:
         """One for each part of the critical paths."""
@@ -347,6 +357,11 @@ def _explained(one: Side, other: Side, **described: Any) -> Explanation:
         difference_us=(other.time_ps - one.time_ps) / 1e6,
         path=_shares(one.path, other.path),
         gpus=_shares(one.gpus, other.gpus, in_order=True),
+        each_gpu=[
+            GpuTimes(scheme=side.name, gpu=gpu, parts_us={what: time / 1e6 for what, time in parts.items()})
+            for side in (one, other)
+            for gpu, parts in enumerate(side.each)
+        ],
         phases=[
             PhaseSpan(
                 phase=phase,
@@ -406,33 +421,18 @@ def _beside(side: Side, other: Side) -> dict[str, float]:
     return {key: side.inputs[f"system.{key}"] for key in sorted(side.beside & (paid | WAITS_OF_HOSTS))}
 
 
-def _single(side: Side) -> Counter[Alike]:
-    """Tasks of overhead; one of several times a value, such as a row of launches, is as many of it."""
-    found: Counter[Alike] = Counter()
-    for (where, what, each_us, values), number in side.overhead.items():
-        value = side.inputs.get(f"system.{values[0]}") if len(values) == 1 and values[0].endswith("_us") else None
-        unit = ps(value) if isinstance(value, int | float) else 0
-        times, rest = divmod(ps(each_us), unit) if unit else (0, 0)
-        if times and not rest:
-            found[where, what, unit / 1e6, values] += number * times
-        else:
-            found[where, what, each_us, values] += number
-    return found
-
-
 def _overhead(one: Side, other: Side) -> list[OverheadCount]:
     """Tasks that either path has, the longest time of all of a length first."""
-    first, second = _single(one), _single(other)
     found = [
         OverheadCount(
             where=where,
             what=what,
             each_us=each_us,
             key=", ".join(values),
-            one=first[where, what, each_us, values],
-            other=second[where, what, each_us, values],
+            one=one.overhead.get((where, what, each_us, values), 0),
+            other=other.overhead.get((where, what, each_us, values), 0),
         )
-        for where, what, each_us, values in {**first, **second}
+        for where, what, each_us, values in {**one.overhead, **other.overhead}
     ]
     return sorted(found, key=lambda each: -each.each_us * max(each.one, each.other))
 

@@ -10,14 +10,15 @@ if TYPE_CHECKING:
     from replay.experiments.base.result import TimedResult
     from replay.measure.result import Measures
 
-COMPUTING = "computing or between kernels"
+COMPUTING, GAPS, LAUNCHES = "busy computing", "between kernels", "waiting for a launch"
+BUSY = "computing or between kernels"
 ON_THE_WAY = "waiting for rows on their way"
 COPYING, MESSAGES = "waiting for SMs that copy rows", "waiting for messages alone"
 OTHERS, NOBODY = "waiting for other GPUs", "no GPU busy"
 EXPOSED = "exposed"
 LAST = "waiting for the last GPU"
-PARTS = (COMPUTING, COPYING, MESSAGES, ON_THE_WAY, OTHERS, NOBODY, EXPOSED, LAST)
-"""All that a GPU does or waits for; `ON_THE_WAY` and `EXPOSED` where an older version does not say for what."""
+PARTS = (COMPUTING, GAPS, LAUNCHES, BUSY, COPYING, MESSAGES, ON_THE_WAY, OTHERS, NOBODY, EXPOSED, LAST)
+"""All that a GPU does or waits for; `BUSY`, `ON_THE_WAY` and `EXPOSED` where an older version does not say for what."""
 
 
 def of_gpus(result: TimedResult) -> dict[tuple[str, str], int]:
@@ -29,27 +30,50 @@ def of_gpus(result: TimedResult) -> dict[tuple[str, str], int]:
     """
     found: dict[tuple[str, str], int] = {}
     for measures in result.measured:
-        for what, time in _of_gpu(measures).items():
+        each = _each(measures)
+        mean = {what: round(sum(gpu.get(what, 0) for gpu in each) / len(each)) for what in PARTS if what in each[0]}
+        # What a GPU does in the mean is rounded; the first part takes what is left over.
+        first = next(iter(mean))
+        mean[first] += ps(measures.makespan_us) - sum(mean.values())
+        for what, time in mean.items():
             found[what, ""] = found.get((what, ""), 0) + time
     return found
 
 
-def _of_gpu(measures: Measures) -> dict[str, int]:
-    """The mean GPU of one schedule: it works or waits until its own end, and then for the last."""
-    ends = measures.rank_end_us
+def of_each(result: TimedResult) -> list[dict[str, int]]:
+    """Activities of each GPU: (gpu,) picoseconds, summed likewise; each adds up to the time of all schedules.
+
+    Nothing of schedules of different numbers of GPUs.
+    """
+    found: list[dict[str, int]] = []
+    for measures in result.measured:
+        each = _each(measures)
+        found = found or [{} for _ in each]
+        if len(each) != len(found):
+            return []
+        for total, gpu in zip(found, each, strict=True):
+            for what, time in gpu.items():
+                total[what] = total.get(what, 0) + time
+    return found
+
+
+def _each(measures: Measures) -> list[dict[str, int]]:
+    """Time of each GPU of one schedule: it works or waits until its own end, and then for the last."""
     waits = {EXPOSED: measures.exposed_communication_us_per_gpu}
-    if measures.exposure is not None:
-        by_time, copying = measures.exposure.by_time, measures.exposure.copying_us
+    paused: dict[str, list[float]] = {}
+    if (exposure := measures.exposure) is not None:
+        by_time, copying = exposure.by_time, exposure.copying_us
         moved = {ON_THE_WAY: by_time.wires_us}
         if copying is not None:
             alone = [both - of for both, of in zip(by_time.wires_us, copying, strict=True)]
             moved = {COPYING: copying, MESSAGES: alone}
-        waits = {
-            **moved,
-            OTHERS: by_time.imbalance_us,
-            NOBODY: by_time.latency_us,
-        }
-    mean = {what: ps(sum(times) / len(times)) for what, times in waits.items()}
-    end = ps(sum(ends) / len(ends))
-    computing = {COMPUTING: end - sum(mean.values())}
-    return computing | mean | {LAST: ps(measures.makespan_us) - end}
+        waits = {**moved, OTHERS: by_time.imbalance_us, NOBODY: by_time.latency_us}
+        if exposure.gaps_us is not None and exposure.launches_us is not None:
+            paused = {GAPS: exposure.gaps_us, LAUNCHES: exposure.launches_us}
+    found = []
+    for gpu, end_us in enumerate(measures.rank_end_us):
+        rest = {what: ps(times[gpu]) for what, times in {**paused, **waits}.items()}
+        end = ps(end_us)
+        works = {COMPUTING if paused else BUSY: end - sum(rest.values())}
+        found.append({**works, **rest, LAST: ps(measures.makespan_us) - end})
+    return found

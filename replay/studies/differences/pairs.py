@@ -26,7 +26,7 @@ LATER: dict[type, tuple[str, ...]] = {
     LayerResult: ("token_latency_from_start_us", "memory"),
     ChainResult: ("memory",),
     Measures: ("exposure", "sm_time_us"),
-    Exposure: ("copying_us",),
+    Exposure: ("copying_us", "gaps_us", "launches_us"),
     CriticalPathTimes: ("behind_by_kind_us", "overhead", "latencies", "by_place_us", "beside"),
     OverheadTasks: ("values", "places"),
 }

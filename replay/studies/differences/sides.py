@@ -16,7 +16,7 @@ from replay.experiments.collective.setup import CollectiveSetup
 from replay.experiments.collective.spec import size_text
 from replay.measure.origins import critical_path_of
 from replay.studies.differences.any_experiment import came_out
-from replay.studies.differences.gpus import of_gpus
+from replay.studies.differences.gpus import of_each, of_gpus
 from replay.studies.differences.inputs import inputs_of
 from replay.studies.differences.outcome import numbers_of
 from replay.studies.differences.path import by_phase_and_cause, by_place, of_paths, overhead_of, paths_of, ps
@@ -62,6 +62,8 @@ class Side(NamedTuple):
         Picoseconds of the path by code that asked for it, phase and cause.
     beside
         Values of the system that tasks cost, and none of the path.
+    each
+        Picoseconds of each GPU by what it does.
     """
 
     name: str
@@ -75,6 +77,7 @@ class Side(NamedTuple):
     places: Mapping[tuple[str, str, str], int] = MappingProxyType({})
     beside: frozenset[str] = frozenset()
     busy_us: Mapping[str, float] = MappingProxyType({})
+    each: Sequence[Mapping[str, int]] = ()
 
 
 def side_of(experiment: AnyExperiment, result: ResultBase) -> Side:
@@ -107,6 +110,7 @@ def _of_schedules(result: TimedResult, phases: Mapping[str, str]) -> Side:
         numbers=numbers_of(result, phases),
         inputs=inputs_of(result),
         busy_us=busy,
+        each=of_each(result),
         **_made_of(paths_of(result), phases),
     )
 

@@ -6,7 +6,7 @@ in a stream and 1.5 us in a graph. A kernel is a delay here.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from functools import cached_property
 
 import numpy as np
@@ -15,9 +15,11 @@ from host_times import launched
 from loops import every
 from round_machine import US, round_machine
 
-from replay.engine import GraphBuilder, Timeline, schedule
+from replay.engine import GraphBuilder, Timeline, critical_path, schedule
+from replay.measure.origins import critical_path_of
+from replay.measure.parts import CriticalPathTimes
 from replay.model.arrays import Ints
-from replay.model.machine.host import Calls, Launch, Operation, StageCalls
+from replay.model.machine.host import FREE_HOSTS, Calls, Launch, Operation, StageCalls
 from replay.model.machine.kinds import DISPATCH, KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
 from replay.model.machine.times import Time
@@ -47,6 +49,11 @@ class Stream:
 
     def begins_us(self) -> list[float]:
         return [float(self.schedule.visible_ps[begun[0]]) / US for begun in self.begun]
+
+    @property
+    def path(self) -> CriticalPathTimes:
+        notes = self.machine.notes
+        return critical_path_of(critical_path(self.schedule), notes.places, notes.spent)
 
     def ends_us(self) -> list[float]:
         return [float(end) / US for end in self.schedule.visible_ps[self.end]]
@@ -214,6 +221,57 @@ def test_a_row_has_times_of_each_rank() -> None:
     times = np.array([[1, 20], [1, 20]]) * US  # (kernel, rank)
     stream.end = stream.machine.host.row(Kind.BETWEEN, Time(times), stream.end, "row")
     assert stream.ends_us() == [3 + 3 + 1, 3 + 20 + 2 + 20]
+
+
+def booked(path: CriticalPathTimes) -> list[tuple[str, float, int]]:
+    """Launches, gaps and kernels of a path: kind, length and number."""
+    rows = [*(path.overhead or ()), *(path.latencies or ())]
+    return [(one.kind, one.each_us, one.count) for one in rows]
+
+
+ROWS: list[tuple[Launch | None, list[float], list[tuple[str, float, int]]]] = [
+    ("eager", [0.5] * 6, [("host", 3, 6), ("between", 0.5, 1)]),
+    ("eager", [10] * 6, [("host", 3, 1), ("launch", 2, 5), ("between", 10, 6)]),
+    ("eager", [0.5] * 3 + [12] * 2, [("host", 3, 4), ("launch", 2, 1), ("between", 24, 1)]),
+    ("graph", [0.5] * 6, [("host", 2.5, 1), ("launch", 1.5, 6), ("between", 0.5, 6)]),
+    (None, [0.5] * 6, [("launch", 2, 6), ("between", 0.5, 6)]),
+]
+
+
+@every(("launch", "times_us", "found"), ROWS)
+def test_a_chain_of_kernels_books_each_launch_gap_and_kernel(
+    launch: Launch | None, times_us: list[float], found: list[tuple[str, float, int]]
+) -> None:
+    """Those on the path alone. Kernels that do not take the same are told together."""
+    stream = Stream(launch)
+    stream.row(times_us)
+    assert booked(stream.path) == found
+    assert sum(each * count for _, each, count in found) == stream.ends_us()[0]
+
+
+def test_a_lead_hides_launches_of_a_row_and_one_in_part() -> None:
+    stream = Stream("eager", lead_us=4)
+    stream.row([0.125] * 5)  # launched at 15 - 4
+    assert booked(stream.path) == [("host", 3, 3), ("host", 2, 1), ("between", 0.125, 1)]
+
+
+def test_launches_that_cost_nothing_book_none() -> None:
+    stream = Stream("eager", lead_us=FREE_HOSTS.ps // US)
+    stream.row([0.5] * 6)
+    assert booked(stream.path) == [("launch", 2, 6), ("between", 0.5, 6)]
+
+
+def test_kernels_of_a_row_name_their_values() -> None:
+    stream = Stream("graph")
+    stream.machine.small_kernels(Kind.LAYOUT, 0, stream.end, Operation("small", 4))
+    counts: Counter[tuple[str, ...]] = Counter()
+    for one in [*(stream.path.overhead or ()), *(stream.path.latencies or ())]:
+        counts[one.kind, *(one.values or ())] += one.count
+    assert counts == {
+        ("host", "overheads.graph_launch_us"): 1,
+        ("launch", "overheads.kernel_gap_graph_us"): 4,
+        ("layout", "overheads.small_kernel_us"): 4,
+    }
 
 
 def test_small_kernels_in_a_row_move_their_bytes_in_the_last() -> None:

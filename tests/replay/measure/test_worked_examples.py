@@ -234,3 +234,76 @@ def test_waiting_for_a_launch_alone_is_not_exposed(two_gpus: tuple[Bench, list[i
     result = bench.measured([int(begun[0]), ends[1]])
     assert result.rank_end_us == [15, 11]
     assert result.exposed_communication_us_per_gpu == [9, 7]
+    assert result.exposure is not None
+    assert (result.exposure.gaps_us, result.exposure.launches_us) == ([1, 0], [1, 0])
+
+
+MOMENTS = 60
+KINDS = (Kind.LAUNCH, Kind.PERMUTE, Kind.GEMM1, DISPATCH.up, DISPATCH.send, DISPATCH.ack_up, DISPATCH.sync)
+
+
+def plainly(
+    tasks: list[tuple[Kind, int, int, int]], held_up: list[tuple[int, int, int]], ends: list[int]
+) -> list[dict[str, int]]:
+    """What each GPU does, moment by moment: its own work, a pause of its kernels, or the first cause of its wait."""
+    found = []
+    for gpu, end in enumerate(ends):
+        times = dict.fromkeys(("computes", "gap", "launch", "wires", "copies", "imbalance", "latency"), 0)
+        for now in range(end):
+            under_way = [(kind, of) for kind, of, start, past in tasks if start <= now < past and kind in KINDS[:5]]
+            own = {kind for kind, of in under_way if of == gpu}
+            late = {of for of, start, past in held_up if start <= now < past}
+            if own & {Kind.PERMUTE, Kind.GEMM1}:
+                what = "computes"
+            elif Kind.LAUNCH in own or gpu in late:
+                what = "gap" if Kind.LAUNCH in own else "launch"
+            elif own:
+                what = "wires"
+                times["copies"] += DISPATCH.send in own
+            else:
+                what = "imbalance" if under_way or late else "latency"
+            times[what] += 1
+        found.append(times)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_time_of_each_gpu_is_that_of_every_moment(seed: int) -> None:
+    """Against a twin that looks at each microsecond; what is left of the end is computing, to the picosecond."""
+    draw = np.random.default_rng(seed)
+    bench = Bench.make(3)
+    # On no resource nothing queues: each task begins behind a mark at its own moment.
+    tasks, held_up = [], []
+    sms = bench.machine.sms.pool("sm", 4)
+
+    def moment(gpu: int, us: int) -> np.ndarray:
+        return bench.task(Kind.MARK, gpu, -1, us)
+
+    for _ in range(24):
+        kind, gpu = KINDS[int(draw.integers(len(KINDS)))], int(draw.integers(3))
+        start, length = int(draw.integers(MOMENTS - 10)), int(draw.integers(1, 10))
+        if kind == Kind.GEMM1 and any(one[:2] == (kind, gpu) for one in tasks):
+            continue  # a tile alone on its GPU begins at once
+        bench.task(kind, gpu, sms[gpu] if kind == Kind.GEMM1 else -1, length, int(moment(gpu, start)[0]))
+        tasks.append((kind, gpu, start, start + length))
+    for _ in range(4):
+        gpu, start, length = int(draw.integers(3)), int(draw.integers(MOMENTS - 10)), int(draw.integers(1, 10))
+        both = moment(gpu, start), moment(gpu, start + length)
+        bench.machine.notes.held_up.append((*both, np.array([gpu])))
+        held_up.append((gpu, start, start + length))
+    ends = draw.integers(MOMENTS // 2, MOMENTS, 3).tolist()
+    result = bench.measured([int(moment(gpu, end)[0]) for gpu, end in enumerate(ends)])
+    parts = result.exposure
+    assert parts is not None and parts.gaps_us is not None and parts.launches_us is not None
+    waits = parts.by_time
+    for gpu, times in enumerate(plainly(tasks, held_up, ends)):
+        found = {
+            "gap": parts.gaps_us[gpu],
+            "launch": parts.launches_us[gpu],
+            "wires": waits.wires_us[gpu],
+            "imbalance": waits.imbalance_us[gpu],
+            "latency": waits.latency_us[gpu],
+        }
+        computes = result.rank_end_us[gpu] - sum(found.values())
+        copies = (parts.copying_us or [])[gpu]
+        assert {"computes": computes, **found, "copies": copies} == times

@@ -59,7 +59,8 @@ def preprocessed(work: LayerWork, machine: Machine, start: Tasks, *, host_waits:
     scanned = machine.delay(Kind.LAYOUT, looks, scanned)
     rows = copies * local * (1 + PLACE_PASSES * PLACE_BYTES)
     known = machine.memory_kernel(Kind.LAYOUT, rows, scanned, PLACES)
-    known = machine.delay(DISPATCH.sync, machine.costs.grid_barrier() * GRID_BARRIERS, known)
+    barrier = machine.costs.grid_barrier()
+    known = machine.delay(DISPATCH.sync, barrier * GRID_BARRIERS, known, each=barrier)
     if host_waits:
         machine.host.wait(DISPATCH, known, COUNTS_WAIT)
     return known
