@@ -28,6 +28,7 @@ from tracegen.shared.display.content import (
     Table,
     Waterfall,
 )
+from tracegen.shared.display.drawing import limits
 from tracegen.shared.display.html import bars, document, fragment, heat, plot, waterfall
 from tracegen.shared.display.html.charts import MODULES, figure
 from tracegen.shared.display.html.document import MOST_LINKED
@@ -138,13 +139,29 @@ def test_a_bar_that_is_broken_off_ends_at_the_edge_and_says_its_sum() -> None:
     body = bars.draw(chart, COLOURS, WIDE).body
     (_, (start, length)), (_, (_, other)) = ([*row, *[(0.0, 0.0)]][:2] for row in rects(body)[1:])
     assert start + length > WIDE / 2  # 3 of the 4 that the axis shows
-    assert other == 0  # the second part of 100 lies beyond the edge
+    # All of the second part of 100 lies behind the break, and nearly all of the first.
+    assert other == pytest.approx(bars.BREAK * 50 / (100 - 3.8), rel=0.02)
     assert [one.text for one in tree(body).iter("text") if one.get("class") == "value"] == [
         "2.0",
         "3.0",
         "100.0",
     ]
     assert len(paths(body, "halo")) == 1
+
+
+@given(st.lists(st.floats(0.1, 50), min_size=1, max_size=5), st.floats(0.5, 5), st.floats(0, 0.4))
+def test_what_is_behind_a_break_keeps_its_shares(values: list[float], longest: float, tail: float) -> None:
+    chart = Bars("b", "b", ["one"], [BarPart(f"p{k}", [v]) for k, v in enumerate(values)], "us", longest=longest)
+    lengths = [one for (one,) in chart.drawn(tail)]
+    if math.fsum(values) <= longest:
+        assert lengths == values
+        return
+    assert math.fsum(lengths) == pytest.approx(longest)
+    ends = list(itertools.accumulate(values))
+    for end, drawn in zip(ends, itertools.accumulate(lengths), strict=True):
+        share = (end - (longest - tail)) / (ends[-1] - (longest - tail))
+        wanted = end if end <= longest - tail else longest - tail + share * tail
+        assert drawn == pytest.approx(wanted)
 
 
 # ---- waterfall -----------------------------------------------------------------------
@@ -218,6 +235,13 @@ def test_shades_by_row_compare_the_values_of_a_row_and_not_of_others() -> None:
     assert cells == [("cold", "1"), ("warm", "1")] * 2  # half and one and a half of either mean
     assert {"1.0", "3.0", "100.0", "300.0"} <= {one.text for one in body.iter("text")}
     assert ">0.50<" in heat.key(chart) and "1.50 times the row" in heat.key(chart)
+
+
+def test_maps_that_share_a_scale_have_one_shade_for_one_distance() -> None:
+    chart = Heat("h", "h", ["row"], ["x", "y"], [[0.9, 1.1]], "MB", by_row=True, strongest=0.4)
+    body = tree(heat.draw(chart, COLOURS, WIDE).body)
+    assert [one.get("stroke-opacity") for one in body.iter("path") if one.get("stroke-opacity")] == [".25", ".25"]
+    assert limits(chart.shades()) == (0.6, 1.4)
 
 
 @pytest.mark.parametrize("wide", [WIDE, NARROW])

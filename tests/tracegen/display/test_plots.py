@@ -162,7 +162,7 @@ def test_heat_has_the_values_their_limits_and_their_texts(chart: Heat) -> None:
     assert texts == (numbers if chart is not LARGE else [])
     assert mesh.get_rasterized() == (chart is LARGE)
     rows = [text.get_text() for text in axes.get_yticklabels()]
-    assert rows == list(chart.rows)[:: 3 if chart is LARGE else 1]
+    assert rows == list(chart.rows)[:: 2 if chart is LARGE else 1]
 
 
 def test_a_waterfall_has_its_spans() -> None:

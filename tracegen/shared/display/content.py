@@ -253,6 +253,29 @@ class Bars:
         """Bars that are longer than `longest`."""
         return [self.longest is not None and total > self.longest for total in self.totals()]
 
+    def drawn(self, tail: float) -> list[list[float]]:
+        """Lengths to draw, [part][bar]: `longest` in all of a bar that is broken off.
+
+        Parameters
+        ----------
+        tail
+            Length behind the break, into which all that a bar has from there on is pressed: parts keep
+            their shares of it.
+        """
+        lengths = [[value if math.isfinite(value) else 0.0 for value in part.values] for part in self.parts]
+        for place, is_broken in enumerate(self.broken()):
+            if not is_broken or self.longest is None:
+                continue
+            bend = max(0.0, self.longest - tail)
+            pressed = (self.longest - bend) / (math.fsum(max(row[place], 0.0) for row in lengths) - bend)
+            start = 0.0
+            for row in lengths:
+                end = start + max(row[place], 0.0)
+                beyond = max(0.0, end - max(start, bend))
+                row[place] += beyond * (pressed - 1) if row[place] > 0 else 0.0
+                start = end
+        return lengths
+
 
 @dataclass(frozen=True)
 class Heat:
@@ -273,6 +296,9 @@ class Heat:
         far show alike how uneven each is; the values are written all the same.
     row_name, column_name
         What the labels stand for, where they do not say so themselves, such as ``"expert"``.
+    strongest
+        Distance from `middle` that has the strongest shade, where maps beside one another share it;
+        None for the largest of the map's own.
     """
 
     name: str
@@ -287,6 +313,17 @@ class Heat:
     row_name: str = ""
     column_name: str = ""
     by_row: bool = False
+    strongest: float | None = None
+
+    def reach(self) -> float:
+        """Distance of the strongest shade from the middle, or from 0; never 0."""
+        found = (
+            abs(one - (self.middle or 0.0))
+            for row in self.values
+            for one in row
+            if one is not None and math.isfinite(one)
+        )
+        return self.strongest or max(found, default=0.0) or 1.0
 
     def shades(self) -> Heat:
         """Map of the values that the shades stand for."""

@@ -47,10 +47,14 @@ LINE = 0.115
 """Inches from one line of a label to the next."""
 MOST_CELLS = 2000
 """Cells of a heat map up to which each is a shape of its own; more are one picture inside it."""
+TAIL = 0.05
+"""Share of the axis that a bar has behind its break."""
 MOST_LABELS = 10
 """Points with a name up to which the names are written beside them."""
 MOST_TICKS = 24
 """Labels along an axis up to which all are written."""
+MOST_ROWS = 2 * MOST_TICKS
+"""Rows of a heat map up to which all have their labels: a figure may be twice as high as wide."""
 DASHES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)))
 MARKERS = "osD^vPX"
 
@@ -92,10 +96,9 @@ def _bars(figure: Figure, axes: Axes, chart: Bars, places: Mapping[str, int]) ->
     at = np.arange(len(chart.labels))
     left = np.zeros(len(chart.labels))
     handles: list[tuple[Artist, str]] = []
-    for part in chart.parts:
+    for part, lengths in zip(chart.parts, chart.drawn(TAIL * (chart.longest or 0.0)), strict=True):
         if part.name not in places:  # it has no length
             continue
-        lengths = finite(part.values, 0.0)
         look = _look(places[part.name], is_hatched=part.is_hatched)
         axes.barh(at, lengths, 0.72, left=left, **look)
         handles.append((Patch(**look), part.name))
@@ -111,16 +114,9 @@ def _bars(figure: Figure, axes: Axes, chart: Bars, places: Mapping[str, int]) ->
         axes.set_xlim(right=chart.longest)
         for place, (total, is_broken) in enumerate(zip(chart.totals(), chart.broken(), strict=True)):
             if is_broken:
-                said = f"{total:,.0f} "
-                axes.text(
-                    chart.longest,
-                    place,
-                    said,
-                    ha="right",
-                    va="center",
-                    fontsize=SMALL,
-                    color="white",
-                )
+                bend = (1 - TAIL) * chart.longest
+                axes.text(bend, place, "/", ha="center", va="center", fontsize=FONT, fontweight="bold", color="white")
+                axes.text(chart.longest, place, f" {total:,.0f}", va="center", fontsize=SMALL)
     names = [name for _, name in handles]
     if len(names) > 1:
         legend(figure, handles)
@@ -243,7 +239,8 @@ def _scale(axes: Axes, name: str, axis: Axis, values: Sequence[float], *, log: b
         (axes.set_xscale if name == "x" else axes.set_yscale)("log")
         low, high = which.get_view_interval()
         is_short = low > 0 and high / low < 100
-        which.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if is_short else (1.0,)))
+        few = (1.0, 2.0, 5.0) if high > 5 * low else (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
+        which.set_major_locator(LogLocator(subs=few if is_short else (1.0,)))
         which.set_major_formatter(FuncFormatter(power))
         which.set_minor_formatter(NullFormatter())
         if is_short:
@@ -293,12 +290,12 @@ def _heat(figure: Figure, axes: Axes, chart: Heat, places: Mapping[str, int]) ->
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     rows = [broken(one) for one in chart.rows]
-    _ticks(axes.set_yticks, rows)
+    _ticks(axes.set_yticks, rows, MOST_ROWS)
     names = [label(one) for one in chart.columns]
-    shown = names[:: _every(names)]
+    shown = names[:: _every(names, MOST_TICKS)]
     room = WIDTH - LETTER * (max(map(wide, rows), default=0) + 2)
     is_wide = (max(map(len, shown), default=0) + 1) * len(shown) * LETTER > room
-    _ticks(axes.set_xticks, names, **({"rotation": 90} if is_wide else {}))
+    _ticks(axes.set_xticks, names, MOST_TICKS, **({"rotation": 90} if is_wide else {}))
     axes.set_xlabel(label(chart.column_name))
     axes.set_ylabel(label(chart.row_name))
     texts = [[format(one, chart.form) if math.isfinite(one) else "" for one in row] for row in values]
@@ -324,15 +321,14 @@ def _heat(figure: Figure, axes: Axes, chart: Heat, places: Mapping[str, int]) ->
     high_row = max(ROW, LINE * max(map(lines, rows), default=1))
     below = LETTER * max(map(len, shown), default=0) if is_wide else LINE
     below += LINE if chart.column_name else 0.0
-    figure.set_size_inches(WIDTH, min(max(high_row * len(rows), 0.3), WIDTH) + 0.6 + below)
+    figure.set_size_inches(WIDTH, min(max(high_row * len(rows), 0.3), 2 * WIDTH) + 0.6 + below)
 
 
 def limits(chart: Heat) -> tuple[float, float]:
     """Values at both ends of a heat map's scale."""
     found = [value for row in chart.values for value in row if value is not None and math.isfinite(value)]
     if chart.middle is not None:
-        reach = max((abs(value - chart.middle) for value in found), default=0.0) or 1.0
-        return chart.middle - reach, chart.middle + reach
+        return chart.middle - chart.reach(), chart.middle + chart.reach()
     low = min([0.0, *found])
     return low, max([low + 1e-12, *found])
 
@@ -341,14 +337,14 @@ def _share(value: float, low: float, high: float) -> float:
     return (value - low) / (high - low) if math.isfinite(value) else 0.0
 
 
-def _every(labels: Sequence[str]) -> int:
-    """Distance of labels that are written: each, or every second, third..."""
-    return math.ceil(len(labels) / MOST_TICKS) or 1
+def _every(labels: Sequence[str], most: int) -> int:
+    """Distance of labels of which so many are written at most: each, or every second, third..."""
+    return math.ceil(len(labels) / most) or 1
 
 
-def _ticks(place: Callable[..., object], labels: Sequence[str], **look: Any) -> None:
+def _ticks(place: Callable[..., object], labels: Sequence[str], most: int, **look: Any) -> None:
     """Write labels in the middle of rows or columns, or of every second, third... of many."""
-    at = range(0, len(labels), _every(labels))
+    at = range(0, len(labels), _every(labels, most))
     place([one + 0.5 for one in at], [labels[one] for one in at], **look)
 
 

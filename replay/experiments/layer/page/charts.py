@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from replay.experiments.base.names import row_names
@@ -119,13 +120,18 @@ MOST_COLUMNS = 24
 
 
 def traffic_heats(results: Sequence[Result]) -> Iterator[Heat]:
-    """Bytes over each GPU's port, in a map for each phase and direction."""
+    """Bytes over each GPU's port, in a map for each phase and direction; one scale in all of them."""
+    maps: list[Heat] = []
     for phase in PHASES:
         for way, words in WAYS.items():
             title = f"{phase.capitalize()}: MB {words} each GPU, per {unit_of(results[0])}"
             values = [_bytes(one, phase, way) for one in results]
             what = "All bytes on the wire"
-            yield from _heat(f"{phase}-{way}", title, row_names(results), values, results, what)
+            maps += _heat(f"{phase}-{way}", title, row_names(results), values, results, what)
+    over_mean = [one for each in maps for row in each.shades().values for one in row if one is not None]
+    strongest = max((abs(one - 1) for one in over_mean), default=0.0)
+    for one in maps:
+        yield dataclasses.replace(one, strongest=strongest)
 
 
 def gpus_heat(result: Result) -> Iterator[Heat]:
@@ -162,7 +168,9 @@ def _heat(
         values=[_means(of, blocks) for of in values],
         unit="MB",
         form=",.2f",
-        says=" ".join([*says, "Shades compare the GPUs of a row with their mean."]),
+        says=" ".join(
+            [*says, f"Shades compare the GPUs of a row with their mean{', alike in all maps' * bool(what)}."]
+        ),
         by_row=True,
     )
 
@@ -239,10 +247,16 @@ def layers_plot(result: Result) -> Plot | None:
     )
 
 
-def latency_plot(results: Sequence[Result]) -> Plot | None:
-    """Distribution of the tokens' time from dispatch to combine; None where no result has any."""
+def latency_plot(results: Mapping[str, Result]) -> Plot | None:
+    """Distribution of the tokens' time from dispatch to combine; None where no result has any.
+
+    Parameters
+    ----------
+    results
+        By the name of their line.
+    """
     lines = []
-    for name, layer in zip(row_names(results), map(slowest_layer, results), strict=True):
+    for name, layer in zip(results, map(slowest_layer, results.values()), strict=True):
         if layer is not None and layer.token_latency_us.num_tokens:
             y = [getattr(layer.token_latency_us, field) for field in SHARES]
             lines.append(Line(name, list(SHARES.values()), y))

@@ -64,7 +64,8 @@ def _of_result(result: Result, words: str) -> Iterator[Section]:
     )
     lines = [] if slowest is None else [notes.token_note(slowest)]
     yield Section(
-        "When are tokens done?", [*there(charts.latency_plot(results), tokens.latency_table(results)), *lines]
+        "When are tokens done?",
+        [*there(charts.latency_plot({result.scheme.name: result}), tokens.latency_table(results)), *lines],
     )
     yield _memory(results, memory.buffers_table(result))
     yield Section(MECHANISMS, there(experts_table(results), mechanisms_table(results)))
@@ -111,7 +112,9 @@ def _of_comparison(compared: Comparison, words: str) -> Iterator[Section]:
             *times.waiting_tables(results),
         ],
     )
-    yield Section("When are tokens done?", there(charts.latency_plot(results), tokens.latency_table(results)))
+    plot = charts.latency_plot(drawn)
+    shown = [] if plot is None else [_which(drawn, names), plot]
+    yield Section("When are tokens done?", [*shown, *there(tokens.latency_table(results))])
     yield _memory(results)
     shown = there(experts_table(results), mechanisms_table(results))
     yield Section(MECHANISMS, shown, is_detail=True)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 BAR, SPACE = 16.0, 9.0
 HEAD = 24.0
-BREAK = 18.0
-"""Distance of the gap in a bar that is broken off from its end."""
+BREAK = 30.0
+"""Distance of the gap in a bar that is broken off from its end: what lies behind it is pressed into the rest."""
 
 
 def form(chart: Bars) -> str:
@@ -31,12 +31,12 @@ def draw(chart: Bars, colours: Colours, wide: float) -> Drawing:
     A bar that is broken off ends at the edge, behind a gap in it.
     """
     count = len(chart.labels)
+    written = form(chart)
+    sums = chart.totals()
     values = [
         [part.values[place] if math.isfinite(part.values[place]) else 0.0 for part in chart.parts]
         for place in range(count)
     ]
-    written = form(chart)
-    sums = chart.totals()
     ends = [(math.fsum(min(v, 0) for v in row), math.fsum(max(v, 0) for v in row)) for row in values]
     marks = chart.marks or [None] * count
     frame = rows(chart.labels, wide, top=HEAD, bar=BAR, gap=SPACE)
@@ -45,17 +45,19 @@ def draw(chart: Bars, colours: Colours, wide: float) -> Drawing:
     across = frame.across([min(one, longest) for one in values_of], [format(one, written) for one in sums], chart.unit)
     edge = math.inf if chart.longest is None else across.end
     is_broken = chart.broken()
+    per_unit = across(1.0) - across(0.0)
+    lengths = chart.drawn(BREAK / per_unit if per_unit else 0.0)
     # Where all bars are shares of a whole, their sums say nothing.
     is_whole = chart.unit == "%" and len(chart.parts) > 1 and all(abs(one - 100) < 0.05 for one in sums)
     drawn = [upright_grid(across, chart.unit, HEAD, frame.height)]
     for place, row in enumerate(values):
         inside = []
         below = above = 0.0
-        for part, value in zip(chart.parts, row, strict=True):
+        for part, value, length in zip(chart.parts, row, (one[place] for one in lengths), strict=True):
             if value == 0:
                 continue
             start = above if value > 0 else below
-            x, end = sorted(min(across(one), edge) for one in (start, start + value))
+            x, end = sorted(across(one) for one in (start, start + length))
             said = f"{part.name}: {format(value, written)} {chart.unit}"
             if sums[place] > 0 and value > 0:
                 said += f" ({value / sums[place]:.0%})"
@@ -70,9 +72,9 @@ def draw(chart: Bars, colours: Colours, wide: float) -> Drawing:
                 )
             )
             if value > 0:
-                above += value
+                above += length
             else:
-                below += value
+                below += length
         mark = marks[place]
         at_mark = across(mark) if mark is not None and math.isfinite(mark) else math.inf
         if is_broken[place] and at_mark > edge - BREAK:

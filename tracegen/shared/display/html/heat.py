@@ -41,11 +41,6 @@ def form(chart: Heat) -> str:
     return figures([largest]) if is_hidden else chart.form
 
 
-def reach(chart: Heat) -> float:
-    """Distance of the strongest shade from the middle, or from 0; never 0."""
-    return max((abs(one - (chart.middle or 0.0)) for one in _values(chart)), default=0.0) or 1.0
-
-
 def shade(chart: Heat, value: float, most: float) -> tuple[str, float]:
     """Class of a value's colour, and how strong it is, from 0 to 1.
 
@@ -56,7 +51,7 @@ def shade(chart: Heat, value: float, most: float) -> tuple[str, float]:
     value
         To be shown.
     most
-        What `reach` says of the chart.
+        What `Heat.reach` says of the chart.
     """
     away = (value - (chart.middle or 0.0)) / most
     return ("cold" if away < 0 else "warm" if chart.middle is not None else "heat"), abs(away)
@@ -73,7 +68,7 @@ def draw(chart: Heat, colours: Colours, wide: float) -> Drawing:
         return _dense(chart, frame.left, cell, head, top, wide)
     frame = rows(chart.rows, wide, top=top, bar=CELL, gap=2)
     shades = chart.shades()
-    most = reach(shades)
+    most = shades.reach()
     written = form(chart)
     texts = [["" if v is None else format(v, written) for v in row] for row in chart.values]
     has_texts = all(width(t, SMALL) <= cell - 4 for row in texts for t in row)
@@ -113,7 +108,7 @@ def draw(chart: Heat, colours: Colours, wide: float) -> Drawing:
 def _dense(chart: Heat, left: float, cell: float, head: str, top: float, wide: float) -> Drawing:
     """Draw many cells: those of one shade are one path, in units of cells, and have no texts."""
     chart = chart.shades()
-    most = reach(chart)
+    most = chart.reach()
     runs: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
     for place, row in enumerate(chart.values):
         steps = [_step(chart, value, most) for value in row]
@@ -180,7 +175,7 @@ def _head(chart: Heat, left: float, cell: float, widest: float) -> tuple[str, fl
 def key(chart: Heat) -> str:
     """Draw which shade stands for which value."""
     chart = chart.shades()
-    most = reach(chart)
+    most = chart.reach()
     middle = chart.middle or 0.0
     low, high = 0.0, most
     if chart.middle is not None:  # only what occurs: a ratio has no shade for less than 0
