@@ -412,7 +412,7 @@ def gemm_kernel(
     layout: str = "plain",
     tuned_rows: int | None = None,
     num_sms: int = 0,
-    raster: Raster = "groups",
+    raster: Raster | None = None,
     path: OperandPath = WGMMA_TMA,
     found: Collection[Read] = (),
 ) -> GemmKernel:
@@ -429,9 +429,13 @@ def gemm_kernel(
         Number of rows per expert that the tile shape is chosen for, if it is not their mean.
     num_sms
         SMs of the pool; 0 if it has all.
-    raster, path, found
+    raster
+        See `gemm_tasks`. None: groups of row tiles; of one expert after the other in a masked
+        layout, whose scheduler walks so (DeepGEMM, ``kMasked``).
+    path, found
         See `gemm_tasks`.
     """
+    raster = raster or ("experts" if layout == "masked" else "groups")
     what = Operation(
         KIND_NAMES[gemm.kind],
         moves="operands and results of all experts",

@@ -93,9 +93,8 @@ def masked_operands(
 def signalling_kernel(machine: Machine, work: LayerWork, pool: Pools, after: Tasks, num_sms: int) -> GemmKernel:
     """Run the second GEMM beside a kernel that sends its results block by block.
 
-    DeepGEMM's scheduler goes through the experts one by one (``kMasked``). When a column tile is
-    stored, one is added to the signal of its row tile; whoever reads the sum of all of them may
-    read the rows.
+    When a column tile is stored, one is added to the signal of its row tile; whoever reads the sum
+    of all of them may read the rows.
 
     Parameters
     ----------
@@ -104,16 +103,7 @@ def signalling_kernel(machine: Machine, work: LayerWork, pool: Pools, after: Tas
     after
         (rank,): what `masked_operands` gives.
     """
-    return gemm_kernel(
-        machine,
-        work,
-        Gemm.second(work),
-        pool,
-        after,
-        layout="masked",
-        num_sms=num_sms,
-        raster="experts",
-    )
+    return gemm_kernel(machine, work, Gemm.second(work), pool, after, layout="masked", num_sms=num_sms)
 
 
 def masked_activation(machine: Machine, work: LayerWork, after: Tasks) -> Ints:

@@ -86,7 +86,7 @@ def test_small_batches_take_as_long_as_the_experts_they_touch():
     assert touched == [8, 16, 32, 64]
     outcome = predict(TABLE, Bench(), few)
     measured, predicted = (np.diff(times) / np.diff(touched) for times in (outcome.measured, outcome.predicted))
-    assert predicted[1:] == pytest.approx(measured[1:], rel=0.02)
+    assert predicted[1:] == pytest.approx(measured[1:], rel=0.03)
     # Eight experts take 6 us longer than predicted, by which the step to 16 is too short.
     assert outcome.predicted == pytest.approx(outcome.measured, rel=0.04)
     # Weights of an expert, 3 x 7168 x 2048 bytes, at no more than the peak of memory.
