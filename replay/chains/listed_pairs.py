@@ -5,8 +5,8 @@ under a stack whose kernels of a pair are listed (`replay.model.work.kernel_list
 the list's: its kernels in their order, on their streams, with their bytes and shapes. Rows travel
 as the scheme's kernels have them travel, notify kernels included.
 
-A row that moves bytes is a kernel that HBM bounds; one of several kernels has its bytes in the last
-of them. A product of routed experts is their grouped kernel, a gradient of their weights a call for
+A row that moves bytes is a kernel that HBM bounds, or a law of its own; one of several kernels has its
+bytes in the last of them. A product of routed experts is their grouped kernel, a gradient of their weights a call for
 each expert; where half of the calls are a row of a second stream, they alternate between the two,
 and the next row waits for both.
 """
@@ -25,6 +25,7 @@ from replay.chains.kernel_streams import KernelSpan, StageStreams
 from replay.chains.launch_program import LaunchProgram
 from replay.chains.replay import Strategy
 from replay.errors import UserError
+from replay.model.compute import laws
 from replay.model.compute.calls import gradient_calls
 from replay.model.compute.dense_kernels import DenseKernels
 from replay.model.compute.gemm import Gemm
@@ -86,6 +87,9 @@ class ListedRow(NamedTuple):
         (rank, 3): rows, columns and inner dimension of each product; no use if it is none.
     rows
         (rank,): rows of the GPU's experts, padding included.
+    law
+        Name and sizes of the law by which its kernels may take longer than their bytes, the first
+        size (rank,).
     host_ps
         What each launch takes the host; None for a bare one.
     """
@@ -94,6 +98,7 @@ class ListedRow(NamedTuple):
     moves: Ints
     gemm: Ints
     rows: Counts
+    law: tuple[str, Ints, int] | None = None
     host_ps: int | None = None
 
     @property
@@ -144,10 +149,19 @@ def rows_of(
             np.array([one.moves for one in alike], np.int64),
             np.array([one.gemm or (0, 0, 0) for one in alike], np.int64),
             rows,
+            _law(alike),
             None if stack is None else stack.each_ps(alike[0]),
         )
         for alike in zip(*each, strict=True)
     ]
+
+
+def _law(alike: Sequence[ListedOperation]) -> tuple[str, Ints, int] | None:
+    every = [one.law for one in alike if one.law is not None]
+    if not every:
+        return None
+    name, _, second = every[0]
+    return name, np.array([first for _, first, _ in every], np.int64), second
 
 
 def check(found: KernelList, shape: ModelShape, work: LayerWork) -> None:
@@ -260,7 +274,7 @@ class ListedProgram(LaunchProgram):
     def _moving_bytes(self, one: ListedRow, after: Ints) -> Bytes:
         machine, what = self.machine, one.operation
         if one.of.kind != "rows":
-            return machine.small_kernels(Kind.BETWEEN, one.moves, after, what)
+            return machine.small_kernels(Kind.BETWEEN, one.moves, after, what, least=laws.least(machine, one.law))
         begun = machine.kernel(after, what)
         return machine.elementwise(Kind.PERMUTE, one.moves, begun, rows=one.rows)
 

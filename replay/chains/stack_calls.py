@@ -19,7 +19,7 @@ import numpy as np
 
 from replay.chains.host_program import can_be_captured, typical_program
 from replay.engine import GraphBuilder
-from replay.model.compute.laws import LAWS
+from replay.model.compute import laws
 from replay.model.machine.host import OUTSIDE, UNSTAGED, Calls, StageCalls
 from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine
@@ -142,8 +142,5 @@ def _spread(
 
 def _late_ps(machine: Machine, row: ListedOperation) -> int:
     """Time of a row beyond its bytes, by a law of its own, in picoseconds."""
-    if row.law is None:
-        return 0
-    name, first, second = row.law
-    least = LAWS[name](machine, first, second)
-    return int(np.max(machine.costs.beside_bytes(row.moves, least).ps))
+    late = machine.costs.beside_bytes(row.moves, laws.least(machine, row.law))
+    return int(np.max(late.ps))

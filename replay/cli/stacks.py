@@ -153,7 +153,7 @@ def _counted(stack: Stack, listed: Sequence[ListedOperation]) -> Table:
     columns = [
         Column("part"),
         Column("pass"),
-        Column("kernels", form=",d", says="launches; a graph's are launched at once"),
+        Column("kernels", form=",d", says="as a profiler counts; a graph's are launched at once"),
         Column("tensors", form=",d", says="allocations of device memory"),
         Column("waits", form=",d", says="times that the host waits for its GPU"),
         Column("MB", form=",.1f", says="of device memory, by kernels that do not multiply or send"),
@@ -166,7 +166,7 @@ def _counted(stack: Stack, listed: Sequence[ListedOperation]) -> Table:
 
 def _sums(stack: Stack, rows: Sequence[ListedOperation]) -> tuple[int, int, int, float, float]:
     return (
-        sum(row.kernels for row in rows),
+        sum(row.profiled for row in rows),
         sum(row.tensors for row in rows),
         sum(row.waits for row in rows),
         sum(row.moves for row in rows if row.kind not in ("gemm", "exchange")) / 1e6,
@@ -189,7 +189,7 @@ def _every(stack: Stack, listed: Sequence[ListedOperation]) -> Table:
         Column("operation"),
         Column("call", rank=1, says="what launches it, on which its host time depends"),
         Column("bound by", rank=2, says="map: rows to places; rows: bring them; tiny: nothing"),
-        Column("kernels", form=",d", says="0 where the host copies or waits"),
+        Column("kernels", form=",d", says="0 where the host or the driver copies, or the host waits"),
         Column("MB", form=",.2f", rank=1, says="of device memory"),
         Column("host", "us", form=",.1f", says="without waiting, and as if in no graph"),
         Column("source", rank=3),
@@ -201,7 +201,7 @@ def _every(stack: Stack, listed: Sequence[ListedOperation]) -> Table:
             row.name,
             row.call,
             row.kind,
-            row.kernels,
+            row.profiled,
             row.moves / 1e6,
             stack.costs.ps(row) / 1e6,
             row.source,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.model.compute.row_moves import cast_twice, chunk_map, row_map, row_walk
-from replay.model.machine.times import Time
+from replay.model.machine.times import NO_TIME, Time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,7 @@ def strided(machine: Machine, kernels: IntsLike, values: int) -> Time:
     Parameters
     ----------
     kernels, values
-        (rank,): kernels, and values of each.
+        (rank,): kernels, or rows of one; and values of each.
     """
     return _clocks(machine, np.multiply(kernels, values), STRIDED_CLOCKS)
 
@@ -79,3 +79,17 @@ LAWS: dict[str, Callable[[Machine, IntsLike, int], Time]] = {
     "chain": chain,
     "blocks": blocks,
 }
+
+
+def least(machine: Machine, law: tuple[str, IntsLike, int] | None) -> Time:
+    """Time of a row's kernels by their law, whatever their bytes; none where it has no law.
+
+    Parameters
+    ----------
+    law
+        Its name and two sizes, the first of them a number or (rank,).
+    """
+    if law is None:
+        return NO_TIME
+    name, first, second = law
+    return LAWS[name](machine, first, second)

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.model.compute import laws
 from replay.model.compute.dense_kernels import BF16, DenseKernels, Weights
-from replay.model.compute.laws import LAWS
 from replay.model.compute.slices import nobody
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import DISPATCH, Kind
-from replay.model.machine.times import NO_TIME
 from replay.model.work.kernel_lists import RankedOperation
 
 if TYPE_CHECKING:
@@ -172,12 +171,7 @@ class ListedKernels(DenseKernels):
         if one.launches == 1 and law is None:
             self.end = machine.memory_kernel(Kind.BETWEEN, row.moves, self.end, one)
             return
-        least = NO_TIME
-        if law is not None:
-            name, first, second = law
-            every = np.full(machine.num_ranks, first, np.int64)
-            least = LAWS[name](machine, every, second)
-        self.end = machine.small_kernels(Kind.BETWEEN, row.moves, self.end, one, least=least)
+        self.end = machine.small_kernels(Kind.BETWEEN, row.moves, self.end, one, least=laws.least(machine, law))
 
     def _products(self, row: RankedOperation) -> None:
         of, compute = row.of, self._machine.system.compute

@@ -19,9 +19,11 @@ from replay.engine import schedule
 from replay.errors import UserError
 from replay.experiments.layer.setup import set_up
 from replay.experiments.layer.spec import RunSpec
+from replay.model.compute import laws
 from replay.model.compute.row_tiles import padded_rows
 from replay.model.machine.host import UNSTAGED, Calls, StageCalls
 from replay.model.machine.kinds import Kind
+from replay.model.machine.times import Time
 from replay.model.work.kernel_lists import load
 from tracegen.models.schema import ModelShape
 
@@ -134,6 +136,17 @@ def test_kernels_move_the_bytes_of_the_list_through_memory(pair) -> None:
     found = np.zeros(4, np.int64)
     np.add.at(found, graph.rank[of], graph.duration_ps[of])
     assert found.tolist() == want.tolist()
+
+
+def test_kernels_take_what_their_law_says_beyond_their_bytes(trace, pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    links, _, alone = pair
+    chains = [row for row in listed(links, False, "router") if row.law and row.law[0] == "chain"]
+    assert [row.of.name for row in chains] == ["choice", "loss of the router"]
+    assert all(row.law[1].shape == (4,) for row in chains)
+    later = 10**10
+    monkeypatch.setitem(laws.LAWS, "chain", lambda *_: Time(later))
+    found = schedule(prepared(trace).build().built.graph)
+    assert found.makespan_ps - alone.makespan_ps == pytest.approx(2 * later, rel=0.01)
 
 
 def test_rows_of_experts_are_the_padded_ones(pair) -> None:

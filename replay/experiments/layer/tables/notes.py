@@ -107,19 +107,30 @@ UNTIL = ", in each layer until a host waits"
 """What graphs hold, where hosts wait."""
 
 
-def launch_notes(results: Sequence[Result]) -> list[str]:
-    """Notes on launches of kernels, with the rows for which they differ."""
+def launch_lines(results: Sequence[Result]) -> list[str]:
+    """Lines on how kernels are launched, with the rows for which that differs."""
     used: dict[str, list[int]] = {}
-    outside: dict[str, list[int]] = {}
-    knowing = {one.stack.name for one in results if one.stack is not None and one.stack.knows}
     graphs = [one.practice for one in results if one.launch == "graph"]
     until = UNTIL if any(one is None or one.waits for one in graphs) else ""
     for place, result in enumerate(results):
         stack = result.stack
         under = "" if stack is None else f" by hosts of {stack.name}"
         used.setdefault(LAUNCHES[result.launch] + until * (result.launch == "graph") + under, []).append(place)
-        if stack is not None and not stack.knows:
-            outside.setdefault(stack.name, []).append(place)
+    lines = [
+        f"Launched {how}{': ' + _rows_text(results, rows) if len(used) > 1 else ''}." for how, rows in used.items()
+    ]
+    if any(one.practice is not None for one in results):
+        lines[-1] += " Hosts are bare; those of what trains or serves with each scheme: --stack practice."
+    return lines
+
+
+def launch_notes(results: Sequence[Result]) -> list[str]:
+    """Notes on the host time that launches are charged, with the rows for which they differ."""
+    outside: dict[str, list[int]] = {}
+    knowing = {one.stack.name for one in results if one.stack is not None and one.stack.knows}
+    for place, result in enumerate(results):
+        if result.stack is not None and not result.stack.knows:
+            outside.setdefault(result.stack.name, []).append(place)
     alone = [stack for stack in outside if stack not in knowing]
     strange = {stack: _rows_text(results, rows) for stack, rows in outside.items() if stack in knowing}
     if alone:
@@ -127,7 +138,6 @@ def launch_notes(results: Sequence[Result]) -> list[str]:
     bare = [place for place, one in enumerate(results) if one.stack is None]
     whose = f": {_rows_text(results, bare)}" if len(bare) < len(results) else ""
     return [
-        *(f"Launched {how}{': ' + _rows_text(results, rows) if len(used) > 1 else ''}." for how, rows in used.items()),
         *([f"Of host time launches and waits alone are charged, nothing of a framework's{whose}."] if bare else []),
         *(
             f"Not in the list of {stack}, so that kernels for rows are calls of an extension: {names}."
@@ -228,6 +238,7 @@ def heading(*results: Result) -> str:
             f"({batch.batching}), {placement}{sliced}{turns}"
         ),
         str(types),
+        *launch_lines(results),
     ]
     if result.spec.communication_only:
         lines[:0] = ["Communication alone: dispatch and combine, without experts"]

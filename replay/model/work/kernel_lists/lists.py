@@ -65,6 +65,9 @@ class ListRow(StrictDocument):
         the stream by the value of option `overlap`, that of what computes if it is not there.
     kernels
         Kernels of this name in a row.
+    by_driver
+        How many of these are copies of alike tensors, which PyTorch leaves to the driver: launched as
+        kernels are, but none to a profiler.
     moves
         Bytes that they read and write in all; of collectives, of the larger of a GPU's two buffers.
     collective
@@ -114,6 +117,7 @@ class ListRow(StrictDocument):
     ground: Ground = "source"
     stream: Stream | dict[str, Stream] = "compute"
     kernels: int | str = 1
+    by_driver: int = 0
     moves: int | str = 0
     collective: Collective | None = None
     group: Group = "tp"
@@ -208,7 +212,7 @@ class ListedOperation(NamedTuple):
         Of the part that it is in.
     kernels, moves, law, gemm, groups, calls, tensors, copies, waits, events, peers, adds
         As of `ListRow`, as numbers.
-    operator, collective, group, scores, types, weights, captured, again, shared
+    by_driver, operator, collective, group, scores, types, weights, captured, again, shared
         As of `ListRow`.
     is_routed
         Whether a product has rows of routed experts.
@@ -245,6 +249,12 @@ class ListedOperation(NamedTuple):
     shared: bool = False
     group: Group = "tp"
     scores: tuple[int, int, int] | None = None
+    by_driver: int = 0
+
+    @property
+    def profiled(self) -> int:
+        """Kernels as a profiler counts them."""
+        return self.kernels - self.by_driver
 
 
 class RankedOperation(NamedTuple):
@@ -573,6 +583,7 @@ def _computed(row: ListRow, part: ListPart, given: Mapping[str, Value]) -> Liste
         shared=row.shared,
         group=row.group,
         scores=(number(heads), number(key), number(of_value)) if row.scores else None,
+        by_driver=row.by_driver,
     )
 
 
