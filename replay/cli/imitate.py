@@ -135,12 +135,12 @@ def _show(rows: list[StatisticRow]) -> None:
     columns = [
         Column("statistic"),
         Column("real", form=".3f"),
-        Column("floor", form=".1%", rank=1),
+        Column("floor", form=".1%", rank=1, says="by which halves of the real trace differ"),
         Column("imitated", form=".3f"),
         Column("differs", form="+.1%"),
         Column(""),
-        Column("independent", form=".3f", rank=2),
-        Column("differs", form="+.1%", rank=2),
+        Column("independent", form=".3f", rank=2, says="tokens choose by a Zipf law of the same skew"),
+        Column("it differs", form="+.1%", rank=2),
     ]
     found = [
         (

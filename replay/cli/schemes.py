@@ -336,7 +336,7 @@ def _operations(scheme: Scheme) -> None:
     waits = host_program.waits_of(outline)
     counts = (
         f"host waits {waits.host_waits}, meetings of all GPUs {waits.meetings}, "
-        f"fences before them or flags {waits.fences}, rounds of flags {waits.flags}"
+        f"fences before meetings or flags {waits.fences}, rounds of flags {waits.flags}"
     )
     print(indented(counts, "  ", "  "))
 

@@ -223,7 +223,7 @@ def _show_plan(plan: Plan, out: Path | None) -> None:
         ]
         columns = [Column(name) for name in table.axes]
         columns += [Column("seed", form="d")] if table.grid.seeds else []
-        columns += [Column("identity", rank=1), Column("there")]
+        columns += [Column("replay", rank=1, says="its file in points/ begins so"), Column("done")]
         rows = [
             [
                 *point.labels,

@@ -28,7 +28,7 @@ def mechanism_table(title: str, measured: Sequence[Sequence[Measures]], labels: 
         for name, parts in zip(labels, measured, strict=True)
         for mechanism, use in lines_of([one.mechanisms for one in parts])
     ]
-    columns = [Column("scheme"), Column("mechanism"), Column("use")]
+    columns = [Column("scheme"), Column("mechanism"), Column("what it did")]
     return Table("mechanisms", title, columns, rows) if rows else None
 
 
@@ -49,7 +49,7 @@ def expert_table(measured: Sequence[Sequence[Measures]], labels: Sequence[str]) 
     columns = [
         word_column("weights read", "", ".2f"),
         word_column("row tiles", "", ",.1f"),
-        Column("most", form=",d"),
+        Column("most row tiles", form=",d"),
     ]
     title = "Reads of the experts' weights, and tiles that share them"
     return named_table("experts", title, columns, rows) if rows else None

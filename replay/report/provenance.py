@@ -101,7 +101,7 @@ def changes_table(system: SystemDescription) -> Table | None:
     ]
     if not rows:
         return None
-    columns = [Column("value"), Column("here"), Column(f"of {system.name}"), Column("unit")]
+    columns = [Column("value"), Column("in this replay"), Column(f"of {system.name}"), Column("unit")]
     return Table("changes", "Hardware values that are not the machine's own (*)", columns, rows)
 
 

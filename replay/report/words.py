@@ -198,7 +198,7 @@ WORDS: dict[str, str] = {
     "TPOT of a request": "time per token behind the first, mean of the request",
     "input/s": "tokens of prompts per second and GPU",
     "output/s": "tokens that are generated per second and GPU",
-    "of": "memory of the GPU",
+    "capacity": "memory of the GPU",
     "positions": "tokens of its requests in the cache, at the end",
     "room for": "tokens for which the cache has room",
     "speed-up of requests": "the baseline's mean time of a request, from arrival until the last token, over this one",

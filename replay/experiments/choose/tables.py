@@ -159,8 +159,8 @@ def sensitivity_table(found: SystemFindings, number: int) -> Table:
         f"{found.system}: the first candidates with other values of the hardware",
         found.sensitivity.changed,
         (Column("value"), lambda one: one.key),
-        (Column("is", form=",.6g"), lambda one: one.value),
-        (Column("order"), lambda one: ", ".join(str(place + 1) for place in one.order)),
+        (Column("changed to", form=",.6g"), lambda one: one.value),
+        (Column("order of candidates"), lambda one: ", ".join(str(place + 1) for place in one.order)),
         (
             Column("lead", form=".4f", says="worth of the first over the best of the others"),
             lambda one: one.lead,

@@ -185,7 +185,7 @@ def skew_table(results: Sequence[TensorResult]) -> Table:
         "From the first GPU's access to an address until the last's",
         rows,
         (Column("scheme"), lambda one: one[0]),
-        (Column("accesses"), lambda one: one[1]),
+        (Column("access"), lambda one: one[1]),
         (Column("addresses", form=",d"), lambda one: one[2].count),
         (Column("mean", "us", ".2f"), lambda one: one[2].mean_us),
         (Column("p50", "us", ".2f"), lambda one: one[2].p50_us),
@@ -203,7 +203,7 @@ def links_table(results: Sequence[TensorResult]) -> Table:
             windows = over_time.groups.get(group, [])
             rows.append((label(result), way, _tenths(windows, over_time.window_us, result.time_us)))
     title = f"Links in use over time, in tenths: . below 5%, # above 95%; {SLICES} slices each"
-    columns = [Column("scheme"), Column("links"), Column("from 0 until the end")]
+    columns = [Column("scheme"), Column("direction"), Column("from 0 until the end")]
     return Table("links", title, columns, rows)
 
 

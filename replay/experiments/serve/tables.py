@@ -101,11 +101,11 @@ def batch_table(compared: InferComparison) -> Table:
         "TPOT as caches grow, first tokens, and the whole batch",
         results,
         (Column("TPOT at start", "ms", ",.2f"), lambda one: one.tpot.start_us / US_PER_MS),
-        (Column("at end", "ms", ",.2f"), lambda one: one.tpot.end_us / US_PER_MS),
+        (Column("TPOT at end", "ms", ",.2f"), lambda one: one.tpot.end_us / US_PER_MS),
         (Column("steps", "", ",d", 1), lambda one: one.decode.iterations),
         (Column("first token", unit, ",.2f", 1), lambda one: one.ttft.first_us / unit_us),
         (Column("last first token", unit, ",.2f", 1), lambda one: one.ttft.last_us / unit_us),
-        (Column("batch", unit, ",.2f"), lambda one: one.time_us / unit_us),
+        (Column("whole batch", unit, ",.2f"), lambda one: one.time_us / unit_us),
         labels=labels(results),
     )
 
@@ -140,7 +140,7 @@ def memory_table(compared: InferComparison) -> Table:
         (Column("weights", "GB", ",.1f"), lambda one: one.weight_bytes / GB),
         (Column("buffers, rows", "GB", ",.1f"), lambda one: one.iteration_bytes / GB),
         (Column("cache", "GB", ",.1f"), lambda one: one.cache_positions * one.position_bytes / GB),
-        (word_column("of", "GB", ",.1f", 1), lambda one: one.capacity_bytes / GB),
+        (word_column("capacity", "GB", ",.1f", 1), lambda one: one.capacity_bytes / GB),
         (word_column("positions", "", ",d", 2), lambda one: one.cache_positions),
         (word_column("room for", "", ",d", 2), lambda one: max(one.positions_fit, 0)),
         labels=labels(results),

@@ -80,7 +80,7 @@ def times_table(compared: TraceComparison) -> Table:
 
     columns = [
         Column("mean step", "us", ",.1f"),
-        *([Column("+-", "us", ",.1f")] if estimated else []),
+        *([Column("+- 95 %", "us", ",.1f")] if estimated else []),
         *([word_column("speed-up", "", ".2f")] if several else []),
         Column("p50", "us", ",.1f", 1),
         Column("p95", "us", ",.1f"),

@@ -59,16 +59,17 @@ class IdealOptions(Options):
 
     form: str = option(
         "least",
-        "What the layer takes. least: the experts' work alone, as no kernels do it with less. "
-        "busiest: the tensor cores, memory or port that has most of the experts' and the rows' "
-        "least work. communication: the rows' alone, dispatch beside combine. fused, kernels: the "
-        "experts' alone, with tiles of both GEMMs in one kernel; as GEMM, activation, GEMM.",
+        "What counts as the layer's time. least: the experts' least work, without kernels. busiest: "
+        "the busiest of tensor cores, memory and ports for the least work of experts and rows "
+        "together. communication: that of the rows alone, dispatch beside combine. fused: the "
+        "experts alone, tiles of both GEMMs in one kernel. kernels: the experts alone, as GEMM, "
+        "activation, GEMM.",
         "definition",
         choices=("least", "busiest", "communication", "fused", "kernels"),
     )
     rows: str = option(
         "copy",
-        "Least rows of busiest and communication. copy: one for each (token, GPU) each way, the "
+        "Rows that forms busiest and communication count. copy: one for each (token, GPU) each way, the "
         "results of a GPU added up. switch: the switch copies rows and adds results up, so that a "
         "token leaves its GPU once and comes back once.",
         "definition",

@@ -39,8 +39,8 @@ class NcclOptions(Options):
     )
     chunk_bytes: int = option(
         524288,
-        "Data of one slot. What goes to a peer has one channel for every eighth of it, up to the "
-        "peer's share of the channels.",
+        "Bytes of a slot in the FIFO of a connection. Data for a peer take one channel for every "
+        "eighth of a slot, up to the peer's share of the channels.",
         "NCCL_P2P_NVL_CHUNKSIZE",
     )
     slots: int = option(8, "Slots in the FIFO of a connection.", "NCCL_STEPS")

@@ -61,17 +61,17 @@ class NvlsOptions(Options):
 
     num_sms: int = option(
         16,
-        "SMs that issue the multimem instructions.",
+        "SMs that issue the multicast and reduction instructions (multimem).",
         "NCCL's NVLS kernels use 16 on Hopper; Megatron-Core launches up to 128 blocks, which take as long",
     )
     block_rows: int = option(
         8,
-        "Rows that one task moves. The whole tensor is one stream; this is the model's grain.",
+        "Rows that one task of the simulation moves; on hardware the tensor is one stream.",
         "chosen for the model",
     )
     loopback: bool = option(
         True,
-        "Whether the caller's own copy passes the switch too, as it does on real hardware. The "
+        "Whether a GPU's own copy of its rows passes the switch too, as it does on real hardware. The "
         "accounting of arXiv 2605.05607 leaves it out.",
         "byte counters on H20 (NVIDIA developer forum, thread 356726)",
     )

@@ -72,7 +72,7 @@ class CoCoNetOptions(Options):
     chunks: int = option(
         0,
         "Chunks, each with a flag of its own, that the rows of one owner are cut into for each "
-        "round of the collective, at most one for each thread block, which 0 stands for.",
+        "round of the collective, at most one for each thread block. 0: as many as thread blocks.",
         "each channel of the ring waits for its own chunk (all_reduce.h, waitForChunkTiles)",
     )
     overlap: bool = option(

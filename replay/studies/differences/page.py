@@ -70,7 +70,7 @@ def inputs_table(changes: Sequence[Change]) -> Table | Text:
         (Column("unit", rank=1), lambda one: one.unit),
         (Column("before"), lambda one: _shown(one.before)),
         (Column("after"), lambda one: _shown(one.after)),
-        (Column("in", rank=2), lambda one: ", ".join(one.schemes) if one.schemes else "all"),
+        (Column("of schemes", rank=2), lambda one: ", ".join(one.schemes) if one.schemes else "all"),
     )
 
 

@@ -330,9 +330,7 @@ class GridTable:
         headings = [heading for place, (heading, _) in enumerate(shown) if place not in spared]
         return [*down, *headings], texts, notes
 
-    def _spared(
-        self, shown: Sequence[tuple[str, QuantityColumn]], rows: Sequence[Sequence[Cell | str]]
-    ) -> set[int]:
+    def _spared(self, shown: Sequence[tuple[str, QuantityColumn]], rows: Sequence[Sequence[Cell | str]]) -> set[int]:
         """Places of the columns that follow from a ratio and the value of its baseline, in every row."""
         places = {heading: place for place, (heading, _) in enumerate(shown)}
         found = set()
@@ -348,7 +346,9 @@ class GridTable:
                 at = places[f"{base} {value.header}"]
                 for choice in self.axes[self.grid.across]:
                     place = places[f"{choice.label} {value.header}"]
-                    if place != at and not any(isinstance(row[at], str) and isinstance(row[place], Cell) for row in rows):
+                    if place != at and not any(
+                        isinstance(row[at], str) and isinstance(row[place], Cell) for row in rows
+                    ):
                         found.add(place)
         return found
 

@@ -72,7 +72,7 @@ def errors_table(tables: Sequence[SavedTable]) -> Table:
         for table in tables
         for part in table.parts
     ]
-    return Table("errors", "Errors by table and part", [*ERROR_COLUMNS, Column("holds")], rows)
+    return Table("errors", "Errors by table and part", [*ERROR_COLUMNS, Column("within its bound")], rows)
 
 
 def _section(table: SavedTable) -> Section:

@@ -59,7 +59,7 @@ def memory_table(results: Sequence[Result]) -> Table | None:
         (Column("tokens", "MB", ",.2f", 1), lambda one: one.token_bytes[fullest(one)] / MB),
         (Column("weights", "MB", ",.2f", 1), lambda one: one.weight_bytes[fullest(one)] / MB),
         (Column("largest buffer", rank=2), lambda one: largest(one)[0]),
-        (Column("it has", "MB", ",.2f", 3), lambda one: largest(one)[1]),
+        (Column("its size", "MB", ",.2f", 3), lambda one: largest(one)[1]),
         labels=names,
     )
     return made if found else None

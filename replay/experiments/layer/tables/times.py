@@ -275,5 +275,5 @@ def path_table(measures: Measures, what: str) -> Table:
         (word_column("time spent on", word="critical path"), lambda one: one[0]),
         (Column("time", "us", ",.1f"), lambda one: one[1]),
         (Column("share", "", ".1%"), lambda one: one[1] / whole),
-        (Column("which is", rank=1), lambda one: says(one[0])),
+        (Column("meaning", rank=1), lambda one: says(one[0])),
     )

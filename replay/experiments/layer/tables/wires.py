@@ -106,7 +106,7 @@ def overhead_table(results: Sequence[Result]) -> Table:
     used = [role for role in OVERHEADS if any(sizes[role] for _, _, sizes in found)]
     columns = [
         Column("scheme"),
-        Column("way"),
+        Column("direction"),
         word_column("payload", "MB", ",.2f"),
         *(word_column(role, "MB", ",.2f", 2) for role in used),
         Column("payload/all", "", ".1%", rank=1),

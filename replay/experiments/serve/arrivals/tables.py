@@ -101,8 +101,8 @@ def engine_table(served: Sequence[tuple[ArrivalResult, ServingRun]]) -> Table:
         (Column("busy", "", ".0%"), lambda one: one.busy),
         (word_column("decoded", "", ",.1f", 1), lambda one: one.decoding),
         (word_column("prompts", "", ",.0f", 1), lambda one: one.prefilled),
-        (Column("most cache", "", ".0%", 2), lambda one: one.most_cache),
-        (Column("most queued", "", ",d", 2), lambda one: one.most_waiting),
+        (Column("cache at most", "", ".0%", 2), lambda one: one.most_cache),
+        (Column("waiting at most", "", ",d", 2), lambda one: one.most_waiting),
         labels=list(groups),
     )
 
@@ -115,7 +115,7 @@ def goodput_tables(served: Sequence[tuple[ArrivalResult, ServingRun]]) -> Iterat
             "goodput",
             "Requests that keep the limits",
             [goodput for _, goodput in kept],
-            (Column("keep the limits", "", ".1%"), lambda one: one.share),
+            (Column("share that keeps them", "", ".1%"), lambda one: one.share),
             (
                 Column("goodput", "/s", ",.4g", says="requests per second that keep the limits"),
                 lambda one: one.requests_per_s,

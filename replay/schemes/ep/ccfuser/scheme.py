@@ -76,8 +76,8 @@ class CcFuserOptions(Options):
     get: str = option(
         "loop",
         "How rows of another GPU come. loop: the block's threads load and store them, and multiply "
-        "nothing meanwhile. engine: somebody else does, and the block waits for them when it has "
-        "multiplied its own.",
+        "nothing meanwhile. engine: a transport of its own brings them, and the block waits for them "
+        "when it has multiplied its own.",
         "NVSHMEM, nvshmemi_memcpy_threadgroup; the paper's description",
         choices=("loop", "engine"),
     )

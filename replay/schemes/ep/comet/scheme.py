@@ -60,8 +60,8 @@ class CometOptions(Options):
     combine_sms: int = option(26, "SMs that communicate in kernel 2.", f"{PAPER} figure 8: 18, 26 and 46 are the best")
     message_rows: int = option(
         16,
-        "Most rows that a communicating block fetches at a time; four times as many parts of rows "
-        "go back together in `comet`.",
+        "Most rows that a communicating block fetches at a time; in `comet` four times as many "
+        "partial rows go back together.",
         "assumed",
     )
     column_block: int = option(
@@ -74,10 +74,10 @@ class CometOptions(Options):
     )
     rows_of: str = option(
         "experts",
-        "What a row is fetched and sent for: every (token, expert), or every (token, GPU) with "
-        "experts of the token: it is fetched once for them, and their results are added up before "
-        "they are sent, which `flux` does anyway. They differ where tokens choose several experts "
-        "of a GPU, as they do where GPUs share experts.",
+        "Rows that travel. experts: one for every (token, expert). gpus: one for every (token, GPU), "
+        "fetched once for the token's experts there, whose results are added up before they are "
+        "sent, as `flux` always does. The two differ where a token chooses several experts of a "
+        "GPU, as where GPUs share experts.",
         f"{PAPER} figure 4 has M x topk rows; but its buffer has M (section 5.5), and what is sent "
         "follows the top-K reduction (section 3.2.1)",
         choices=("experts", "gpus"),

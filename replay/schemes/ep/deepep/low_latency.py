@@ -98,8 +98,7 @@ class LowLatencyOptions(Options):
     )
     overlap_sms: int = option(
         0,
-        "SMs of a kernel that sends results while GEMM-2 multiplies on the others, with a hook; 0 "
-        "to send them behind it.",
+        "SMs that send results while GEMM-2 runs on the others (needs `hook`); 0: results are sent after GEMM-2.",
         "SGLANG_DEEPEP_LL_COMBINE_SEND_NUM_SMS of sgl-project/sglang, 3 on Hopper where overlap is asked for",
         unit="SMs",
     )

@@ -113,8 +113,8 @@ class DeepEpOptions(Options):
         "the same name has its hosts launch them. `schemes/ep/deepep/LAYER.md` lists them. sglang "
         "and vllm cast rows, pad each expert to DeepGEMM's 128 rows, and bring indices and scales "
         "along; vllm marks the padding, so that it is not multiplied. bare only casts, copies and "
-        "adds rows, and pads nothing. deepgemm is DeepGEMM's own comparison, which has no hosts: "
-        "what columns of DeepEP beside MegaMoE measure, without a row brought to its expert. "
+        "adds rows, and pads nothing. deepgemm is what DeepGEMM's own benchmarks "
+        "call DeepEP beside MegaMoE: no hosts, and no row brought to its expert. "
         "Gradients, which no engine knows, always take bare. deepseek has all kernels of a pair of "
         "layers, attention's and shared experts' included, as DeepSeek's own training launches "
         "them; only for a model of its kind under --interleave dualpipe.",

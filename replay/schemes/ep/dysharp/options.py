@@ -31,8 +31,8 @@ class RowOptions(Options):
     combine_sms: int = _row_sms("pull")
     segment_packets: int = option(
         0,
-        "Packets of a row that are one message; 0 takes all of them. Rows that travel at the same "
-        "time mix at this grain, which decides what the AL-TLB and the reduction buffer see.",
+        "Packets of a row that travel as one message; 0: all of them. Rows that travel at the same "
+        "time mix by messages, which decides what the AL-TLB and the reduction buffer see.",
         "chosen for the model",
     )
     gate_weights: str = option(
@@ -60,7 +60,7 @@ class RowOptions(Options):
     )
     tlb_entries: int = option(
         512,
-        "Entries of the AL-TLB, one for each (token, expert); 0 is an ideal one.",
+        "Entries of the AL-TLB, which caches the slots of rows, one for each (token, expert); 0: it never misses.",
         f"{PAPER} section IV-C",
         least=0,
     )
@@ -81,8 +81,8 @@ class SwitchOptions(RowOptions):
     )
     target_lists: str = option(
         "trimmed",
-        "What of a dynamic list goes on to a target: the experts of that GPU (trimmed), all "
-        "(kept), or nothing (stripped).",
+        "What the switch passes on to a target of a list of experts: those of that GPU (trimmed), "
+        "all (kept), or none (stripped).",
         f"{PAPER} section III-B",
         choices=("trimmed", "kept", "stripped"),
     )
@@ -108,14 +108,14 @@ class SwitchOptions(RowOptions):
     )
     reduction_timeout_ns: int = option(
         0,
-        "For how long after its last part a sum is not evicted, if anything is.",
+        "Time after its last part came in which a sum is not evicted from a full buffer.",
         "assumed; the paper does not state it",
     )
     multimem_queue: int = option(
         32,
-        "Entries of an SM's MultimemQ. A packet holds one from its issue until it has left; 0 is "
-        "any number. The queue holds at least one message, the model's grain, beside the one that "
-        "is being issued.",
+        "Entries of an SM's queue of packets for the switch (MultimemQ). A packet holds one from its "
+        "issue until it has left; 0: no limit. At least one message fits beside the one that is "
+        "being issued.",
         f"{PAPER} section III-B",
         least=0,
         unit="packets",
@@ -137,8 +137,9 @@ class TileOptions(RowOptions):
         "unit:8",
         "Which ready tile goes first. arrival takes tiles as they became ready; expert takes the "
         "lowest expert, so that its tiles find weights in the L2 cache; unit:N goes through units "
-        "of N row tiles of an expert column by column, with +N the second GEMM so many units "
-        "later; waves:N takes so many experts at a time.",
+        "of N row tiles of an expert column by column; unit:8+2 starts GEMM-2 of a unit of 8 "
+        "behind GEMM-1 of the unit 2 later; waves:N takes N experts at a time, GEMM-1 of all of them and "
+        "then GEMM-2.",
         f"{PAPER} section IV: tiles are paced by tokens, a row of tiles is issued when its 128 "
         f"tokens have arrived; {UNIT_ASSUMED}",
         choices=TILE_ORDERS,

@@ -44,13 +44,13 @@ class FlashDMoeOptions(Options):
     )
     blocks_per_sm: int = option(
         2,
-        "Blocks that share an SM.",
+        "Thread blocks that are on an SM at a time.",
         "osayamenja/FlashMoE: a thread has 255 registers, so that two blocks fit",
     )
     dispatch_group_blocks: int = option(
         0,
-        "Blocks that send the rows of one expert together; all groups send at once. 0 takes 256 "
-        "over the number of experts, and at least two.",
+        "Thread blocks that send the rows of one expert together; all groups send at once. 0: 256 "
+        "over the number of experts, at least two.",
         "osayamenja/FlashMoE, ACC::SBZ",
     )
     pad_tiles: bool = option(
@@ -66,7 +66,7 @@ class FlashDMoeOptions(Options):
     )
     packet_bytes: int = option(
         128,
-        "Data of a packet on the link. The store of a warp is 128 bytes in FP32, as each lane "
+        "Payload of a packet on the link. The store of a warp is 128 bytes in FP32, as each lane "
         "stores one value; in BF16 it is 64 unless the hardware joins two.",
         "assumed: the hardware joins stores",
         least=16,
@@ -75,8 +75,8 @@ class FlashDMoeOptions(Options):
         "arrival",
         "Which ready task goes first. arrival takes tasks as the scheduler's queues do; expert "
         "keeps the tiles of an expert together; unit:N goes through units of N row tiles of an "
-        "expert column by column, with +N the second GEMM so many units later; waves:N takes so "
-        "many experts at a time.",
+        "expert column by column; unit:8+2 starts GEMM-2 of a unit of 8 behind GEMM-1 of the "
+        "unit 2 later; waves:N takes N experts at a time, GEMM-1 of all of them and then GEMM-2.",
         "osayamenja/FlashMoE, os/scheduler.cuh",
         choices=TILE_ORDERS,
     )

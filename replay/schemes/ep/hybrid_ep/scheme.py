@@ -66,7 +66,7 @@ class HybridEpOptions(Options):
     )
     cached_layout: bool = option(
         False,
-        "Whether places are known from before, as in a backward pass.",
+        "Whether the places of rows are known from an earlier call, as in a backward pass.",
         "a layer whose routing is new",
     )
 

@@ -65,7 +65,7 @@ class MegaMoeOptions(Options):
 
     pull_bytes: int = option(
         8192,
-        "Most bytes of a piece in which a warp pulls a row; a row is halved until it is no larger.",
+        "Largest piece of a row that a warp pulls at a time; a row is halved until its pieces are no larger.",
         f"{CODE}, mega_moe.hpp: num_max_pull_bytes of FP8",
         least=16,
     )
@@ -76,7 +76,7 @@ class MegaMoeOptions(Options):
     )
     ring_tiles: int = option(
         0,
-        "Row tiles that the ring of received rows has room for. 0 takes as many as the order of tasks can have in use.",
+        "Row tiles that the ring of received rows has room for. 0: as many as the kernel can have in use at a time.",
         f"{CODE}, scheduler/mega_moe.cuh: get_num_max_live_pool_blocks",
     )
 
@@ -90,20 +90,20 @@ class HopperOptions(Options):
         "Version of the kernel, by its order of tasks. lag: in units of up to 8 row tiles of an "
         "expert, GEMM-2 of a unit behind GEMM-1 of a later one, from 1024 tokens on and where rows "
         "can be more than the ring has room for. waves: GEMM-1 of all row tiles, then GEMM-2 of "
-        "all; its warps scale sums up to four times for each 128 values, for one in lag.",
+        "all; its warps rescale sums up to four times for each 128 values, and once in lag.",
         f"lag: {LAG_CODE}, scheduler/sm90_mega_moe.cuh; waves: {HOPPER_CODE}, scheduler/mega_moe.cuh",
         choices=("lag", "waves"),
     )
     lag_units: int = option(
         0,
-        "Units by which GEMM-2 is behind. 0 takes 0.45 of the units that a GPU is expected to "
+        "Units by which GEMM-2 is behind GEMM-1. 0: 0.45 of the units that a GPU is expected to "
         "have, at least 8 and at most 64.",
         LAG_CODE,
         unit="units",
     )
     pad_tiles: bool = option(
         True,
-        "Whether tiles of 128 rows multiply and scale rows that are not there.",
+        "Whether a partial tile is multiplied and scaled as if all of its 128 rows were there.",
         f"{LAG_CODE}; {HOPPER_CODE}: warpgroups without rows leave out what follows the products",
     )
 

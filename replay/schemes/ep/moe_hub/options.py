@@ -16,21 +16,23 @@ class MoeHubOptions(Options):
 
     rpm: bool = option(
         True,
-        "Whether the packet manager is there, which merges stores at the sender.",
+        "Whether GPUs have the packet manager (RPM), which merges stores at the sender.",
         "arXiv 2605.05888, the proposal",
     )
     dam: bool = option(
         True,
-        "Whether the data availability manager is there, which launches tiles by their data.",
+        "Whether GPUs have the data availability manager (DAM), which launches tiles when their data are there.",
         "arXiv 2605.05888, the proposal",
     )
     queue_packets: int = option(
         256,
-        "Packets that the packet manager queues for each destination; 256 are 32 KiB.",
+        "Packets (of 128 bytes) that the packet manager queues for each destination.",
         "assumed",
     )
-    rpm_timer_ns: int = option(100, "For how long a packet that is not full waits for more.", "assumed", least=0)
-    aau_entries: int = option(4096, "Rows whose address the table of the address allocation holds.", "assumed")
+    rpm_timer_ns: int = option(
+        100, "Time that a packet which is not full waits for further stores.", "assumed", least=0
+    )
+    aau_entries: int = option(4096, "Rows whose address the table of the address allocation (AAU) holds.", "assumed")
     aau_ns: int = option(10, "Time of a look-up in the table of the address allocation.", "assumed", least=0)
     address_bytes: int = option(
         8,
@@ -55,14 +57,14 @@ class MoeHubOptions(Options):
         "unit:8",
         "Which ready tile goes first. arrival takes tiles as their counters launch them; expert "
         "takes the lowest expert, so that its tiles find weights in the L2 cache; unit:N goes "
-        "through units of N row tiles of an expert column by column, with +N the second GEMM so "
-        "many units later; waves:N takes so many experts at a time. Without dam, tiles go in the "
-        "order of the grid.",
+        "through units of N row tiles of an expert column by column; unit:8+2 starts GEMM-2 of a "
+        "unit of 8 behind GEMM-1 of the unit 2 later; waves:N takes N experts at a time, GEMM-1 of all of "
+        "them and then GEMM-2. Without dam, tiles go in the order of the grid.",
         f"arXiv 2605.05888: counters of arrived data launch blocks; {UNIT_ASSUMED}",
         choices=TILE_ORDERS,
     )
     piece_bytes: int = option(
         8192,
-        "About how many bytes of a row are one message on the links; the model's grain.",
+        "Bytes of a row that travel as one message in the simulation, about.",
         "chosen for the model",
     )

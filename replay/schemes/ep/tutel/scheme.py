@@ -61,13 +61,13 @@ class TutelOptions(NcclOptions):
     capacity: float = option(
         0.0,
         "Capacity factor. 0: room for the largest load of any expert of any rank, so that nothing "
-        "is dropped. Above 0: that many times the mean load, rounded up for one choice and "
-        "multiplied by the choices; more is dropped. Below 0: whichever of the two is less.",
+        "is dropped. Above 0: that many times the mean load of an expert (rounded up for one choice, "
+        "then times top-k), and rows beyond it are dropped. Below 0: whichever of the two is less.",
         "Tutel's own is 1, which drops tokens; 0 does as other schemes do",
     )
     overlap_degree: int = option(
         1,
-        "Chunks of the capacity. With several, experts run beside NCCL, on the SMs it leaves.",
+        "Chunks that the capacity is cut into. With several, experts run beside NCCL, on the SMs it leaves.",
         "Tutel moe_layer.py, a2a_ffn_overlap_degree; communicate.py, max_num_split",
         most=32,
     )

@@ -17,8 +17,9 @@ class CaisOptions(Options):
 
     merge: bool = option(
         True,
-        "The merge unit: the switch makes one of loads, and of sums, that several GPUs ask for or "
-        "push. Without it kernels load from each other and push sums one by one.",
+        "The merge unit: the switch makes one load of those of several GPUs for the same data, and "
+        "one sum of the parts that they push. Without it kernels load from each other and push sums "
+        "one by one.",
         f"{PAPER} section III-A",
     )
     coordination: bool = option(
@@ -55,14 +56,14 @@ class CaisOptions(Options):
     )
     table_bytes: int = option(
         40960,
-        "Room of a merge unit. A GPU has one at its port of each switch.",
+        "Size of a merge unit's table. A GPU has one at its port of each switch.",
         f"{PAPER} section IV-A: 40 KB, 320 entries",
         least=128,
         multiple_of=128,
     )
     timeout_us: float = option(
         40.0,
-        "How long a sum of which a part had to leave waits for more after its last part.",
+        "Time that a sum waits for further parts after its last one, once a part of it had to leave the table.",
         "assumed; the paper does not state it. Above the 35 us between the first and the last "
         "request for an address that it finds without coordination (section V-B), so that timers "
         "do not end what could still be merged",
@@ -76,7 +77,7 @@ class CaisOptions(Options):
     )
     window_bytes: int = option(
         65536,
-        "Rows that a thread block has asked for and not got, at most.",
+        "Most bytes of rows that a thread block has asked for and not received yet.",
         "assumed: four stages of 128 rows and 64 columns, as many as CUTLASS's tiles of 128 x 256 "
         "leave room for in 227 KB of shared memory",
         least=128,

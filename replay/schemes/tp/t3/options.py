@@ -14,7 +14,7 @@ class T3Options(Options):
 
     trigger_ns: int = option(
         150,
-        "Time from the last store into a piece, as the memory controller has it, until the engine "
+        "Time from the last store into a piece, as the memory controller sees it, until the engine "
         "has its command or waiting tiles are started.",
         "assumed: a look-up in a table of 19 KB and a way over the chip, about half of a hit in "
         "the L2 cache; T3 says that it is in no access's way, and gives no time",
