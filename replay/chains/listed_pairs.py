@@ -7,8 +7,8 @@ as the scheme's kernels have them travel, notify kernels included.
 
 A row that moves bytes is a kernel that HBM bounds, or a law of its own; one of several kernels has
 its bytes in the last of them. A product of routed experts is their grouped kernel, a gradient of
-their weights a call for each expert; where half of the calls are a row of a second stream, they alternate between the two,
-and the next row waits for both.
+their weights a call for each expert; where half of the calls are a row of a second stream, they
+alternate between the two, and the next row waits for both.
 
 Beside the published profile of DeepSeek-V3's pair on H800 (deepseek-ai/profile-data, 31.4 ms; 27.8 are
 replayed, ``replay/chains/MODELS.md``) kernels that compute are too fast. What each of these could be
