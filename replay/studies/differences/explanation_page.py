@@ -94,7 +94,7 @@ def explanation_tables(found: Explanation, *, details: bool) -> Group:
 
 
 def _more(found: Explanation) -> dict[str, bool]:
-    """What the first screen leaves out, and whether there is any."""
+    """Parts that the first screen leaves out, and whether there are any."""
     return {
         "each scheme in a line": bool(found.about),
         "fixed times": bool(found.overhead),
