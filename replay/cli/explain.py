@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from replay.experiments.layer.result import Result
 
 
+DETAILS = "All tables: fixed times, values, code, GPUs, phases, what else is measured."
+
+
 @takes_settings(leave_out=("trace", "scheme", "options"))
 @delivers
 def explain(
@@ -43,6 +46,7 @@ def explain(
     ] = None,
     json_: JsonOption = None,
     *,
+    details: Annotated[bool, typer.Option("--details", help=DETAILS)] = False,
     deliver: Delivery,
 ) -> None:
     """Split the difference between two schemes by phase and cause.
@@ -60,7 +64,7 @@ def explain(
     words = ["moereplay", "explain", one, other, *([] if trace is None else [trace])]
     more = repeated("--option", option or [])
     deliver(lambda: page(found, command(words, RunSpec(**settings), more=more)))
-    show(explanation_tables(found))
+    show(explanation_tables(found, details=details))
 
 
 def _results(

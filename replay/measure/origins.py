@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -80,7 +80,10 @@ class _TaskOrigins:
         firsts = np.searchsorted([first for first, _ in places], path.task, side="right").tolist()
         blocks = np.searchsorted([block.first for block in spent], path.task, side="right").tolist()
         self._place = {task: places[at - 1][1] if at else "" for task, at in zip(tasks, firsts, strict=True)}
-        self._block = {task: self._block_of(task, at - 1) for task, at in zip(tasks, blocks, strict=True)}
+        self._block = {
+            task: spent[at - 1] if at and task < spent[at - 1].past else None
+            for task, at in zip(tasks, blocks, strict=True)
+        }
 
     def overhead(self) -> list[OverheadTasks]:
         """Service of the path that is overhead."""
@@ -92,14 +95,17 @@ class _TaskOrigins:
 
     def by_place_us(self) -> dict[str, dict[str, dict[str, float]]]:
         """Time of the path by place, kind and cause; what nobody noted has no name."""
-        spent: dict[str, dict[str, Counter[str]]] = {}
+        # Of every link of every replay, so that nothing is called in this loop.
+        path, spent = self._path, defaultdict[tuple[str, str, str], int](int)
+        tasks, kinds = path.task.tolist(), path.kind.tolist()
         for cause in PATH_CAUSES:
-            for task, kind, _, time in self._path.lengths(KIND_NAMES, cause):
-                spent.setdefault(self._place[task], {}).setdefault(kind, Counter())[cause] += time
-        return {
-            place: {kind: {cause: us(time) for cause, time in times.items()} for kind, times in kinds.items()}
-            for place, kinds in spent.items()
-        }
+            for task, kind, time in zip(tasks, kinds, path.of(cause).tolist(), strict=True):
+                if time:
+                    spent[self._place[task], KIND_NAMES[kind], cause] += time
+        found: dict[str, dict[str, dict[str, float]]] = {}
+        for (place, name, cause), time in spent.items():
+            found.setdefault(place, {}).setdefault(name, {})[cause] = us(time)
+        return found
 
     def beside(self) -> list[str]:
         """Values that times of tasks are made of, and of none of the path."""
@@ -127,7 +133,3 @@ class _TaskOrigins:
             )
             for one, places in found.items()
         ]
-
-    def _block_of(self, task: int, at: int) -> SpentValues | None:
-        """Values of a task, if the block of this number has it."""
-        return self._spent[at] if at >= 0 and task < self._spent[at].past else None

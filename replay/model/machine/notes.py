@@ -185,7 +185,7 @@ class Notes:
             if code not in by_file:  # asked for each block of tasks: a look at what is known calls nothing
                 by_file[code] = _place_of(frame)
             place, frame = by_file[code], frame.f_back
-        self.places.append((first, place))
+        self.places += [(first, place)]  # for each block of tasks, as the look above
 
     def spend(
         self, task: Tasks, service: tuple[str, ...], latency: tuple[str, ...], each_ps: IntsLike | None = None

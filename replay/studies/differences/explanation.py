@@ -268,15 +268,22 @@ def explain(one: ResultBase | str | Path, other: ResultBase | str | Path) -> Exp
     if experiment is LAYER:
         _check_layers(before, after)
         results = [before, after]
-        names = names_of(results)
+        names = _apart(names_of(results), [one.system.name for one in results])
         described |= {"heading": _heading(before, after), "notes": _notes(results), "sure": _sure(before, after)}
         first, second = first._replace(name=names[0]), second._replace(name=names[1])
         return _explained(first, second, code=_code(first, second, before, after), **described)
-    if first.name == second.name:
-        first = first._replace(name=f"{first.name} (1)")
-        second = second._replace(name=f"{second.name} (2)")
+    names = _apart([first.name, second.name])
+    first, second = first._replace(name=names[0]), second._replace(name=names[1])
     code = _code(first, second, before, after)
     return _explained(first, second, experiment=experiment.name, code=code, **described)
+
+
+def _apart(names: list[str], *more: list[str]) -> list[str]:
+    """Names of two results, with the first that tells them apart behind them, or a number."""
+    if names[0] != names[1]:
+        return names
+    behind = next((each for each in more if each[0] != each[1]), ["1", "2"])
+    return [f"{name} ({what})" for name, what in zip(names, behind, strict=True)]
 
 
 def _notes(results: list[Result]) -> list[str]:

@@ -9,6 +9,7 @@ from replay.report.charts import STEP_KINDS, STEPS_SAY, steps_between
 from replay.report.comparisons import tables_group
 from replay.report.tables import table
 from replay.report.words import WORDS
+from replay.studies.differences import gpus
 from replay.studies.differences.page import MOST_STEPS, quantity_columns
 from replay.studies.differences.path import NO_PHASE
 from tracegen.shared.display.content import BarPart, Bars, Column, Page, Section, Table, Waterfall
@@ -25,6 +26,26 @@ COVERED = 0.9
 """Share of the differences, and of either time, that rows of the first table have; the rest is one row."""
 COMPOSED = {"train": ", mean over the GPUs", "serve": ""}
 """Experiments whose times are composed of many replays, without one critical path."""
+MOST_PARTS = 8
+"""Rows of the first screen's table."""
+MOST_HEADING = 4
+MOST_INPUTS = 6
+MACHINE = "system."
+"""Begins names of values of the machine."""
+SHOWN = 0.02
+"""Share of the difference from which on the first sentence names a part."""
+MOST_GPUS = 16
+SHORT = {
+    gpus.COMPUTING: "computing",
+    gpus.GAPS: "gaps",
+    gpus.LAUNCHES: "launches",
+    gpus.COPYING: "SMs copy",
+    gpus.MESSAGES: "messages",
+    gpus.OTHERS: "other GPUs",
+    gpus.NOBODY: "nobody",
+    gpus.LAST: "last GPU",
+}
+"""Headings of what a GPU does, or waits for."""
 SMALL = 0.05  # us; a smaller difference is not seen in the tables
 MOST_QUANTITIES = 14
 MOST_LENGTHS = 8
@@ -46,18 +67,61 @@ UNTOLD = "nobody's"
 """Place of tasks that no code of a scheme asked for."""
 
 
-def explanation_tables(found: Explanation) -> Group:
-    """Tables of what is longer by phase and cause, of GPUs' activities, of phases, and of other changes."""
+def explanation_tables(found: Explanation, *, details: bool) -> Group:
+    """Tables of an explanation.
+
+    Parameters
+    ----------
+    details
+        Whether all are wanted, or the answer and the largest parts alone, which one screen holds.
+    """
+    head = "\n".join([*summary(found), *(found.about if details else gpu_line(found))])
+    if not details:
+        named = ", ".join(name for name, some in _more(found).items() if some)
+        more = [f"More (`--details`; with `--html` a page): {named}."]
+        return tables_group(head, [path_table(found, MOST_PARTS)], [*found.heading[:MOST_HEADING], *more])
     tables = [
         path_table(found),
         overhead_table(found) if found.overhead else None,
         values_table(found) if found.values else None,
         *code_tables(found),
         gpus_table(found) if found.gpus else None,
+        *each_gpu_tables(found),
         phases_table(found) if found.phases else None,
         quantities_table(found) if found.quantities else None,
     ]
-    return tables_group("\n".join([*summary(found), *found.about]), tables, [*found.heading, *lines(found)])
+    return tables_group(head, tables, [*found.heading, *lines(found)])
+
+
+def _more(found: Explanation) -> dict[str, bool]:
+    """Parts that the first screen leaves out, and whether there are any."""
+    return {
+        "each scheme in a line": bool(found.about),
+        "fixed times": bool(found.overhead),
+        "values": bool(found.values),
+        "code": bool(found.places),
+        "every GPU": bool(found.gpus),
+        "phases": bool(found.phases),
+        "what else is measured": bool(found.quantities),
+        "words": True,
+    }
+
+
+def gpu_line(found: Explanation) -> list[str]:
+    """Line on what the mean GPU does in the time; none where that is not known."""
+    sums: dict[str, Sequence[str]] = {
+        "computes": [gpus.BUSY, gpus.COMPUTING],
+        "is between kernels or waits for launches": [gpus.GAPS, gpus.LAUNCHES],
+    }
+    known = {name: [share for share in found.gpus if share.where in parts] for name, parts in sums.items()}
+    every = [share for of in known.values() for share in of]
+    known["waits for rows, other GPUs or barriers"] = [share for share in found.gpus if share not in every]
+    told = [
+        f"{name} {sum(share.one_us for share in of):,.1f} and {sum(share.other_us for share in of):,.1f} us"
+        for name, of in known.items()
+        if of
+    ]
+    return [f"Of both times a GPU in the mean {', '.join(told)}."] if every else []
 
 
 def summary(found: Explanation) -> list[str]:
@@ -75,17 +139,19 @@ def sentence(found: Explanation) -> str:
     if found.one_us:
         text += f" ({found.difference_us / found.one_us:+.1%})"
     parts = _with_queues(found.path)
+    is_near = sum(abs(share.difference_us) for share in parts) > CANCELLING * abs(found.difference_us)
+    least = SMALL if is_near else max(SMALL, SHOWN * abs(found.difference_us))
     along = [share for share in parts if share.difference_us * found.difference_us > 0]
     against = [share for share in parts if share.difference_us * found.difference_us < 0]
-    gross = sum(abs(share.difference_us) for share in parts)
-    is_near = gross > CANCELLING * abs(found.difference_us)
     if along and is_near:
         signed = (sum(share.difference_us for share in some) for some in (along, against))
         text += ". Parts nearly cancel: {:+,.1f} us against {:+,.1f} us. Largest for".format(*signed)
     else:
         text += ". Most of it"
-    text += f": {', '.join(map(_reason, along[:3]))}" if along else ": none alone"
-    if against and abs(against[0].difference_us) >= SMALL:
+    named = [share for share in along[:3] if abs(share.difference_us) >= least] or along[:1]
+    text += f": {', '.join(map(_reason, named))}" if named else ": none alone"
+    against = [share for share in against if abs(share.difference_us) >= least]
+    if against:
         text += f". {'Largest against' if is_near else 'Against it'}: "
         text += ", ".join(map(_reason, against[:2]))
     return f"{text}."
@@ -113,6 +179,11 @@ def others(found: Explanation) -> list[str]:
     names = list(dict.fromkeys(each.what for each in found.inputs))
     if not names:
         return []
+    of_machine = [name for name in names if name.startswith(MACHINE)]
+    if f"{MACHINE}name" in names:
+        names = [f"the machine ({len(of_machine) - 1} values)", *(name for name in names if name not in of_machine)]
+    if len(names) > MOST_INPUTS:
+        names[MOST_INPUTS - 1 :] = [f"{len(names) - MOST_INPUTS + 1} more"]
     text = f"Not the scheme alone: {', '.join(names)} entered otherwise too (`moereplay diff`)"
     for each in found.inputs:
         if each.what == "launch":
@@ -157,9 +228,13 @@ def _named(share: Share | CodeShare) -> str:
     return share.what if share.where == NO_PHASE else f"{share.what} in {share.where}"
 
 
-def path_table(found: Explanation) -> Table:
-    """The critical paths by phase and cause."""
+def path_table(found: Explanation, most: int | None = None) -> Table:
+    """The critical paths by phase and cause; so many rows at most, those whose difference is largest."""
     seen = _largest(found)
+    if most is not None and len(seen) > most:
+        moved = [share for share in seen if abs(share.difference_us) >= SMALL]
+        alike = sorted((share for share in seen if share not in moved), key=lambda share: -share.one_us)
+        seen = [*moved, *alike][:most]
     rest = [share for share in found.path if share not in seen]
     rows: list[Sequence[Cell]] = [(share.where, share.what, *_times(share)) for share in seen]
     if rest:
@@ -290,6 +365,25 @@ def gpus_table(found: Explanation) -> Table:
     return Table("gpus", "What a GPU does in the mean", (Column("what"), *_columns(found)), rows)
 
 
+def each_gpu_tables(found: Explanation) -> list[Table]:
+    """Tables of what every GPU does, one for each scheme; of many GPUs those that compute most and least."""
+    return [_each_gpu_table(found, name) for name in dict.fromkeys(one.scheme for one in found.each_gpu)]
+
+
+def _each_gpu_table(found: Explanation, name: str) -> Table:
+    of = [one for one in found.each_gpu if one.scheme == name]
+    time_us = found.one_us if name == found.one else found.other_us
+    sizes = sorted(of, key=lambda one: next(iter(one.parts_us.values())))
+    seen = of if len(of) <= MOST_GPUS else [*sizes[: MOST_GPUS // 2], *sizes[-MOST_GPUS // 2 :]]
+    parts = [what for what in of[0].parts_us if any(one.parts_us[what] >= SMALL for one in seen)]
+    shown = sorted(seen, key=lambda one: one.gpu)
+    rows: list[Sequence[Cell]] = [(str(one.gpu), *(one.parts_us[what] for what in parts)) for one in shown]
+    some = "Each GPU" if len(seen) == len(of) else f"{len(seen)} of {len(of)} GPUs, that compute most and least,"
+    title = f"{some} under {name}: what it does and waits for, together {time_us:,.1f} us"
+    columns = [Column("GPU"), *(Column(SHORT.get(what, what), "us", ",.1f", says=WORDS[what]) for what in parts)]
+    return Table(f"gpus of {name}", title, columns, rows)
+
+
 def phases_table(found: Explanation) -> Table:
     """Table of begins and ends of phases."""
     rows = [
@@ -379,14 +473,14 @@ def page(found: Explanation, command: str = "") -> Page:
         The command line that made it, where that is known.
     """
     more: list[Item] = [quantities_table(found)] if found.quantities else []
-    gpus: list[Item] = [gpus_chart(found), gpus_table(found)]
+    of_gpus: list[Item] = [gpus_chart(found), gpus_table(found), *each_gpu_tables(found)]
     return Page(
         title=f"{found.one} and {found.other}",
         summary=" ".join(summary(found)),
         sections=[
             Section("Where does the difference come from?", [*found.about, steps(found), path_table(found)]),
             *([Section("What is it made of?", made)] if (made := _made_of(found)) else []),
-            *([Section("What do GPUs do?", gpus)] if found.gpus else []),
+            *([Section("What do GPUs do?", of_gpus)] if found.gpus else []),
             *([Section("When do phases run?", [phases_table(found)])] if found.phases else []),
             Section("What else is not the same?", [*more, *lines(found)]),
         ],

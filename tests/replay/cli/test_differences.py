@@ -110,6 +110,7 @@ def test_explain_replays_two_schemes(capsys, files, tmp_path):
         "0",
         "--option",
         "deepep.num_sms=8",
+        "--details",
         "--json",
         tmp_path / "e.json",
     )
@@ -123,6 +124,7 @@ def test_explain_replays_two_schemes(capsys, files, tmp_path):
 def test_explain_reads_a_comparison(capsys, files):
     code, out, _ = run(capsys, "explain", "nccl-alltoall", "deepep", files / "a.json")
     assert code == 0 and out.startswith("nccl-alltoall takes")
+    assert len(out.splitlines()) <= 40 and "More (`--details`" in out and "What a GPU does in the mean" not in out
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,9 @@ def shown(synthetic: Any) -> dict[str, RenderableType]:
     chained = replay.run(trace, scheme="deepep")
     found["run, a chain"] = layers.tables(chained, details=True)
     found["diff"] = difference.difference_tables(replay.diff(compared, replay.compare(trace, names, layer=1)))
-    found["explain"] = explanation.explanation_tables(explain(compared["ideal"], compared["deepep"]))
+    explained = explain(compared["ideal"], compared["deepep"])
+    found["explain"] = explanation.explanation_tables(explained, details=False)
+    found["explain --details"] = explanation.explanation_tables(explained, details=True)
     dense = tensor.compare(schemes=["sp-nvls", "t3-nvls"], model="llama-2-7b", tp=4, tokens=256)
     found["tensor compare"] = of_tensor.tables(dense, details=False)
     found["tensor compare --details"] = of_tensor.tables(dense, details=True)
@@ -148,6 +150,7 @@ NAMES = (
     "run, a chain",
     "diff",
     "explain",
+    "explain --details",
     "tensor compare",
     "tensor compare --details",
     "tensor run",

@@ -23,6 +23,7 @@ from replay.schemes.modules import modules_of
 from replay.studies.differences.explanation import Explanation, Share, pick
 from replay.studies.differences.explanation_page import (
     code_tables,
+    each_gpu_tables,
     explanation_tables,
     fitted,
     overhead_table,
@@ -31,7 +32,7 @@ from replay.studies.differences.explanation_page import (
     turning,
     values_table,
 )
-from replay.studies.differences.gpus import COMPUTING, COPYING, EXPOSED, LAST, MESSAGES, NOBODY, OTHERS, PARTS
+from replay.studies.differences.gpus import BUSY, COPYING, EXPOSED, LAST, MESSAGES, NOBODY, OTHERS, PARTS
 from replay.studies.differences.outcome import numbers_of
 from replay.studies.differences.path import (
     BARRIERS,
@@ -98,7 +99,7 @@ def test_a_scheme_and_itself_have_nothing_to_explain(compared):
     found = replay.explain(compared["deepep"], compared["deepep"])
     assert found.difference_us == 0 and not any(part.difference_us for part in found.path)
     assert not found.quantities and not found.inputs
-    assert "the same" in render(explanation_tables(found))
+    assert "the same" in render(explanation_tables(found, details=True))
 
 
 def test_phases_and_causes_are_two_sums_of_one_thing(compared):
@@ -130,6 +131,55 @@ def test_the_mean_gpu_waits_for_what_its_measures_say(compared):
         for measures in compared["deepep"].measured
     ]
     assert parts["waiting for the last GPU"].other_us == pytest.approx(sum(ends), abs=1e-4)
+
+
+def test_what_each_gpu_does_adds_up_to_the_time_of_all(compared):
+    """Of every GPU, to the picosecond; the mean of the GPUs is the table of one."""
+    found = replay.explain(compared["nccl-alltoall"], compared["comet"])
+    for name, time_us, mean_of in (("nccl-alltoall", found.one_us, "one_us"), ("comet", found.other_us, "other_us")):
+        of = [one for one in found.each_gpu if one.scheme == name]
+        assert [one.gpu for one in of] == list(range(4))
+        assert all(sum(map(ps, one.parts_us.values())) == ps(time_us) for one in of)
+        assert all(time >= 0 for one in of for time in one.parts_us.values())
+        for part in found.gpus:
+            mean = sum(one.parts_us[part.where] for one in of) / len(of)
+            assert getattr(part, mean_of) == pytest.approx(mean, abs=1e-4)
+    tables = each_gpu_tables(found)
+    assert [len(of.rows) for of in tables] == [4, 4] and all(
+        one.unit == "us" for of in tables for one in of.columns[1:]
+    )
+
+
+@pytest.mark.parametrize("one", SCHEMES[:2])
+@pytest.mark.parametrize("other", SCHEMES)
+def test_the_first_screen_stands_alone_on_forty_lines(compared, one, other):
+    found = replay.explain(compared[one], compared[other])
+    text = render(explanation_tables(found, details=False), 80)
+    assert len(text.splitlines()) <= 40
+    assert f"{found.one} takes {found.one_us:,.1f} us" in text and "in all" in text and "--details" in text
+    *parts, total = path_table(found, 3).rows
+    assert len(parts) <= 4
+    for place in (2, 3, 4):
+        assert sum(row[place] for row in parts) == pytest.approx(total[place], abs=1e-5)
+
+
+def test_two_machines_are_told_apart_and_are_one_input(trace):
+    one, other = (replay.run(trace, scheme="deepep", layer=0, system=name) for name in ("dgx-h100", "hgx-h20"))
+    found = replay.explain(one, other)
+    assert (found.one, found.other) == ("deepep (dgx-h100)", "deepep (hgx-h20)")
+    text = " ".join(render(explanation_tables(found, details=False)).split())
+    assert "Not the scheme alone: the machine (" in text and "system." not in text
+    same = replay.explain(one, one)
+    assert (same.one, same.other) == ("deepep (1)", "deepep (2)")
+
+
+def test_the_first_sentence_leaves_out_what_hardly_matters(compared):
+    found = replay.explain(compared["nccl-alltoall"], compared["deepep"])
+    shares = [
+        Share(where="gemm1", what=what, one_us=9, other_us=9, difference_us=by) for what, by in (("a", -99), ("b", 1))
+    ]
+    said = sentence(found.model_copy(update={"path": shares, "difference_us": -98}))
+    assert "a in gemm1 -99.0 us." in said and "Against" not in said
 
 
 def test_overhead_is_told_by_tasks_and_adds_up(compared):
@@ -260,7 +310,8 @@ def older_than(result):
     document = json.loads(result.model_dump_json(by_alias=True))
     for part in [*document["layers"], document["chain"]]:
         if part is not None and "measures" in part:
-            del part["measures"]["exposure"]["copying_us"]
+            for name in ("copying_us", "gaps_us", "launches_us"):
+                del part["measures"]["exposure"][name]
             for name in ("overhead", "behind_by_kind_us", "latencies", "by_place_us", "beside"):
                 del part["measures"]["critical_path"][name]
     return Result.model_validate(document)
@@ -289,7 +340,7 @@ def without_host_waits(causes):
 def test_a_file_of_an_older_version_has_no_part_for_what_it_does_not_tell(trace):
     old = replay.load_result(OLD / "layer-1.json")
     found = replay.explain(old, replay.run(trace, scheme=old.scheme.name, layer=0))
-    assert {EXPOSED} < {part.where for part in found.gpus} < {COMPUTING, EXPOSED, LAST, ""}
+    assert {EXPOSED} < {part.where for part in found.gpus} < {BUSY, EXPOSED, LAST, ""}
     assert "queueing" in {part.what for part in found.path} and not found.overhead
 
 
@@ -311,7 +362,10 @@ def test_a_result_of_an_older_version_is_explained_by_what_it_says(compared):
 
 def test_what_was_replayed_is_said_as_the_comparison_says_it(compared):
     found = replay.explain(compared["deepep"], compared["comet"])
-    text, said = (" ".join(render(one).split()) for one in (explanation_tables(found), tables(compared, details=False)))
+    text, said = (
+        " ".join(render(one).split())
+        for one in (explanation_tables(found, details=True), tables(compared, details=False))
+    )
     for line in (*found.heading, *found.notes[:1]):
         assert line in text and line in said
     (chosen,) = [note for note in found.notes if "comet: chose" in note]
@@ -354,7 +408,7 @@ def test_a_slower_host_is_found_where_the_host_waits(trace):
     assert part.where != NO_PHASE
     assert [each.what for each in found.inputs] == ["system.overheads.host_sync_us"]
     assert not found.values or all(share.low is None for share in found.values if share.key == HOST_SYNC)
-    assert "Not the scheme alone: system.overheads.host_sync_us" in render(explanation_tables(found))
+    assert "Not the scheme alone: system.overheads.host_sync_us" in render(explanation_tables(found, details=True))
 
 
 def test_one_scheme_with_two_options_is_told_apart(trace):
