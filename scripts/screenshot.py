@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 REPORT = ROOT / "out" / "gpt-oss-20b-decode.html"
 PICTURE = ROOT / "scripts" / "report.png"
 
-WIDTH, HEIGHT = 1040, 2120
+WIDTH, HEIGHT = 1040, 1530
 """Of the page that is shown, in pixels of a screen; what is further below is left out."""
 FINENESS = 1.0
 """Pixels of the picture for each of them."""

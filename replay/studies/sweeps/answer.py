@@ -48,6 +48,8 @@ MOST_ALONG = 5
 MOST_PLACES = 60
 """Rows of the table of who wins where; of more places all points are in the tables of the grids."""
 
+NO_ERROR = "No error of such results is known here."
+
 Place = Mapping[str, str]
 
 
@@ -162,6 +164,10 @@ class Contest:
         for label in labels:
             self._members.setdefault(family_of.get(label, label), []).append(label)
         self.rivals = list(self._members)
+
+    def _named(self, rival: str) -> str:
+        """A rival in a sentence: a number has the words of its axis."""
+        return value_words(self.answer.rivals, rival) if rival.isdecimal() else rival
 
     def _is_bound(self, label: str) -> bool:
         """Tell whether a rival is no software."""
@@ -405,7 +411,7 @@ class Contest:
                 labels = [place[along] for place, _ in shares]
                 ats = [value_words(along, labels[0]), *(_short(along, one) for one in labels[1:])]
                 told = [f"{_more([share])} at {at}" for (_, share), at in zip(shares, ats, strict=True)]
-            said.append(f"{rival} {verb} {together(told)}")
+            said.append(f"{self._named(rival)} {_of_many(verb, rival)} {together(told)}")
         return said
 
     def _is_of_bound(self, place: Place) -> bool:
@@ -431,7 +437,7 @@ class Contest:
         if self.answer.base is not None:
             told = ", ".join(self._told(placed=True)) or "nobody can run"
             told += "" if self._is_time else f" {self.answer.column}"
-            against = f"against {self.answer.base}"
+            against = f"against {self._named(self.answer.base)}"
             head = f"{of} and {against}, " if of else f"A{against[1:]}, "
             return f"{head}{told}"
         head = f"{of}, " if of else ""
@@ -510,7 +516,7 @@ class Contest:
             said = []
             for scheme in self._labels[OF_SCHEMES] if bounds else [""]:
                 times = [time for place, time in found if not bounds or place[OF_SCHEMES] == scheme]
-                low, high = (f"{edge(times, default=0.0):+,.0f}" for edge in (min, max))
+                low, high = (_signed(edge(times, default=0.0)) for edge in (min, max))
                 under = "in the experts' work alone" if scheme in bounds else f"under {scheme}"
                 said.append(f"{low if low == high else f'{low} to {high}'} us{f' {under}' * bool(scheme)}")
             return ", ".join(said)
@@ -521,12 +527,12 @@ class Contest:
         places = {_key(rest(place)): rest(place) for found in added.values() for place, _ in found}
         if bounds and len(places) * len(others) <= MOST_COSTS:
             said = [
-                f"{rival}{self._at(at)} {told([one for one in found if rest(one[0]) == at])}"
+                f"{self._named(rival)}{self._at(at)} {told([one for one in found if rest(one[0]) == at])}"
                 for at in places.values()
                 for rival, found in added.items()
             ]
         else:
-            said = [f"{rival} {told(found)}" for rival, found in added.items()]
+            said = [f"{self._named(rival)} {told(found)}" for rival, found in added.items()]
         return [f"In time: {'; '.join(said)}."]
 
     def _by_value(self, place: Place) -> list[str]:
@@ -566,7 +572,7 @@ class Contest:
             rows = [self._row(one.place, rival) for one in every for rival in (one.first, one.second or one.first)]
             what = "lead"
         if not cases:
-            return "No error of such results is known here."
+            return NO_ERROR
         apart = [one for one in cases if one.lead >= LEVEL]
         within = [one for one in apart if one.lead <= one.error]
         close = f" Closest is {min(within, key=lambda one: one.lead).says}." if within else ""
@@ -594,7 +600,12 @@ class Contest:
                 if one.error is not None
             ]
         return [
-            Margin(abs(share), error, self._same_sign(place, rival), f"{rival} with {_more([share])}{self._at(place)}")
+            Margin(
+                abs(share),
+                error,
+                self._same_sign(place, rival),
+                f"{self._named(rival)} with {_more([share])}{self._at(place)}",
+            )
             for rival in self.rivals
             if rival != base
             for place, share, error in self.against(rival, assumed)
@@ -750,7 +761,7 @@ class Contest:
                 return "nobody can be compared"
             told = [one for one in after if one not in before]
             told += ["all else is the same"] if len(told) < len(after) else []
-            flipped = [f"{rival}{self._at(place, mark=', ')}" for rival, place, _ in flips]
+            flipped = [f"{self._named(rival)}{self._at(place, mark=', ')}" for rival, place, _ in flips]
             return f"{_turn(flipped, count)}{('; ' if is_short else ', ').join(told)}{error}"
         found, every = self._overtakes({}, assumed)
         most = sorted(found, key=lambda one: -one.ahead)
@@ -929,6 +940,16 @@ def _conditions(place: Place) -> list[str]:
     """Words for values of assumed axes, ``with`` before the first alone."""
     first, *others = (condition(axis, label) for axis, label in place.items())
     return [first, *(one.removeprefix("with ") for one in others)]
+
+
+def _signed(value: float) -> str:
+    """A number with its sign, which 0 has not."""
+    return f"{value:+,.0f}" if round(value) else "0"
+
+
+def _of_many(verb: str, rival: str) -> str:
+    """A verb, of a rival that is a number of something."""
+    return {"takes": "take", "has": "have"}[verb] if rival.isdecimal() and int(rival) != 1 else verb
 
 
 def _leads(one: Lead) -> str:

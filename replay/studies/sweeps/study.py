@@ -118,8 +118,8 @@ class Claim(StrictDocument):
 class Rivalry(StrictDocument):
     """The race that answers the question: values of one axis that do the same, by one column.
 
-    Without it a grid is a race of its schemes, or of what `across` names, by its first column that
-    is a time.
+    A study none of whose grids has one is a race in each: of its schemes, or of what `across` names,
+    by its first column that is a time. Where some have one, the others are evidence, and no answer.
 
     Attributes
     ----------

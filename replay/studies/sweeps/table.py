@@ -90,7 +90,8 @@ class GridTable:
                 raise UserError(message)
             check_path(column, experiment.result, self.where)
             self._check_baseline(column)
-        self.answer = self._answer()
+        is_told = self.grid.answer is not None or not any(one.answer for one in study.grids)
+        self.answer = self._answer() if is_told else None
 
     def _answer(self) -> SavedAnswer | None:
         """The race that decides, with what the study leaves to us; None where the grid has none."""

@@ -15,11 +15,15 @@ WORDS = {
     "trace.model": "model",
     "trace.file": "trace",
     "trace.layers": "layers",
+    "trace.share_std_e8": "deviation of shares",
     "shape.topk": "experts per token",
+    "shape.topk_group": "groups per token",
+    "shape.n_group": "groups of experts",
+    "dysharp.tlb_entries": "entries",
 }
 """Words of settings whose own names do not say it."""
 
-COUNTED = frozenset({"GPUs", "tokens", "experts", "layers", "links", "slots", "SMs"})
+COUNTED = frozenset({"GPUs", "nodes", "tokens", "experts", "groups", "layers", "links", "slots", "entries", "SMs"})
 """First words of settings that are numbers of something."""
 
 BYTES = "bytes"

@@ -13,10 +13,11 @@ from replay.cli.app import main
 from replay.experiments.collective.experiment import EXPERIMENT as COLLECTIVE
 from replay.experiments.layer.bands import Band, Uncertainty
 from replay.experiments.layer.page.several import page_of_several
-from replay.experiments.layer.page.side_by_side import side_by_side
+from replay.experiments.layer.page.side_by_side import _settings_text, side_by_side
 from replay.experiments.layer.page.validity import reach_of
 from replay.experiments.layer.result import Comparison, Result
 from replay.report.pages import page
+from replay.studies.differences.parts import Change
 from tracegen.shared.display.content import Bars, Page, Plot, Table
 from tracegen.shared.display.html import document
 
@@ -203,3 +204,11 @@ def test_the_command_on_the_page_makes_it_again(
         main(["report", "a.json", "b.json", "--html", "both.html"])
     assert not ended.value.code
     assert "moereplay report a.json b.json --html both.html" in Path("both.html").read_text("utf-8")
+
+
+def test_what_an_older_file_lacks_and_is_empty_now_is_no_difference() -> None:
+    lacking = Change(what="system.compute.fp4_kinds", before=None, after=[])
+    added = Change(what="system.switch.multicast_ns", unit="ns", before=None, after=80.0)
+    said = _settings_text([lacking, added])
+    assert "fp4_kinds" not in said
+    assert "none in A, 80.0 ns in B" in said

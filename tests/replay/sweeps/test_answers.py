@@ -21,6 +21,8 @@ from replay.studies.sweeps.table import GridTable
 from replay.studies.sweeps.words import words
 from replay.studies.uncertainty.reach import Reach, between, largest, reach, sparse_errors
 
+SCRIPTS = Path(__file__).parents[3] / "scripts"
+STUDIES = SCRIPTS.parent / "replay" / "studies"
 TOKENS = ["16", "64", "256"]
 STATED, OTHER = "arrival", "units"
 
@@ -367,6 +369,62 @@ def test_several_tables_are_told_by_their_titles(tmp_path: Path) -> None:
     result = replay.sweep(tmp_path / "s.toml", tmp_path / "out")
     for said in (result.text(), result.markdown()):
         assert "first: With olmoe-1b-7b, " in said and "second: With olmoe-1b-7b, " in said
+
+
+def test_of_grids_that_have_an_answer_and_others_the_others_are_evidence() -> None:
+    given = """
+title = "t"
+question = "?"
+fixed.system = "dgx-h100"
+fixed.trace.kind = "uniform"
+fixed.trace.model = "mixtral-8x7b"
+[[grid]]
+axes.scheme = ["deepep", "comet"]
+{}
+[[grid]]
+axes.scheme = ["deepep", "comet"]
+"""
+    for said, told in (("", [True, True]), ('answer.rivals = "scheme"', [True, False])):
+        study = parse_study(given.format(said), "t", "t.toml")
+        assert [GridTable(study, number).answer is not None for number in range(2)] == told
+
+
+def test_a_number_that_competes_has_the_words_of_its_axis() -> None:
+    times = {"8": 3.0, "512": 2.0}
+    race = a_grid(
+        {"dysharp.tlb_entries": list(times)},
+        lambda **at: times[at["dysharp.tlb_entries"]],
+        rivals="dysharp.tlb_entries",
+        base="512",
+    )
+    assert race.headline() == "Against 512 entries, 8 entries take 50 % more."
+    assert "In time: 8 entries +1 us." in race.lines()
+
+
+PAGES = [path for path in sorted(STUDIES.glob("*.md")) if "Read off the tables below" in path.read_text("utf-8")]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_answers_that_are_read_off_a_page_are_those_of_its_tables(path: Path) -> None:
+    import sys
+
+    sys.path.insert(0, str(SCRIPTS))
+    import study_answers
+
+    text = path.read_text("utf-8")
+    assert "\n".join(study_answers.told(path.stem, text)) + f"\n{study_answers.SOURCE}" in text
+
+
+def test_a_number_that_is_altered_on_a_page_alters_its_answer() -> None:
+    import sys
+
+    sys.path.insert(0, str(SCRIPTS))
+    import study_answers
+
+    text = (STUDIES / "comet-layers.md").read_text("utf-8")
+    line = next(one for one in text.splitlines() if one.startswith("| 2048"))
+    altered = text.replace(line, line.replace(study_answers.cells(line)[1], "9,999.9", 1))
+    assert study_answers.told("comet-layers", altered) != study_answers.told("comet-layers", text)
 
 
 def test_axes_are_called_by_words() -> None:

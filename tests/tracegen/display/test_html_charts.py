@@ -125,12 +125,19 @@ def test_a_sum_stands_beside_its_bar_and_not_beside_a_mark_far_off() -> None:
     assert start + length < float(value.get("x") or "nan") < start + length + 10
 
 
-def test_a_sum_that_a_mark_would_strike_out_stands_behind_it() -> None:
-    chart = Bars("b", "b", ["one"], [BarPart("p", [79.0])], "GB", [80.0], "capacity")
+@pytest.mark.parametrize(("used", "where"), [(79.9, "behind"), (77.5, "inside")])
+def test_a_sum_that_a_mark_would_strike_out_is_not_read_as_the_mark(used: float, where: str) -> None:
+    chart = Bars("b", "b", ["one"], [BarPart("p", [used])], "GB", [80.0], "capacity")
     body = bars.draw(chart, COLOURS, WIDE).body
-    (value,) = (one for one in tree(body).iter("text") if one.get("class") == "value")
+    (value,) = (one for one in tree(body).iter("text") if (one.get("class") or "").startswith("value"))
+    ((start, length),) = rects(body)[0]
     (mark,) = paths(body, "mark")
-    assert float(value.get("x") or "nan") > float(re.match(r"M([\d.]+),", mark)[1])  # type: ignore[index]
+    at = float(value.get("x") or "nan")
+    if where == "behind":  # the mark is at the end, so that its value is the sum
+        assert at > float(re.match(r"M([\d.]+),", mark)[1])  # type: ignore[index]
+    else:
+        assert value.get("class") == "value e"
+        assert start < at < start + length
 
 
 def test_a_bar_that_is_broken_off_ends_at_the_edge_and_says_its_sum() -> None:

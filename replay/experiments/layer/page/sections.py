@@ -113,8 +113,8 @@ def _of_comparison(compared: Comparison, words: str) -> Iterator[Section]:
         ],
     )
     plot = charts.latency_plot(drawn)
-    shown = [] if plot is None else [_which(drawn, names), plot]
-    yield Section("When are tokens done?", [*shown, *there(tokens.latency_table(results))])
+    latencies = there(plot, tokens.latency_table(results))
+    yield Section("When are tokens done?", [*([] if plot is None else [_which(drawn, names)]), *latencies])
     yield _memory(results)
     shown = there(experts_table(results), mechanisms_table(results))
     yield Section(MECHANISMS, shown, is_detail=True)

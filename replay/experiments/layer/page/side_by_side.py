@@ -151,6 +151,7 @@ def _settings_text(found: Sequence[Change]) -> str:
     heads = {what: follows for what, follows in FOLLOWS.items() if what in there_are}
     hanging = {head: [one for one in found if one.what.startswith(begin)] for head, (begin, _) in heads.items()}
     hidden = {one.what for some in hanging.values() for one in some} - set(heads)
+    hidden |= {one.what for one in found if len(set(_values(one))) == 1}  # an older file lacks what is empty now
     shown = [one for one in found if one.what not in hidden and max(map(len, _values(one))) <= MOST_LETTERS]
     ordered = sorted(shown, key=lambda one: one.what not in heads)[:MOST_WORDS]
     lines = [_change_text(one) for one in ordered]
@@ -173,9 +174,9 @@ def _values(one: Change) -> tuple[str, str]:
 
 def _change_text(one: Change) -> str:
     before, after = _values(one)
-    unit = f" {one.unit}" if one.unit else ""
+    units = ["" if text == "none" or not one.unit else f" {one.unit}" for text in (before, after)]
     whose = f", of {', '.join(one.schemes[:3])}{', ...' if one.schemes[3:] else ''}" if one.schemes else ""
-    return f"{_noun(one.what)}: {before}{unit} in A, {after}{unit} in B{whose}"
+    return f"{_noun(one.what)}: {before}{units[0]} in A, {after}{units[1]} in B{whose}"
 
 
 def _noun(what: str) -> str:

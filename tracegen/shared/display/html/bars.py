@@ -94,11 +94,13 @@ def draw(chart: Bars, colours: Colours, wide: float) -> Drawing:
             gap = f"M{number(end - BREAK)},{number(BAR + 2)}l6,{number(-BAR - 4)}"
             inside.append(shape("path", d=gap, class_="halo"))
         said = "" if is_whole else format(sums[place], written)
-        # The sum stands beside its bar: behind a mark it would be read as the mark's value.
+        # Behind a mark that is not at the bar's end, the sum would be read as the mark's value.
         is_in_the_way = end - 3 < at_mark < end + 8 + width(said)
+        has_room = is_in_the_way and at_mark > end + 3 and end - across(0.0) > width(said) + 12
         behind = at_mark if is_in_the_way else end
         if said:
-            inside.append(words(said, behind + 6, BAR / 2 + 4, "value"))
+            at = (end - 6, "value e") if has_room else (behind + 6, "value")
+            inside.append(words(said, at[0], BAR / 2 + 4, at[1]))
         drawn.append(frame.row(place, *inside))
     return Drawing(wide, frame.height, "".join(drawn), frame.pitch)
 
