@@ -142,6 +142,7 @@ def _varied(study: Study, number: int, grid: Grid, inputs: Mapping[str, str]) ->
             "fixed": fixed,
             "axes": axes,
             "across": None,
+            "answer": None,
             "geomean": [],
             "leave_out": _left_out(grid.leave_out, axes),
             "columns": [column for column in grid.columns if column.header in columns],

@@ -126,6 +126,13 @@ def test_each_input_alone_then_corners() -> None:
     ]
 
 
+def test_variations_are_no_race() -> None:
+    """Their columns are those of claims, of which none need be a time."""
+    told = 'scheme = ["deepep", "nvls", "comet", "ideal"]\n'
+    found = plan_sweep(free_inputs_of(study(told, told + '[grid.answer]\nrivals = "scheme"\ncolumn = "us"\n')))
+    assert all(grid.answer is None for grid in found.study.grids)
+
+
 def test_a_value_holds_for_all_points_against_what_axes_say() -> None:
     found = asked({"skew": "even", "tokens": "16"})
     assert [(one["tokens_per_rank"], one["ranks"], one["trace.skew"]) for one in found] == [
