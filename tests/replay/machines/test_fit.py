@@ -79,7 +79,7 @@ def rows_pushed(constants: Mapping[str, float]) -> str:
 
 def rows_between_nodes(constants: Mapping[str, float]) -> str:
     texts = []
-    for sms, tokens in ((8, 128), (24, 128), (8, 512)):
+    for sms, tokens in ((8, 128), (24, 128), (8, 1024)):
         settings = [
             {
                 "phase": phase,
