@@ -71,7 +71,7 @@ def test_hdf5_survives_a_file_object_that_fails_anywhere(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=180,
     )
     assert (done.returncode, done.stderr) == (0, "")
     for line in done.stdout.splitlines():
