@@ -59,7 +59,7 @@ __all__ = [
     "Launch",
     "Operation",
     "StageCalls",
-    "named",
+    "as_operation",
 ]
 
 
@@ -75,7 +75,7 @@ OUTSIDE, UNSTAGED = "", "layer"
 NO_CALLS = Calls({})
 
 
-def named(what: str | Operation) -> Operation:
+def as_operation(what: str | Operation) -> Operation:
     """The operation, or one kernel of which nothing but the name is said."""
     return what if isinstance(what, Operation) else Operation(what)
 
@@ -208,7 +208,7 @@ class Host:
             (rank,): GPUs whose programs have it; all by default. The others go on with `after`.
         """
         ranks = self._resources.ranks if on is None else np.flatnonzero(on)
-        one = self._named(what, 1, min(len(ranks), 1))
+        one = self._note_kernels(what, 1, min(len(ranks), 1))
         ready = after[ranks]
         begun = self._tasks.delay(Kind.LAUNCH, self._gap, ready, ranks) if has_gap else self._tasks.mark(ranks, ready)
         first = begun[:1]
@@ -217,7 +217,7 @@ class Host:
             self._tasks.order(graph[ranks], begun)
             self._notes.held_up.append((ready, begun, ranks))
         else:
-            launched = self._launched(one, 1 if on is None else on.astype(np.int64))
+            launched = self._launch_kernels(one, 1 if on is None else on.astype(np.int64))
             if launched is not None:
                 begun = self._later(begun, launched[ranks], ranks)
         if len(first):
@@ -250,11 +250,11 @@ class Host:
         count = len(each)
         if not count:
             return after
-        one = self._named(what, count, count)
+        one = self._note_kernels(what, count, count)
         gap_ps = int(self._gap.ps)
         whole = Time((each + gap_ps).sum(axis=0), (times + self._gap).of)
 
-        def noted(first: Ints, ended: Tasks) -> Ints:
+        def note(first: Ints, ended: Tasks) -> Ints:
             ranks, busy = self._resources.ranks, each.sum(axis=0)
             self._notes.kernels.append(KernelLaunches(int(first[0]), ended, ranks, busy))
             return ended
@@ -263,12 +263,12 @@ class Host:
         if graph is not None:
             begun = self._later(after, graph, self._resources.ranks)
             ended = self._tasks.delay(kind, whole, begun)
-            return noted(ended, ended)
+            return note(ended, ended)
         ended = self._tasks.delay(kind, whole, after)
-        launched = self._launched(one, count)
+        launched = self._launch_kernels(one, count)
         self._ahead.extend([(self._layer, after)] * count)  # as if all began with the first
         if launched is None:
-            return noted(ended, ended)
+            return note(ended, ended)
         assert lead_ps is not None
         # From each launch on: all launches up to it, its kernel and those behind it.
         left = np.cumsum((each + gap_ps)[::-1], axis=0)[::-1] - gap_ps
@@ -277,11 +277,11 @@ class Host:
         arrived = np.maximum(0, launches - np.asarray(lead_ps)[..., None])
         held_up = Time((arrived + left.T).max(axis=-1), (launch + whole).of)
         held = self._tasks.delay(Kind.HOST, held_up, before)
-        return noted(ended, self._later(ended, held, self._resources.ranks))
+        return note(ended, self._later(ended, held, self._resources.ranks))
 
-    def _named(self, what: str | Operation, count: int, launches: int) -> Operation:
+    def _note_kernels(self, what: str | Operation, count: int, launches: int) -> Operation:
         """Note kernels of one name, and launches of a thread with most."""
-        one = named(what)._replace(launches=count)
+        one = as_operation(what)._replace(launches=count)
         self.script.append(ScriptLine("launch", self._stage, one, launches))
         return one
 
@@ -306,7 +306,7 @@ class Host:
         each = self._launch if one.host_ps is None else Time(one.host_ps)
         return each if self._paces is None else Time(np.rint(each.ps * self._paces).astype(np.int64), each.of)
 
-    def _launched(self, one: Operation, count: IntsLike) -> Tasks | None:
+    def _launch_kernels(self, one: Operation, count: IntsLike) -> Tasks | None:
         """Launch kernels one by one: (rank,) tasks; None if that was done long ago."""
         return None if self._lead_ps is None else self._issue(self._each(one) * count)
 

@@ -44,7 +44,7 @@ def draw(chart: Bars, colours: Colours, wide: float) -> Drawing:
     longest = math.inf if chart.longest is None else chart.longest
     across = frame.across([min(one, longest) for one in values_of], [format(one, written) for one in sums], chart.unit)
     edge = math.inf if chart.longest is None else across.end
-    is_broken = chart.broken()
+    is_broken = chart.break_lines()
     # Where all bars are shares of a whole, their sums say nothing.
     is_whole = chart.unit == "%" and len(chart.parts) > 1 and all(abs(one - 100) < 0.05 for one in sums)
     drawn = [upright_grid(across, chart.unit, HEAD, frame.height)]
