@@ -138,7 +138,7 @@ def _spec(document: dict[str, Any], where: str, overrides: Mapping[str, Any]) ->
     for key, value in overrides.items():
         _check_key(key, "override")
         flat[key] = {
-            "value": _parsed(key, value),
+            "value": _parse(key, value),
             "source": "set by hand",
             "confidence": "user",
             "spread": "exact",
@@ -256,7 +256,7 @@ def _check_key(key: str, where: str) -> None:
     raise UserError(message)
 
 
-def _parsed(key: str, value: Any) -> Any:
+def _parse(key: str, value: Any) -> Any:
     """Read text as a TOML value, or as the text that it is; other things are values already."""
     if not isinstance(value, str) or value in words(key):
         return value

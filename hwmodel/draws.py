@@ -99,7 +99,7 @@ def spreads(spec: SystemSpec) -> dict[str, str]:
     return found | {one.key: f"{one.low:.3g} to {one.high:.3g}" for one in uncertain(spec)}
 
 
-def unstated(spec: SystemSpec) -> list[str]:
+def keys_without_spread(spec: SystemSpec) -> list[str]:
     """Keys whose entries do not say how uncertain they are, which a file may leave out."""
     return [key for key in spec.present() if spec.entry(key).spread is None]
 

@@ -109,15 +109,15 @@ class Fabric:
 
     def domain(self, gpu: int) -> int:
         """NVLink domain of a GPU."""
-        return self._checked(gpu) // self.gpus_per_domain
+        return self._check(gpu) // self.gpus_per_domain
 
     def leaf(self, gpu: int) -> int:
         """Leaf switch of the network card that a GPU sends and receives by."""
-        return self.network.leaf(self.network.nic_of(self._checked(gpu)))
+        return self.network.leaf(self.network.nic_of(self._check(gpu)))
 
     def links_of(self, gpu: int) -> tuple[int, ...]:
         """Links of a GPU to each plane of its domain."""
-        return self.links[self._checked(gpu) % self.gpus_per_domain]
+        return self.links[self._check(gpu) % self.gpus_per_domain]
 
     def gpu_of_rank(self, num_ranks: int) -> list[int]:
         """GPU that each of so many ranks runs on: the first so many GPUs, in some order.
@@ -147,7 +147,7 @@ class Fabric:
         if self.pair_rate is not None:
             return ()
         return tuple(
-            Port(gpu, plane, direction, count, self._left(gpu, self._link.link_rate.times(count)))
+            Port(gpu, plane, direction, count, self._remaining_rate(gpu, self._link.link_rate.times(count)))
             for gpu in range(self.num_gpus)
             for plane, count in enumerate(self.links_of(gpu))
             if count
@@ -203,7 +203,7 @@ class Fabric:
         -----
         Every route is a shortest path of :attr:`graph`.
         """
-        first, last = gpu_node(self._checked(src)), gpu_node(self._checked(dst))
+        first, last = gpu_node(self._check(src)), gpu_node(self._check(dst))
         if src == dst:
             return (first,)
         if self.domain(src) == self.domain(dst) and self.pair_rate is not None:
@@ -233,17 +233,17 @@ class Fabric:
         UserError
             If a part of the network that the way needs is missing.
         """
-        self._checked(src)
-        self._checked(dst)
+        self._check(src)
+        self._check(dst)
         if src == dst:
             return ()
         if self.domain(src) == self.domain(dst):
             link, more_ps = self.between(src, dst)
             up_ps = self.uplink_latency_ps + (more_ps if link is None else 0)
             return (
-                PathPort("uplink", src, self._left(src, self.uplink_rate), up_ps),
+                PathPort("uplink", src, self._remaining_rate(src, self.uplink_rate), up_ps),
                 *(() if link is None else (PathPort("link", src, link, more_ps),)),
-                PathPort("downlink", dst, self._left(dst, self.downlink_rate), self.downlink_latency_ps),
+                PathPort("downlink", dst, self._remaining_rate(dst, self.downlink_rate), self.downlink_latency_ps),
             )
         return self.network.hops(src, dst)
 
@@ -299,8 +299,8 @@ class Fabric:
 
         Neither the access at the target nor any queueing is included.
         """
-        self._checked(src)
-        self._checked(dst)
+        self._check(src)
+        self._check(dst)
         if src == dst:
             return 0
         if self.domain(src) == self.domain(dst):
@@ -334,12 +334,12 @@ class Fabric:
             self.pair_rate,
         )
 
-    def _left(self, gpu: int, rate: Rate) -> Rate:
+    def _remaining_rate(self, gpu: int, rate: Rate) -> Rate:
         """Rate of a GPU's ports that ``fabric.slow`` leaves."""
         left = self.network.gpu_factors[gpu]
         return rate if left == 1 else rate.times(left)
 
-    def _checked(self, gpu: int) -> int:
+    def _check(self, gpu: int) -> int:
         if not 0 <= gpu < self.num_gpus:
             message = f"no GPU {gpu}; there are 0 to {self.num_gpus - 1}"
             raise UserError(message)

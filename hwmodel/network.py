@@ -118,7 +118,7 @@ class Network:
             factors={},
             card_GB_per_s=spec.nic.bandwidth_GB_per_s.value,
         )
-        return replace(found, factors=found._parsed(spec.fabric.slow.value))
+        return replace(found, factors=found._parse(spec.fabric.slow.value))
 
     # ---- where things are ----------------------------------------------------------------------
 
@@ -137,21 +137,21 @@ class Network:
     def nic_factors(self) -> tuple[Fraction, ...]:
         """(card,): share of its rate that is left of each card."""
         return tuple(
-            self._left(f"nic {nic}")
-            * self._left(f"rail {nic % self.gpus_per_domain % self.rails}")
-            * self._left(f"node {nic // self.gpus_per_domain}")
+            self._remaining_share(f"nic {nic}")
+            * self._remaining_share(f"rail {nic % self.gpus_per_domain % self.rails}")
+            * self._remaining_share(f"node {nic // self.gpus_per_domain}")
             for nic in range(self.num_gpus)
         )
 
     @cached_property
     def gpu_factors(self) -> tuple[Fraction, ...]:
         """(gpu,): share of its rate that is left of each GPU's ports in its domain."""
-        return tuple(self._left(f"gpu {gpu}") for gpu in range(self.num_gpus))
+        return tuple(self._remaining_share(f"gpu {gpu}") for gpu in range(self.num_gpus))
 
     @cached_property
     def leaf_factors(self) -> tuple[Fraction, ...]:
         """(leaf,): share that is left of the ways of each leaf to the spine."""
-        return tuple(self._left(f"leaf {leaf}") for leaf in range(self.num_leaves))
+        return tuple(self._remaining_share(f"leaf {leaf}") for leaf in range(self.num_leaves))
 
     def nic_of(self, gpu: int) -> int:
         """Card that a GPU sends and receives by: its own, or the next of its node if that is gone.
@@ -238,10 +238,10 @@ class Network:
 
     # ---- factors ---------------------------------------------------------------------------------
 
-    def _left(self, part: str) -> Fraction:
+    def _remaining_share(self, part: str) -> Fraction:
         return self.factors.get(part, Fraction(1))
 
-    def _parsed(self, slow: Iterable[str]) -> dict[str, Fraction]:
+    def _parse(self, slow: Iterable[str]) -> dict[str, Fraction]:
         """Shares by part, of lines such as ``nic 3 = 0.5``.
 
         Raises

@@ -151,10 +151,10 @@ def at_clock(system: System, clock_GHz: float) -> System:
         "attention.exposed_exponentials": 1 / own,
         "attention.block_ns": 1 / attention,
     }
-    return System.from_spec(_scaled(system.spec, factors), system.num_gpus)
+    return System.from_spec(_scale(system.spec, factors), system.num_gpus)
 
 
-def _scaled(spec: SystemSpec, factors: Mapping[str, float]) -> SystemSpec:
+def _scale(spec: SystemSpec, factors: Mapping[str, float]) -> SystemSpec:
     tables: dict[str, dict[str, Quantity[float]]] = {}
     for key, factor in factors.items():
         section, _, leaf = key.partition(".")

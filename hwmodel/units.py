@@ -181,7 +181,7 @@ def _scaled_up(value: Any, largest: int, factor: Fraction) -> Any:
     return scaled
 
 
-def _simplified(value: Fraction) -> Fraction:
+def _simplify(value: Fraction) -> Fraction:
     """Nearest fraction (of a value >= 1) whose terms multiply to less than _MAX_PRODUCT."""
     return value.limit_denominator(max(1, math.isqrt(_MAX_PRODUCT // (math.ceil(value) + 1))))
 
@@ -212,8 +212,8 @@ class Rate:
             raise UserError(message)
         period = Fraction(PS_PER_S) / Fraction(amount)
         if period < 1:  # a fast rate keeps its precision through the reciprocal
-            return cls(1 / _simplified(1 / period))
-        return cls(_simplified(period))
+            return cls(1 / _simplify(1 / period))
+        return cls(_simplify(period))
 
     @classmethod
     def gigabytes_per_second(cls, value_gb_per_s: float | int) -> Rate:

@@ -6,7 +6,7 @@ from numbers import Integral
 
 from tracegen.shared.errors import UserError as UserError
 from tracegen.shared.errors import check_kind as check_kind
-from tracegen.shared.errors import listed as listed
+from tracegen.shared.errors import quote_names as quote_names
 from tracegen.shared.errors import unknown as unknown
 from tracegen.shared.errors import value_text as value_text
 

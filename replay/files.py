@@ -5,7 +5,7 @@ from tracegen.shared.output import failures as failures
 from tracegen.shared.output import folder as folder
 from tracegen.shared.output import write_text as write_text
 from tracegen.shared.regular import exists as exists
-from tracegen.shared.regular import expanded as expanded
+from tracegen.shared.regular import expand_home as expand_home
 from tracegen.shared.regular import is_file as is_file
 from tracegen.shared.regular import is_folder as is_folder
 from tracegen.shared.regular import parse_json as parse_json
@@ -17,7 +17,7 @@ from tracegen.shared.regular import real as real
 __all__ = [
     "ManagedFolder",
     "exists",
-    "expanded",
+    "expand_home",
     "failures",
     "folder",
     "is_file",

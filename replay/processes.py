@@ -239,7 +239,7 @@ def interrupts_later() -> Iterator[None]:
     seen: list[int] = []
     interrupted = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
     try:
-        with _blocked():
+        with _block_interrupts():
             yield
     finally:
         signal.signal(signal.SIGINT, interrupted)
@@ -248,7 +248,7 @@ def interrupts_later() -> Iterator[None]:
 
 
 @contextmanager
-def _blocked() -> Iterator[None]:
+def _block_interrupts() -> Iterator[None]:
     """Have interrupts blocked in this thread, and in programs that it starts."""
     if not hasattr(signal, "pthread_sigmask"):
         yield

@@ -323,7 +323,7 @@ def rows_of(table: str, holds: Callable[[MeasurementRow], bool]) -> list[Measure
 
 def fitted(fit: Fit, rows: list[MeasurementRow], fixed: dict[str, float]) -> dict[str, float]:
     """Constants of a fit that bring its table's rows closest, with others that stand."""
-    return least_squares.fitted(fit.start, lambda values: errors(fit.table, rows, {**fixed, **values}))
+    return least_squares.fit_values(fit.start, lambda values: errors(fit.table, rows, {**fixed, **values}))
 
 
 def mean_percent(found: np.ndarray) -> str:

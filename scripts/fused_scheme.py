@@ -88,8 +88,8 @@ class Fused(Scheme):
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
         """Slots of rows as they come to either side."""
         return (
-            Buffer("received rows", memory.received(work) * work.dispatch_row_bytes),
-            Buffer("returned rows", memory.returned(work) * work.combine_row_bytes),
+            Buffer("received rows", memory.received_rows(work) * work.dispatch_row_bytes),
+            Buffer("returned rows", memory.returned_rows(work) * work.combine_row_bytes),
         )
 
     def build(self, work: LayerWork, machine: Machine, start: Tasks) -> Tasks:

@@ -132,7 +132,7 @@ class Bucket:
 
     def gather(self, *, skip: bool) -> None:
         assert self.reduces, skip
-        assert self.gathered
+        assert self.gather_rows
         assert self.waiting is None
 
 

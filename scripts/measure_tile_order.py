@@ -283,7 +283,7 @@ def compared(rows: Iterable[Mapping[str, str]], system: System) -> Iterator[Comp
 
     Orders of libraries are not known, and are left out.
     """
-    from replay.studies.validate.tile_order import replayed
+    from replay.studies.validate.tile_order import replay_order
 
     for row in rows:
         if row["system"] == system.name and ":" in row["order"]:
@@ -295,7 +295,7 @@ def compared(rows: Iterable[Mapping[str, str]], system: System) -> Iterator[Comp
                 int(row["n"]),
                 int(row["tile"].split("x")[1]),
             )
-            yield Compared(row, shape, replayed(shape, row["gemm_dtype"], row["order"], system))
+            yield Compared(row, shape, replay_order(shape, row["gemm_dtype"], row["order"], system))
 
 
 def lines(found: Iterable[Compared]) -> Iterator[str]:

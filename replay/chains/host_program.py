@@ -76,7 +76,7 @@ def typical_outline(
     num_experts: int = EXPERTS,
     until_wait: bool = False,
 ) -> Machine | None:
-    """Build a typical layer for its hosts alone; see `outlined`.
+    """Build a typical layer for its hosts alone; see `outline_layer`.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def typical_outline(
     for types in TYPES:
         with suppress(UserError):
             work = typical_layer(types, is_backward, num_experts)
-            return outlined(scheme, work, system, until_wait=until_wait)
+            return outline_layer(scheme, work, system, until_wait=until_wait)
     return None
 
 
@@ -174,11 +174,11 @@ def program(scheme: Scheme, work: LayerWork, system: System, *, until_wait: bool
     UserError
         If the scheme refuses the layer, or its code fails.
     """
-    return program_of(outlined(scheme, work, system, until_wait=until_wait))
+    return program_of(outline_layer(scheme, work, system, until_wait=until_wait))
 
 
 def program_of(outline: Machine) -> Program:
-    """Read the program of what is `outlined`, kernels of one name in a row as one entry."""
+    """Read the program of what `outline_layer` builds, kernels of one name in a row as one entry."""
     found: list[Operation] = []
     for one in outline.host.program:
         if found and found[-1].name == one.name and one.launches and found[-1].launches:
@@ -188,7 +188,7 @@ def program_of(outline: Machine) -> Program:
     return tuple(found)
 
 
-def outlined(
+def outline_layer(
     scheme: Scheme,
     work: LayerWork,
     system: System,
@@ -248,7 +248,7 @@ class LayerWaits(NamedTuple):
 
 
 def waits_of(outline: Machine) -> LayerWaits:
-    """Count the kernels of a layer that is `outlined`, and what its GPUs wait for."""
+    """Count the kernels of a layer of `outline_layer`, and what its GPUs wait for."""
     done, met = outline.host.program, outline.notes.meetings
     waits = sum(not one.launches for one in done)
     return LayerWaits(num_kernels(done), waits, met["meetings"], met["fences"], met["rounds of flags"])

@@ -147,7 +147,7 @@ def set_aside(scheme: StagedScheme, work: LayerWork, system: System) -> int:
     return number
 
 
-def staged(scheme: Scheme, kind: Interleave) -> StagedScheme:
+def as_staged(scheme: Scheme, kind: Interleave) -> StagedScheme:
     """Give a scheme as it is interleaved.
 
     Raises
@@ -157,7 +157,7 @@ def staged(scheme: Scheme, kind: Interleave) -> StagedScheme:
         stages, naming the schemes that can.
     """
     if isinstance(scheme, StagedScheme) and kind in scheme.interleaves:
-        return scheme.interleaved(kind)
+        return scheme.interleave(kind)
     can = [name for name, one in COMPARED.items() if isinstance(one, StagedScheme) and kind in one.interleaves]
     if kind == "sbo":
         message = (

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from replay.chains.host_program import outlined
+from replay.chains.host_program import outline_layer
 from replay.chains.stack_calls import brings_experts, stage_calls
-from replay.errors import UserError, listed
+from replay.errors import UserError, quote_names
 from replay.model.work.stacks import (
     BARE,
     PRACTICE,
@@ -116,7 +116,7 @@ def stack_of(settings: ChainSettings, trace: RoutingTrace, system: System, schem
     given = {part.partition("=")[0] for part in options.split(",")}
     if idle := sorted(given & stack.kernels.options.keys()) if not stack.kernels.trains else []:
         message = (
-            f"--stack {settings.stack}: {listed(idle)} changes no layer: stacks that serve list "
+            f"--stack {settings.stack}: {quote_names(idle)} changes no layer: stacks that serve list "
             "no kernels around a scheme's own; times of calls have an effect, such as library_us=20"
         )
         raise UserError(message)
@@ -166,7 +166,7 @@ def in_practice(settings: ChainSettings, trace: RoutingTrace, batch: Batch, bare
     passes = _passes_of(bare.links)
     for is_backward in passes - bare.scripts.keys():
         link = bare.last.alone(_first(bare.links, is_backward=is_backward))
-        bare.scripts[is_backward] = outlined(scheme, link.work(), system).host.script
+        bare.scripts[is_backward] = outline_layer(scheme, link.work(), system).host.script
     calls = calls_of(stack, settings, bare.links, trace.model_shape, batch, scheme, system, bare.scripts)
     turns = max(1, len(bare.links[0].micro_batches))
     host_ps = waits = 0
@@ -207,7 +207,7 @@ def calls_of(
     def script(*, is_backward: bool) -> HostScript:
         if known is not None:
             return known[is_backward]
-        return outlined(scheme, _first(links, is_backward=is_backward).work(), system).host.script
+        return outline_layer(scheme, _first(links, is_backward=is_backward).work(), system).host.script
 
     scripts: dict[Pass, Callable[[], HostScript]] = {
         "backward" if is_backward else "forward": partial(script, is_backward=is_backward)

@@ -156,7 +156,9 @@ def rows_of(
 
     @functools.cache
     def on(one: KernelSizes) -> tuple[ListedOperation, ...]:
-        return found.operations(one, found.chosen(), parts=(part,), direction="backward" if is_backward else "forward")
+        return found.operations(
+            one, found.option_values(), parts=(part,), direction="backward" if is_backward else "forward"
+        )
 
     each, rows = [on(one) for one in sizes], np.array([one.rows for one in sizes], np.int64)
     return [
@@ -256,11 +258,11 @@ class ListedProgram(LaunchProgram):
         before = [one for one in rows if one.of.kind == "memory"]
         exchange = self._exchanges.combine if is_back else self._exchanges.dispatch
 
-        def moved(begun: Ints) -> Ints:
+        def move(begun: Ints) -> Ints:
             self.machine.host.enter(UNSTAGED, is_backward=self._link.is_backward)
             return exchange(self._work, self.machine, begun)
 
-        self.ends = self._streams.move(self._walk(before, offered), moved)
+        self.ends = self._streams.move(self._walk(before, offered), move)
         self.through = self.ends
         self.spans.append(KernelSpan("rows", offered, self.ends))
 
@@ -282,7 +284,7 @@ class ListedProgram(LaunchProgram):
         if not one.of.is_routed:
             return self._product(one, after)
         if not one.of.weights:
-            return self._grouped(one, after)
+            return self._multiply_routed(one, after)
         machine, work, pool = self.machine, self._work, self.machine.sms.for_kernels()
         of = UP if int(one.gemm[0, 0]) == work.shape.gemm1_columns else DOWN
         return gradient_calls(machine, work, of, pool, after, streams=streams)
@@ -312,7 +314,7 @@ class ListedProgram(LaunchProgram):
         kernels.product(one.gemm, one.operation, of_weights=one.of.weights)
         return kernels.end
 
-    def _grouped(self, one: ListedRow, after: Ints) -> Ints:
+    def _multiply_routed(self, one: ListedRow, after: Ints) -> Ints:
         """Add a product of routed experts, on the SMs that the other stream leaves."""
         pool = self.machine.sms.for_kernels()
         gemm = next(of for of in Gemm.of_matrices(self._work) if (of.n, of.k) == _columns(one))

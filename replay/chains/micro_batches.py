@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.chains.chain import LayerTasks, TaskRanges
-from replay.chains.kernel_streams import StageStreams, set_aside, staged
+from replay.chains.kernel_streams import StageStreams, as_staged, set_aside
 from replay.chains.launch_program import LaunchProgram
 from replay.chains.memory import beside
 from replay.chains.replay import Strategy
@@ -113,7 +113,7 @@ class MicroBatchTurns(Strategy):
 
         Of the next layer there are the stages by which micro-batches are ahead.
         """
-        links, system, able = replay.links, replay.system, staged(replay.scheme, self.kind)
+        links, system, able = replay.links, replay.system, as_staged(replay.scheme, self.kind)
         works = _LayerWorks(links)
         whole = works(0)
         machine = replay.machine(builder, whole, set_aside=set_aside(able, whole, system), is_shared=True)

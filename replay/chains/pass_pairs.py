@@ -30,8 +30,8 @@ from replay.chains.kernel_streams import (
     COMPUTE,
     StageStreams,
     StreamUse,
+    as_staged,
     set_aside,
-    staged,
     stream_use,
 )
 from replay.chains.launch_program import LaunchProgram
@@ -116,7 +116,7 @@ class PassPairs(Strategy):
 
     def layers(self, replay: Replay, builder: GraphBuilder) -> Iterator[LayerTasks]:
         """Add layers to a graph, pair by pair; see `Strategy`."""
-        links, system, able = replay.links, replay.system, staged(replay.scheme, self.kind)
+        links, system, able = replay.links, replay.system, as_staged(replay.scheme, self.kind)
         work = links[0].work()
         machine = replay.machine(builder, work, set_aside=set_aside(able, work, system), is_shared=True)
         start = machine.mark(machine.ranks)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from replay.chains.chain import ChainLink, MicroBatch
 from replay.chains.host_program import is_captured
 from replay.chains.jitter import read
-from replay.chains.kernel_streams import staged
+from replay.chains.kernel_streams import as_staged
 from replay.chains.layer_stacks import calls_of, stack_of
 from replay.chains.micro_batches import DBO, SBO, MicroBatchTurns
 from replay.chains.pass_pairs import ORDERS
@@ -23,14 +23,14 @@ from replay.errors import UserError
 from replay.model.compute.dense import Between
 from replay.model.machine.domains import Domains
 from replay.model.work import replicas
-from replay.model.work.affinity import counted
+from replay.model.work.affinity import count_pairs
 from replay.model.work.context import Context
-from replay.model.work.expert_slices import num_groups, sliced
+from replay.model.work.expert_slices import num_groups, slice_experts
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.model.work.map_arrays import WhichLayer
 from replay.model.work.placement import FITTED, PER_STEP, Placement, place
 from replay.model.work.step_plan import plan_step
-from replay.model.work.thinning import choose, thinned
+from replay.model.work.thinning import choose, thin
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -112,7 +112,7 @@ def prepare(layers: Layers, scheme: Scheme) -> Replay:
     first = layers.first
     kind, strategy = settings.interleave, ONE_BATCH
     if kind != "off":
-        strategy = strategy_of(kind, first.phase, staged(scheme, kind).releases)
+        strategy = strategy_of(kind, first.phase, as_staged(scheme, kind).releases)
     links = layers.links(strategy)
     stack = stack_of(settings, trace, system, scheme)
     calls = None
@@ -213,13 +213,13 @@ def _with_sampled_nodes(
     domains = Domains(system.fabric, num_ranks)
     if number is None or number >= domains.num:
         return links
-    return [dataclasses.replace(link, work=functools.partial(_sampled, link, domains, number)) for link in links]
+    return [dataclasses.replace(link, work=functools.partial(_sample_nodes, link, domains, number)) for link in links]
 
 
-def _sampled(link: ChainLink, domains: Domains, number: int) -> LayerWork:
+def _sample_nodes(link: ChainLink, domains: Domains, number: int) -> LayerWork:
     work = link.work()
     ranks = np.arange(work.num_ranks)
-    return thinned(work, choose(work, domains.of(ranks), domains.local(ranks), number))
+    return thin(work, choose(work, domains.of(ranks), domains.local(ranks), number))
 
 
 def _launch(settings: ChainSettings, scheme: Scheme, system: System, batch: Batch) -> Launch:
@@ -283,7 +283,7 @@ def make_work(
         ids = replicas.choose(ids, batch.source_rank // expert_tp, placed, replica_rule, layer)
     expert = ExpertShape(shape.hidden, shape.moe_intermediate, shape.gated)
     if expert_tp > 1:
-        ids, placed, expert = sliced(ids, placed, expert, expert_tp)
+        ids, placed, expert = slice_experts(ids, placed, expert, expert_tp)
     work = LayerWork(
         expert_ids=ids,
         source_rank=batch.source_rank,
@@ -345,7 +345,7 @@ def loads_of(trace: RoutingTrace, layer: int, rows: Counts | slice) -> Ints:
 def together_of(trace: RoutingTrace, layer: int, rows: Counts | slice) -> Ints:
     """(expert, expert): how often some of a trace's tokens choose two experts of a layer."""
     num_experts = trace.model.num_ffn_experts
-    return counted(experts_of(trace, layer, rows), num_experts)
+    return count_pairs(experts_of(trace, layer, rows), num_experts)
 
 
 def experts_of(trace: RoutingTrace, layer: int, rows: Counts | slice) -> npt.NDArray[np.int32]:

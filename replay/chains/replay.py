@@ -144,7 +144,7 @@ class OneBatch(Strategy):
             late = link.delays_ps
             begun = start if late is None else machine.delay(Kind.DELAY, Time(late), start)
             begun, before = replicate(machine, work, begun), len(machine.host.script)
-            ends, taken = _described(scheme, work, machine, begun)
+            ends, taken = _describe(scheme, work, machine, begun)
             replay.scripts.setdefault(link.is_backward, HostScript(machine.host.script[before:]))
             ends = reduce_gradients(machine, work, ends)
             if number + 1 < len(links):
@@ -167,7 +167,7 @@ class OneBatch(Strategy):
 ONE_BATCH: Strategy = OneBatch()
 
 
-def _described(scheme: Scheme, work: LayerWork, machine: Machine, start: Ints) -> tuple[Ints, Memory]:
+def _describe(scheme: Scheme, work: LayerWork, machine: Machine, start: Ints) -> tuple[Ints, Memory]:
     """Let a scheme add a layer's tasks, and state its memory: (rank,) ends, and the memory."""
     with faults_of(scheme):
         check_code_for(scheme, work, machine.system)

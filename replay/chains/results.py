@@ -17,7 +17,7 @@ from replay.measure.gpu_sample import of_gpus
 from replay.measure.measures import PiecewiseMeasures, measures, measures_by_layer
 from replay.measure.result import ChainedLayer, ChainResult, LayerResult, Pairs
 from replay.measure.schedule import ReplayedSchedule
-from replay.measure.token_latency import token_latency, travelled, us
+from replay.measure.token_latency import token_latency, travelling_tokens, us
 
 if TYPE_CHECKING:
     from replay.chains.chain import ChainGraph, ChainLink, LayerTasks
@@ -173,7 +173,7 @@ class ChainMeter:
             self._measured = PiecewiseMeasures(layer.machine, phases_separated=False)
         past = part.first_task + part.graph.num_tasks
         of_layer = layer.ranges.layer_of_task(past, part.first_task)
-        self._measured.begin(part, layer.machine.notes.taken(), of_layer)
+        self._measured.begin(part, layer.machine.notes.choose_kernel(), of_layer)
         self._summaries.append(layer.summary)
         self._memories.append(layer.memory)
 
@@ -213,7 +213,7 @@ def replayed_of(links: Sequence[ChainLink], graph: ChainGraph, timeline: Timelin
         for link in links
     ]
     layer = graph.ranges.layer_of_task(timeline.graph.num_tasks)
-    travels = travelled(graph.last_work) if len(links) == 1 else None
+    travels = travelling_tokens(graph.last_work) if len(links) == 1 else None
     return ReplayedSchedule.of(timeline, graph.built.machine, tuple(names), layer, travels)
 
 

@@ -78,14 +78,14 @@ def step_times(ready: Replay, *, is_chain: bool) -> StepTimes:
         If scheme, system and layers do not fit together.
     """
     if is_chain:
-        return _chained(ready)
+        return _chain_times(ready)
     known: dict[str, StepTimes] = {}
     found: list[StepTimes] = []
     for link in ready.links:
         alone = ready.alone(link)
         same = digest_of(alone.links[0], alone.lead)
         if same not in known:
-            known[same] = _chained(alone)
+            known[same] = _chain_times(alone)
         found.append(known[same])
     return StepTimes(
         sum(one.makespan_ps for one in found),
@@ -94,7 +94,7 @@ def step_times(ready: Replay, *, is_chain: bool) -> StepTimes:
     )
 
 
-def _chained(ready: Replay) -> StepTimes:
+def _chain_times(ready: Replay) -> StepTimes:
     clock = _Clock()
     try:
         ready.stream(clock)

@@ -128,19 +128,19 @@ def _function(module: str, name: str) -> Any:
     return getattr(importlib.import_module(f"replay.cli.{module}"), name)
 
 
-def guarded(command: Any) -> Any:
+def guard(command: Any) -> Any:
     """Have a command, and all commands in it, refuse outputs that are inputs or get nothing."""
     for inner in getattr(command, "commands", {}).values():
-        guarded(inner)
+        guard(inner)
     if not hasattr(command, "commands"):
         invoke = command.invoke
 
-        def checked(ctx: typer.Context) -> Any:
+        def check(ctx: typer.Context) -> Any:
             refuse_inputs(ctx)
             refuse_unused(ctx)
             return invoke(ctx)
 
-        command.invoke = checked
+        command.invoke = check
     return command
 
 
@@ -150,7 +150,7 @@ class Commands(LaterGroup):
     def later(self) -> list[Later]:
         """Give all commands in the order of the help."""
         found = [
-            Later(name, summary, partial(_function, module, name), guarded)
+            Later(name, summary, partial(_function, module, name), guard)
             for name, (module, summary) in COMMANDS.items()
         ]
         for name in sorted({room.rpartition(".")[2] for room in ROOMS} - OWN):
@@ -159,8 +159,8 @@ class Commands(LaterGroup):
 
             made = command_of(name)
             command = EXPERIMENTS[name].command
-            found.append(Later(command, str(made.__doc__), partial(command_of, name), guarded))
-        found += [Later(name, says, find, guarded) for name, (find, says) in GROUPS.items()]
+            found.append(Later(command, str(made.__doc__), partial(command_of, name), guard))
+        found += [Later(name, says, find, guard) for name, (find, says) in GROUPS.items()]
         return found
 
 
@@ -208,7 +208,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     read enough: that is code 0. With `TRACEBACK` in the environment, an error of ours is shown as
     Python shows it.
     """
-    with screen.guarded():
+    with screen.guard():
         try:
             code = _carry_out(argv)
             sys.stdout.flush()

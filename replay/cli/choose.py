@@ -72,7 +72,7 @@ def choose(
     with files.made():  # where nothing was simulated, nobody made it
         files.write_text(CHOICE, result.to_json())
     call.finish(result)
-    show(call.experiment.shown(result, details=True))
+    show(call.experiment.screen_tables(result, details=True))
     call.tell_difference(result)
 
 

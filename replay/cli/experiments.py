@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from replay.cli.options import options_of, settings_of
-from replay.cli.results import COMMON, ExperimentCommand, ResultCall, asks, beside, command_with, hidden
+from replay.cli.results import COMMON, ExperimentCommand, ResultCall, asks, beside, command_with, hide
 from replay.cli.screen import progress, show, tell
 from replay.errors import RefusedError
 from replay.experiments.base.experiment import EXPERIMENTS, SpecInputs, execute
@@ -164,7 +164,7 @@ class ComparisonCall(ExperimentCommand):
             )
         compared = then(compared)
         self.finish(compared)
-        show(experiment.shown(compared, details=self.words["details"]))
+        show(experiment.screen_tables(compared, details=self.words["details"]))
         self._tell_differences(wanted, compared)
         if wanted.schemes and compared.left_out:
             raise typer.Exit(SOME_REFUSED)
@@ -256,7 +256,7 @@ def _options(experiment: AnySchemeExperiment) -> dict[str, tuple[Any, Any]]:
     }
     details = typer.Option("--details", help=f"{experiment.details}.")
     common = {
-        key: (hidden(kind) if key.replace("_", "-") in experiment.lacking else kind, default)
+        key: (hide(kind) if key.replace("_", "-") in experiment.lacking else kind, default)
         for key, (kind, default) in COMMON.items()
     }
     return {**made, "details": (Annotated[bool, details], False), **common}
@@ -283,7 +283,7 @@ def command_of(name: str) -> Callable[..., None]:
         def command(call: ResultCall) -> None:
             setup = call.setup()
             if not call.is_dry(setup):
-                show(experiment.shown(call.carry_out(setup), details=True))
+                show(experiment.screen_tables(call.carry_out(setup), details=True))
 
     command.__doc__ = f"Find out: {experiment.title}."
     return command

@@ -53,7 +53,7 @@ def explain(
 
     The parts add up to the difference.
     """
-    from replay.report.command import command, repeated
+    from replay.report.command import command, repeat_option
     from replay.studies.differences.explanation import explain as explained
     from replay.studies.differences.explanation_page import explanation_tables, page
 
@@ -62,7 +62,7 @@ def explain(
     if json_ is not None:
         found.save(json_)
     words = ["moereplay", "explain", one, other, *([] if trace is None else [trace])]
-    more = repeated("--option", option or [])
+    more = repeat_option("--option", option or [])
     deliver(lambda: page(found, command(words, RunSpec(**settings), more=more)))
     show(explanation_tables(found, details=details))
 
@@ -77,7 +77,7 @@ def _results(
     # A row may end with the name of a placement's file: "deepep-ll, map.json".
     are_files = [_is_file(name) and ", " not in name for name in (one, other)]
     if trace is not None and not any(are_files) and not _is_file(trace):
-        return _replayed(one, other, trace, settings, option)
+        return _replay(one, other, trace, settings, option)
     if settings or option:
         message = "results of files are finished replays: further options need two schemes and a trace"
         raise UserError(message)
@@ -96,7 +96,7 @@ def _is_file(name: str) -> bool:
     return Path(name).suffix == ".json"
 
 
-def _replayed(one: str, other: str, trace: str, settings: dict[str, Any], option: list[str]) -> tuple[Result, Result]:
+def _replay(one: str, other: str, trace: str, settings: dict[str, Any], option: list[str]) -> tuple[Result, Result]:
     import replay
     from replay.cli.replays import num_layers
     from replay.errors import UserError

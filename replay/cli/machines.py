@@ -36,7 +36,7 @@ def measure(
 
     if measuring.process(os.environ).rank == 0:
         print(measuring.needs(os.environ), file=sys.stderr)
-    document = measuring.measure(measuring.prepared(os.environ))
+    document = measuring.measure(measuring.prepare(os.environ))
     if document is not None:
         write_text(output, json.dumps(document, indent=1) + "\n")
         print(f"wrote {output}; next: moereplay hardware fit --base MACHINE {output} -o FILE.toml")

@@ -74,12 +74,12 @@ def takes_settings(
         ][1:]
 
         @functools.wraps(command)
-        def filled(**values: Any) -> None:
+        def wrapper(**values: Any) -> None:
             given = {name: values.pop(name) for name in fields}
             tell_assumed(given.get("model"))
             command({k: value for k, value in given.items() if value is not None}, **values)
 
-        return with_parameters(filled, [*made, *own])
+        return with_parameters(wrapper, [*made, *own])
 
     return decorate
 

@@ -72,7 +72,7 @@ def run(
     """Replay a trace under one scheme."""
     from replay.experiments.layer.tables import tables
 
-    is_whole, call = _parted(call, out, jobs)
+    is_whole, call = _part(call, out, jobs)
     if is_whole:
         given = {
             "trace-events": trace_events,
@@ -86,7 +86,7 @@ def run(
         if not call.is_dry(setup):
             with _kept_in(out):
                 result = call.carry_out(setup, unit="step", folder=out, jobs=num_processors() if jobs is None else jobs)
-            show(call.experiment.shown(result, details=True))
+            show(call.experiment.screen_tables(result, details=True))
             call.tell_difference(result)
         return
     one_graph = call.spec.makes_one_graph
@@ -131,8 +131,8 @@ def compare(
     from replay.experiments.ask import compare as compared
     from replay.experiments.layer.setup import load_trace
 
-    drawn = _drawn(uncertainty, uncertainty_of, uncertainty_seed)
-    is_whole, call = _parted(call, out)
+    drawn = _draw_arguments(uncertainty, uncertainty_of, uncertainty_seed)
+    is_whole, call = _part(call, out)
     if is_whole:
         _refuse_with_steps({"uncertainty": uncertainty})
     wanted = call.wanted()
@@ -146,7 +146,7 @@ def compare(
         found = call.carry_out(
             dataclasses.replace(wanted, spec=spec),
             compare=partial(compared, trace, placements=placement or None),
-            then=lambda one: one if drawn is None else _assessed(one, trace, drawn),
+            then=lambda one: one if drawn is None else _assess(one, trace, drawn),
             objects={"trace": trace},
             steps=len(set(placement or [""])) * (_num_steps(spec, trace) if is_whole else num_layers(spec, trace)),
             unit="step" if is_whole else "layer" if num_layers(spec, trace) > 1 else "scheme",
@@ -160,7 +160,7 @@ def compare(
 AnyCall = TypeVar("AnyCall", bound=ExperimentCommand)
 
 
-def _parted(call: AnyCall, out: Path | None, jobs: int | None = None) -> tuple[bool, AnyCall]:
+def _part(call: AnyCall, out: Path | None, jobs: int | None = None) -> tuple[bool, AnyCall]:
     """Tell whether steps are replayed one by one, and give the call of the experiment that does it.
 
     Raises
@@ -219,7 +219,7 @@ def _num_steps(spec: Any, trace: RoutingTrace) -> int:
     return len(step_numbers(spec.steps, steps_in(trace, first))[0])
 
 
-def _drawn(draws: int | None, of: str | None, seed: int | None) -> dict[str, Any] | None:
+def _draw_arguments(draws: int | None, of: str | None, seed: int | None) -> dict[str, Any] | None:
     """Arguments of `replay.assess`; None where no uncertainty is asked for.
 
     Raises
@@ -240,7 +240,7 @@ def _drawn(draws: int | None, of: str | None, seed: int | None) -> dict[str, Any
     return {"draws": draws, "seed": seed or 0, "of": names}
 
 
-def _assessed(compared: Any, trace: RoutingTrace, drawn: dict[str, Any]) -> Any:
+def _assess(compared: Any, trace: RoutingTrace, drawn: dict[str, Any]) -> Any:
     """The comparison with its draws."""
     import replay
 

@@ -55,7 +55,7 @@ COMMON: Mapping[str, tuple[Any, Any]] = {
 """Options that commands share, with their defaults, beside the settings and those of `Delivery`."""
 
 
-def hidden(option: Any) -> Any:
+def hide(option: Any) -> Any:
     """Give an option that help does not list: who asks for it reads why there is none."""
     kind, info = get_args(option)
     found = copy.copy(info)
@@ -329,7 +329,7 @@ def command_with(
         words = {key: option for key, option in common.items() if key not in taken}
 
         @functools.wraps(command)
-        def filled(given: Mapping[str, Any], **values: Any) -> None:
+        def wrapper(given: Mapping[str, Any], **values: Any) -> None:
             deliver = values.pop("deliver")
             found = {key: values.pop(key) for key in words}
             command(kind(experiment, given, found, deliver, defaults), **values)
@@ -345,6 +345,6 @@ def command_with(
             inspect.Parameter("deliver", only, annotation=Delivery),
         ]
         makes = takes_settings(spec=experiment.spec, leave_out=leave_out, defaults=defaults)
-        return makes(delivers(with_parameters(filled, parameters)))
+        return makes(delivers(with_parameters(wrapper, parameters)))
 
     return decorate

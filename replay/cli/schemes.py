@@ -69,20 +69,20 @@ def list_experts(as_json: bool) -> None:
     from replay.schemes.registry import COMPARED, EXAMPLES, TENSOR_EXAMPLES
     from replay.schemes.registry import TENSOR_SCHEMES as OF_TENSOR
 
-    found, broken = [*COMPARED.values(), *_usable("ep")], [*_broken()]
+    found, broken = [*COMPARED.values(), *_usable("ep")], [*_broken_plugins()]
     others = [*OF_TENSOR.values(), *_usable("tp")]
     if as_json:
         _print_json([to_json(one) for one in (*found, *others)])
     else:
         show(*_tables(found), tensor_table(others), "")
-        print(indented(ABOUT_NUMBERS, "", ""))
+        print(indent(ABOUT_NUMBERS, "", ""))
         bound = ", ".join(one.name for one in found if not one.network)
-        print(indented(f"Only for ranks within one NVLink domain: {bound}.", "", ""))
-        for line in _interleaved(found):
+        print(indent(f"Only for ranks within one NVLink domain: {bound}.", "", ""))
+        for line in _interleaving_lines(found):
             print(line)
         print("moereplay schemes SCHEME explains one: options, assumptions, source.")
         named = ", ".join((*EXAMPLES, *TENSOR_EXAMPLES))
-        print(indented(f"Found by name, not compared unless asked for: {named}.", "", ""))
+        print(indent(f"Found by name, not compared unless asked for: {named}.", "", ""))
     for line in broken:
         print(line, file=sys.stderr)
 
@@ -98,7 +98,7 @@ def list_tensor(as_json: bool) -> None:
         show(tensor_table(found), "")
         print("moereplay tensor schemes SCHEME explains one: options, assumptions, source.")
         print(f"Found by name, not compared unless asked for: {', '.join(TENSOR_EXAMPLES)}.")
-    for line in _broken():
+    for line in _broken_plugins():
         print(line, file=sys.stderr)
 
 
@@ -155,7 +155,7 @@ def _tables(found: Sequence[Scheme]) -> tuple[Table, Table, Table]:
     )
 
 
-def _interleaved(found: Iterable[Scheme]) -> Iterable[str]:
+def _interleaving_lines(found: Iterable[Scheme]) -> Iterable[str]:
     """Lines on the schemes that offer each value of ``--interleave``."""
     from replay.schemes.ep.staged_schemes import StagedScheme
 
@@ -164,7 +164,7 @@ def _interleaved(found: Iterable[Scheme]) -> Iterable[str]:
         if isinstance(one, StagedScheme):
             names.setdefault(", ".join(sorted(one.interleaves)), []).append(one.name)
     for kinds, able in sorted(names.items()):
-        yield indented(f"--interleave {kinds}: {', '.join(able)}.", "", "")
+        yield indent(f"--interleave {kinds}: {', '.join(able)}.", "", "")
 
 
 def _usable(kind: SchemeKind) -> Iterable[Any]:
@@ -174,7 +174,7 @@ def _usable(kind: SchemeKind) -> Iterable[Any]:
     return (one for one in usable_plugins(kind) if not isinstance(one, str))
 
 
-def _broken() -> Iterable[str]:
+def _broken_plugins() -> Iterable[str]:
     """A line of text for each plug-in that cannot be used."""
     from replay.schemes.registry import usable_plugins
 
@@ -266,7 +266,7 @@ def explain(scheme: AnyScheme, as_json: bool) -> None:
     }
     print(f"{scheme.name}: {scheme.summary}\n")
     for name, text in facts.items():
-        print(indented(text, f"  {name:<9} ", " " * 12))
+        print(indent(text, f"  {name:<9} ", " " * 12))
     if isinstance(scheme, TensorScheme):
         print("\n  A share is the rows that one of N GPUs owns: tokens / N.")
     elif isinstance(scheme, Scheme):
@@ -275,14 +275,14 @@ def explain(scheme: AnyScheme, as_json: bool) -> None:
     print("\noptions" if options else "\nno options")
     for one in options:
         print(f"\n  {one.name} = {option_text(one)}")
-        print(indented(one.help, " " * 6, " " * 6))
-        print(indented(f"Values: {one.values}.", " " * 6, " " * 6))
+        print(indent(one.help, " " * 6, " " * 6))
+        print(indent(f"Values: {one.values}.", " " * 6, " " * 6))
         if one.name in scheme.candidates:
             tried = ", ".join(map(str, scheme.candidates[one.name]))
             when = "Tuned unless --no-tune; tries" if scheme.tuned_by_default else "--tune tries"
-            print(indented(f"{when}: {tried}.", " " * 6, " " * 6))
+            print(indent(f"{when}: {tried}.", " " * 6, " " * 6))
         if one.source:
-            print(indented(f"Default from: {one.source}.", " " * 6, " " * 6))
+            print(indent(f"Default from: {one.source}.", " " * 6, " " * 6))
 
 
 def _facts_of_tensor(scheme: TensorScheme) -> dict[str, str]:
@@ -325,20 +325,20 @@ def _operations(scheme: Scheme) -> None:
         return
     count = host_program.num_kernels(listed)
     print(f"\nsoftware: kernels of a layer on each GPU, if it has several experts: {count}")
-    print(indented(f"({host_program.about_typical(scheme)})", "  ", "  "))
+    print(indent(f"({host_program.about_typical(scheme)})", "  ", "  "))
     for one in listed:
         what = f"{one.launches:>5} x {one.name}" if one.launches else f"   wait: {one.name}"
         more = "; ".join(text for text in (one.moves, one.source) if text)
-        print(indented(f"{what} ({more})" if more else what, "", " " * 10))
+        print(indent(f"{what} ({more})" if more else what, "", " " * 10))
     ends = "the first wait of the host ends what a CUDA graph can hold"
     every = "a CUDA graph can hold all of it"
-    print(indented(every if host_program.can_be_captured(listed) else ends, "  ", "  "))
+    print(indent(every if host_program.can_be_captured(listed) else ends, "  ", "  "))
     waits = host_program.waits_of(outline)
     counts = (
         f"host waits {waits.host_waits}, meetings of all GPUs {waits.meetings}, "
         f"fences before meetings or flags {waits.fences}, rounds of flags {waits.flags}"
     )
-    print(indented(counts, "  ", "  "))
+    print(indent(counts, "  ", "  "))
 
 
 def option_text(one: OptionFacts) -> str:
@@ -347,7 +347,7 @@ def option_text(one: OptionFacts) -> str:
     return f"{default} {one.unit}".rstrip()
 
 
-def indented(text: str, first: str, others: str) -> str:
+def indent(text: str, first: str, others: str) -> str:
     """Break text at the width of the screen, behind margins of the first line and the others."""
     import textwrap
 
@@ -383,7 +383,7 @@ def _keeps_the_contract(scheme: AnyScheme, as_json: bool) -> bool:
         print(f"  {state:<6} {about}")
         for one in found[:SHOWN]:
             where = f'layer "{one.layer}": ' if one.layer else ""
-            print(indented(where + one.sentence, " " * 9, " " * 11))
+            print(indent(where + one.sentence, " " * 9, " " * 11))
         if len(found) > SHOWN:
             layers = len({one.layer for one in found})
             print(f"{' ' * 9}and {len(found) - SHOWN:,} more on {layers} layers")

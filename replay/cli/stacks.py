@@ -106,7 +106,7 @@ def stacks(
         lines.append("Host times: kernels launched one by one; a CUDA graph of all is one launch.")
     if found.options and not kernels:
         lines += ["", "Options, behind the name and a colon:", *_options(found)]
-    show(tables_group(title, [(_every if kernels else _counted)(found, listed)], lines))
+    show(tables_group(title, [(_every if kernels else _count_table)(found, listed)], lines))
 
 
 ELSEWHERE = frozenset({"embedding", "head", "optimizer", "hop", "dense", "nodes"})
@@ -143,7 +143,7 @@ def _options(stack: Stack) -> Iterator[str]:
         yield f"{name}={in_words(value)} (or {others}): {option.meaning}."
 
 
-def _counted(stack: Stack, listed: Sequence[ListedOperation]) -> Table:
+def _count_table(stack: Stack, listed: Sequence[ListedOperation]) -> Table:
     """Sums by part and pass, and of all."""
     from tracegen.shared.display.content import Column, Table
 

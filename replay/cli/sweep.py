@@ -128,7 +128,7 @@ def sweep(
     if not result.num_missing:
         words = ["moereplay", "sweep", study, *(["--free"] if free else []), "-o", str(out)]
         deliver(lambda: page(result, command_words(words)))
-        for part in result.shown():
+        for part in result.screen_tables():
             show(part)
     _conclude(result, out)
 
@@ -136,7 +136,7 @@ def sweep(
 def _read_page(path: Path, plan: Plan) -> str:
     """A page with the plan's table of free inputs in place of the one that it has."""
     from replay.files import read_text
-    from replay.studies.sweeps.free import replaced
+    from replay.studies.sweeps.free import replace_section
 
     try:
         text = read_text(path, encoding="utf-8")
@@ -144,7 +144,7 @@ def _read_page(path: Path, plan: Plan) -> str:
         reason = error.strerror if isinstance(error, OSError) else error
         message = f"cannot read the page {path}: {reason}"
         raise UserError(message) from None
-    return replaced(text, plan.tables, str(path))
+    return replace_section(text, plan.tables, str(path))
 
 
 class _Counted:

@@ -18,7 +18,7 @@ from replay.cli.exports import (
     parse_exports,
 )
 from replay.cli.results import ResultCall, asks
-from replay.cli.schemes import explain, indented, list_tensor
+from replay.cli.schemes import explain, indent, list_tensor
 from replay.cli.screen import show
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def models(
     _list_models("Models of layers with experts, inner width of one", names_of_experts())
     show()
     also = ", ".join(f"{other} ({name})" for other, name in aliases().items())
-    print(indented(f"Other names: {also}.", "", ""))
+    print(indent(f"Other names: {also}.", "", ""))
     print("moereplay tensor models MODEL shows one with its sources.")
 
 
@@ -154,11 +154,11 @@ def _show_model(name: str, as_json: bool) -> None:
         return
     print(f"{shape.name}: {shape.title}\n")
     if shape.notes:
-        print(indented(shape.notes, "  ", "  ") + "\n")
+        print(indent(shape.notes, "  ", "  ") + "\n")
     values = shape.model_dump(exclude={"name", "title", "notes", "sources"})
     for key, value in values.items():
         if value in (0, None) and key not in shape.sources:
             continue  # no experts
-        print(indented(f"{key} = {str(value).lower()}", "  ", "  "))
+        print(indent(f"{key} = {str(value).lower()}", "  ", "  "))
         if source := shape.sources.get(key):
-            print(indented(source, " " * 6, " " * 6))
+            print(indent(source, " " * 6, " " * 6))

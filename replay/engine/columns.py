@@ -44,7 +44,7 @@ def every(count: int) -> npt.NDArray[np.bool_]:
     return constant(np.True_, count)
 
 
-def stored(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def stored_rows(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The rows of a column that are stored: the first where it is one value."""
     return column[:1] if is_constant(column) else column
 
@@ -302,7 +302,7 @@ class EdgeBlocks:
                 inner.append(sources[own] - first, targets[own] - first, int(own.sum()))
             else:
                 inner._count += count
-                inner._blocks.append((count, _moved(src, first), _moved(dst, first)))
+                inner._blocks.append((count, _shift(src, first), _shift(dst, first)))
         return inner, np.concatenate(outer_src), np.concatenate(outer_dst)
 
     def _close(self) -> None:
@@ -330,10 +330,10 @@ def _rows(end: End) -> IntArray:
 def _least(end: End) -> int:
     """Smallest task at one end of a block's edges; ranges ascend."""
     column, _ = end
-    return int(stored(column).min())
+    return int(stored_rows(column).min())
 
 
-def _moved(end: End, first: int) -> End:
+def _shift(end: End, first: int) -> End:
     """One end of a block, numbered from ``first``."""
     column, slope = end
-    return np.broadcast_to(stored(column) - np.int32(first), column.shape), slope
+    return np.broadcast_to(stored_rows(column) - np.int32(first), column.shape), slope

@@ -62,7 +62,7 @@ class CriticalPath:
     @property
     def behind_ps(self) -> dict[str, int]:
         """The queueing time of the chain by the kind of what was in service meanwhile."""
-        return _added(self.behind)
+        return _add(self.behind)
 
     def by_cause(self) -> dict[str, int]:
         """Time by cause; adds up to the makespan."""
@@ -88,7 +88,7 @@ class CriticalPath:
         for kind, behind in zip(self.kind.tolist(), self.behind, strict=True):
             if behind:
                 waited.setdefault(self.kind_names[kind], []).append(behind)
-        return {kind: _added(behind) for kind, behind in waited.items()}
+        return {kind: _add(behind) for kind, behind in waited.items()}
 
     def lengths(self, kinds: Collection[str], cause: str) -> Iterator[tuple[int, str, str, int]]:
         """Give the tasks of some kinds that have time of a cause: number, kind, group as `by_group` has it, time."""
@@ -283,7 +283,7 @@ def path_of(graph: TaskGraph, links: Links, queueing_ps: Int64s, behind: list[di
     return path
 
 
-def _added(several: Iterable[dict[str, int]]) -> dict[str, int]:
+def _add(several: Iterable[dict[str, int]]) -> dict[str, int]:
     total: dict[str, int] = {}
     for one in several:
         for name, time in one.items():

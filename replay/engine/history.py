@@ -148,7 +148,7 @@ class History:
         """Keep the chains of the oldest part that is not told, with what they waited for."""
         assert self._graph is not None
         part = self._parts[0]
-        kept = self._kept(part)
+        kept = self._chain_ends(part)
         columns = (column[kept].astype(np.int64) for column in part.links[1:])
         links = Links(part.first + kept, *columns)
         near = [*self._told, *self._parts]
@@ -162,7 +162,7 @@ class History:
         self._behind += behind
         self._told.append(self._parts.pop(0))
 
-    def _kept(self, part: PastPart) -> Int64s:
+    def _chain_ends(self, part: PastPart) -> Int64s:
         """Places of the tasks on chains that leave a part."""
         entries = [later.entries for later in self._parts]
         leaves = np.concatenate([*entries, [-self._last[1]]]).astype(np.int64)

@@ -21,7 +21,7 @@ from replay.engine.taskgraph import (
     Int32s,
     Int64s,
     Touches,
-    renumbered,
+    renumber,
 )
 from replay.engine.windows import COLUMNS, GraphWindow, each, with_events
 
@@ -50,10 +50,10 @@ def with_part(window: GraphWindow, part: GraphPart, over_ids: Int64s, over_visib
         If it waits for a task that is neither in the window nor among these, or asks for keys that
         an earlier part may have asked for.
     """
-    return _joined(_reported(window, over_ids, over_visible_ps), part)
+    return _join(_report_again(window, over_ids, over_visible_ps), part)
 
 
-def _reported(window: GraphWindow, over_ids: Int64s, over_visible_ps: Int64s) -> GraphWindow:
+def _report_again(window: GraphWindow, over_ids: Int64s, over_visible_ps: Int64s) -> GraphWindow:
     """Put tasks in front that stand for those that are over: they are reported once more."""
     count = over_ids.size
     if not count:
@@ -64,7 +64,7 @@ def _reported(window: GraphWindow, over_ids: Int64s, over_visible_ps: Int64s) ->
         of = getattr(graph, name)
         return np.concatenate([np.full(count, _NOBODY.get(name, 0), of.dtype), of])
 
-    def moved(tasks: Int32s) -> Int32s:
+    def move(tasks: Int32s) -> Int32s:
         return np.where(tasks >= 0, tasks + count, -1).astype(np.int32)
 
     nothing = np.zeros(count, np.int64)
@@ -80,9 +80,9 @@ def _reported(window: GraphWindow, over_ids: Int64s, over_visible_ps: Int64s) ->
     return GraphWindow(
         replace(
             graph,
-            takes=renumbered(graph.takes, moved),
-            touches=renumbered(graph.touches, moved),
-            gates=renumbered(graph.gates, moved),
+            takes=renumber(graph.takes, move),
+            touches=renumber(graph.touches, move),
+            gates=renumber(graph.gates, move),
             **each(COLUMNS, column),
             indptr=np.concatenate([np.zeros(count, np.int32), graph.indptr]),
             successors=np.where(is_task, graph.successors + count, graph.successors).astype(np.int32),
@@ -100,7 +100,7 @@ def _reported(window: GraphWindow, over_ids: Int64s, over_visible_ps: Int64s) ->
     )
 
 
-def _joined(window: GraphWindow, part: GraphPart) -> GraphWindow:
+def _join(window: GraphWindow, part: GraphPart) -> GraphWindow:
     """Put a part behind a window."""
     graph, state, added = window.graph, window.state, part.graph
     count = graph.num_tasks
@@ -128,8 +128,8 @@ def _joined(window: GraphWindow, part: GraphPart) -> GraphWindow:
         indptr=np.concatenate([indptr[:count], added.indptr + indptr[-1]]),
         successors=np.concatenate(
             [
-                _renumbered(successors, gates, 0, joined_gates, 0, 0),
-                _renumbered(added.successors, more, count, joined_gates, gates.num_members, gates.num_tiles),
+                _renumber(successors, gates, 0, joined_gates, 0, 0),
+                _renumber(added.successors, more, count, joined_gates, gates.num_members, gates.num_tiles),
             ]
         ),
         num_predecessors=np.concatenate([state.missing, missing]),
@@ -166,7 +166,7 @@ def _met_of(one: LastMet, other: LastMet) -> LastMet:
     return LastMet(np.append(one.ready_ps, other.ready_ps), np.append(one.cause, other.cause))
 
 
-def _renumbered(successors: Int32s, own: Gates, count: int, whole: Gates, members: int, tiles: int) -> Int32s:
+def _renumber(successors: Int32s, own: Gates, count: int, whole: Gates, members: int, tiles: int) -> Int32s:
     """Targets of edges in the whole: tasks moved by ``count``, events by the gates before."""
     moved = successors + np.int32(count)
     events = np.flatnonzero(successors < 0)
@@ -188,13 +188,13 @@ def _joined_takes(takes: CreditTakes, more: CreditTakes, count: int) -> CreditTa
 
 def _behind(rows: _Rows, more: _Rows, count: int) -> _Rows:
     """Takes or touches behind those of a window of so many tasks."""
-    moved = renumbered(more, lambda tasks: add_in_place(tasks, count))
+    moved = renumber(more, lambda tasks: add_in_place(tasks, count))
     names = [field.name for field in fields(rows)]
     return replace(rows, **each(names, lambda of: in_front(getattr(rows, of), getattr(moved, of))))
 
 
 def _joined_gates(gates: Gates, more: Gates, count: int) -> Gates:
-    moved = renumbered(more, lambda of: np.where(of >= 0, of + count, -1).astype(np.int32))
+    moved = renumber(more, lambda of: np.where(of >= 0, of + count, -1).astype(np.int32))
     moved = replace(
         moved,
         member_indptr=more.member_indptr[1:] + gates.num_members,

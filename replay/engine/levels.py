@@ -124,25 +124,25 @@ class Levels:
         is_wanted = self._after - self._net + self._gained > best
         if limit is not None:
             is_wanted &= best < limit[self._owner]
-        window, _, level = self._settled(is_wanted)
+        window, _, level = self._last_levels(is_wanted)
         np.maximum.at(most, of[window], level)
         return most
 
-    def covered(self) -> Intervals:
+    def intervals(self) -> Intervals:
         """Intervals in which each owner has more than nothing; they do not touch, and are in order.
 
         No level may fall below 0 at the end of an instant.
         """
         # In other windows there is always something left, or nothing happens.
         is_wanted = (self._after <= self._gained) & (self._count > 0)
-        window, time, level = self._settled(is_wanted)
+        window, time, level = self._last_levels(is_wanted)
         owner = self._owner[window]
         was_nothing = np.append(0, level[:-1])[: len(level)] == 0
         was_nothing |= np.diff(owner, prepend=-1) != 0
         opens, closes = (level > 0) & was_nothing, (level == 0) & ~was_nothing
         return Intervals(owner[opens], time[opens], time[closes])
 
-    def _settled(self, is_wanted: Bools) -> tuple[Int64s, Int64s, Int64s]:
+    def _last_levels(self, is_wanted: Bools) -> tuple[Int64s, Int64s, Int64s]:
         """Window, time and level at the end of each instant of the wanted windows, in order."""
         from replay.engine.kernels.changes import find_changes, settle_changes
 

@@ -47,7 +47,7 @@ def table_parts(graph: TaskGraph, lane_of: Int64s, order: Int32s, known: Keys | 
     num_tasks = graph.num_tasks if len(touches) else 0
     numbers, known_keys, num_keys = _number_keys(touches, order, known or Keys.none())
     packed = _pack_touches(touches, order, numbers)
-    keys = aligned(np.zeros, num_keys, layout.KEY.num_bytes // 8)
+    keys = aligned_zeros(np.zeros, num_keys, layout.KEY.num_bytes // 8)
     return {
         "tables": state,
         **packed,
@@ -67,9 +67,9 @@ def _pack_touches(touches: Touches, order: Int32s, numbers: Int32s) -> dict[str,
     sizes = np.zeros(3, np.int64)
     place, room = 0, _ROOM
     while place < len(touches):
-        forms, form_table = grown(forms, room, int(sizes[layout.FORMS]))
-        prices, price_table = grown(prices, room, int(sizes[layout.PRICES]))
-        costs, cost_table = grown(costs, room, int(sizes[layout.COSTS]))
+        forms, form_table = grow(forms, room, int(sizes[layout.FORMS]))
+        prices, price_table = grow(prices, room, int(sizes[layout.PRICES]))
+        costs, cost_table = grow(costs, room, int(sizes[layout.COSTS]))
         touching = layout.PackedTouches(
             touches,
             first_place=place,
@@ -96,14 +96,14 @@ def _pack_touches(touches: Touches, order: Int32s, numbers: Int32s) -> dict[str,
     }
 
 
-def aligned(make: Callable[..., Int64s], rows: int, columns: int) -> Int64s:
+def aligned_zeros(make: Callable[..., Int64s], rows: int, columns: int) -> Int64s:
     """An array of whole numbers (row, column) that begins with a cache line."""
     raw = make(rows * columns + _CACHE_LINE // 8, np.int64)
     offset = (-raw.ctypes.data % _CACHE_LINE) // 8
     return raw[offset : offset + rows * columns].reshape(rows, columns)
 
 
-def grown(triples: Records, room: int, size: int) -> tuple[Records, Int32s]:
+def grow(triples: Records, room: int, size: int) -> tuple[Records, Int32s]:
     """A larger table of triples with its hash table, holding the first ``size`` again.
 
     ``room`` is a power of two.
@@ -132,7 +132,7 @@ def _number_keys(touches: Touches, order: Int32s, known: Keys) -> tuple[Int32s, 
     ):
         row = 0
         while row < number.size:
-            names, table = grown(names, room, int(sizes[0]))
+            names, table = grow(names, room, int(sizes[0]))
             naming = KeyReferences(
                 rows,
                 first_row=row,

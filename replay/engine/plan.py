@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from replay.engine.columns import is_constant, stored
+from replay.engine.columns import is_constant, stored_rows
 from replay.engine.errors import EngineError
 from replay.engine.kernels import layout as k
 from replay.engine.kernels.edges import group_rows
 from replay.engine.kernels.packing import RunRecords, SurveyColumns, pack, survey, unpack
-from replay.engine.lookups import GROWTH, aligned, grown, table_parts, turn_takers
+from replay.engine.lookups import GROWTH, aligned_zeros, grow, table_parts, turn_takers
 from replay.engine.resuming import add_channel_of_returns, restore
 from replay.engine.state import LaidGraph, State
 from replay.engine.taskgraph import Int64s, TaskGraph
@@ -185,7 +185,7 @@ def _survey(graph: TaskGraph, by_task: SimpleNamespace) -> npt.NDArray[Any]:
     """Records of the resources (resource,), the null one last; see `layout.SURVEY`."""
     resources = np.zeros(len(graph.resources) + 1, k.SURVEY.dtype)
     for column in (graph.duration_ps, graph.latency_ps):
-        if int(stored(column).max(initial=0)) > k.LONGEST:
+        if int(stored_rows(column).max(initial=0)) > k.LONGEST:
             task = graph.describe(int(np.argmax(column > k.LONGEST)))
             message = f"{task} takes longer than the clock can count"
             raise EngineError(message)
@@ -218,7 +218,7 @@ def _pack(
     num_tasks, num_single = graph.num_tasks, of_single.size
     single_lane = np.full(is_stream.size, -1, np.int64)
     single_lane[of_single] = np.arange(num_single)
-    tasks = k.TASK.view(aligned(np.empty, num_tasks + 1, k.TASK.num_bytes // 8))
+    tasks = k.TASK.view(aligned_zeros(np.empty, num_tasks + 1, k.TASK.num_bytes // 8))
     # Places: every resource, the null one, and the null one for tasks with credits.
     classes = np.zeros((k.MAX_CLASSES + 1) * (is_stream.size + 1), k.CLASS.dtype)
     first_class = np.full(is_stream.size + 1, -1, np.int64)
@@ -229,9 +229,9 @@ def _pack(
     task = 0
     while True:
         # The tables grow together until no task finds one full.
-        lanes, lane_table = grown(lanes, room, int(sizes[k.LANES]))
-        nodes, node_table = grown(nodes, room, int(sizes[k.NODES]))
-        ways, way_table = grown(ways, room, int(sizes[k.WAYS]))
+        lanes, lane_table = grow(lanes, room, int(sizes[k.LANES]))
+        nodes, node_table = grow(nodes, room, int(sizes[k.NODES]))
+        ways, way_table = grow(ways, room, int(sizes[k.WAYS]))
         lane_tasks = np.append(lane_tasks, np.zeros(num_single + room - lane_tasks.size, np.int64))
         packing = k.Packing(
             graph,

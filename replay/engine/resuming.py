@@ -174,7 +174,7 @@ def state_of(laid: LaidGraph, graph: TaskGraph, before: State) -> State:
     arrays = laid.parts
     now, rounds = int(arrays["status"][k.NOW]), int(arrays["status"][k.ROUND])
     tasks = arrays["tasks"][:-1]
-    visible, left = _left(arrays, tasks, now)
+    visible, left = _remaining(arrays, tasks, now)
     lane, missing = (tasks[name][left] for name in ("lane", "missing"))
     on_station = (lane >= arrays["num_streams"]) | (lane <= k.LATE_LANE)
     # A record says since when a task waits at a station where others say when they are visible.
@@ -220,7 +220,7 @@ def state_of(laid: LaidGraph, graph: TaskGraph, before: State) -> State:
     )
 
 
-def _left(arrays: dict[str, Any], tasks: npt.NDArray[Any], now_ps: int) -> tuple[Int64s, npt.NDArray[np.int32]]:
+def _remaining(arrays: dict[str, Any], tasks: npt.NDArray[Any], now_ps: int) -> tuple[Int64s, npt.NDArray[np.int32]]:
     """Visibility time of each task (task,), and the tasks that are not over (left task,)."""
     from replay.engine.kernels.reading import PausedRecords, find_left
 

@@ -171,7 +171,7 @@ class Gates:
         """Concatenate (members, waiters, tile slots, first tasks, last tasks) of every gate."""
         orders = [np.argsort(block[0], kind="stable") for block in blocks]
 
-        def joined(parts: list[IntArray]) -> Int32s:
+        def join(parts: list[IntArray]) -> Int32s:
             return np.concatenate([np.empty(0, np.int32), *parts]).astype(np.int32)
 
         def indptr(column: int) -> Int64s:
@@ -180,13 +180,13 @@ class Gates:
 
         return cls(
             indptr(0),
-            joined([block[0][order] for block, order in zip(blocks, orders, strict=True)]),
-            joined([block[1][order] for block, order in zip(blocks, orders, strict=True)]),
-            joined(list(orders)),
+            join([block[0][order] for block, order in zip(blocks, orders, strict=True)]),
+            join([block[1][order] for block, order in zip(blocks, orders, strict=True)]),
+            join(list(orders)),
             indptr(2),
-            joined([block[2] for block in blocks]),
-            joined([block[3] for block in blocks]),
-            joined([block[4] for block in blocks]),
+            join([block[2] for block in blocks]),
+            join([block[3] for block in blocks]),
+            join([block[4] for block in blocks]),
         )
 
     def append_events(self, edges: EdgeBlocks) -> None:
@@ -205,7 +205,7 @@ class Gates:
 Part = TypeVar("Part", CreditTakes, Touches, Gates)
 
 
-def renumbered(part: Part, number: Callable[[Any], Any]) -> Part:
+def renumber(part: Part, number: Callable[[Any], Any]) -> Part:
     """Give tasks other numbers, those that takes, touches or gates name in their `TASKS`."""
     return replace(part, **{name: number(getattr(part, name)) for name in part.TASKS})
 
@@ -339,7 +339,7 @@ class GraphPart:
     outer_target: Int32s
 
 
-def slowed(graph: TaskGraph, factors: npt.NDArray[np.float64]) -> TaskGraph:
+def slow_down(graph: TaskGraph, factors: npt.NDArray[np.float64]) -> TaskGraph:
     """Multiply the times of tasks by factors of their kinds.
 
     Parameters

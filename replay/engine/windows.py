@@ -26,7 +26,7 @@ from replay.engine.taskgraph import (
     Int64s,
     TaskGraph,
     Touches,
-    renumbered,
+    renumber,
 )
 
 Place = Callable[[Int32s | Int64s], Int64s]
@@ -186,7 +186,7 @@ def _column(column: npt.NDArray[Any], rows: Int64s) -> npt.NDArray[Any]:
 def _rows(table: Any, some: Bools, place: Place) -> Any:
     """Some rows of takes or touches, with the tasks that they name numbered anew."""
     columns = {field.name: getattr(table, field.name)[some] for field in fields(table)}
-    return renumbered(type(table)(**columns), lambda tasks: place(tasks).astype(np.int32))
+    return renumber(type(table)(**columns), lambda tasks: place(tasks).astype(np.int32))
 
 
 def _open_gates(gates: Gates, is_live: Bools) -> tuple[Bools, Bools, Bools]:

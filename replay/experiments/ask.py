@@ -266,7 +266,7 @@ def compare(trace: Any = None, schemes: Several = None, spec: Spec | None = None
         Settings of layers, where a trace or nothing is given.
     settings
         Fields of the spec by name, and ``baseline``, ``options``, ``jobs``, ``progress``,
-        ``max_memory``, ``report``, as of `SchemeExperiment.compared`; of layers also
+        ``max_memory``, ``report``, as of `SchemeExperiment.carry_out_all`; of layers also
         ``placements``, see `compare_layers`.
 
     Raises
@@ -331,7 +331,7 @@ def compare_layers(
         that of a map. None takes the spec's alone. Speed-ups are over the baseline with the first.
     settings
         Fields of `RunSpec` by name, in place of the spec's, see `run`; and ``jobs``, ``progress``,
-        ``max_memory`` and ``report``, as of `SchemeExperiment.compared`. A script that asks for
+        ``max_memory`` and ``report``, as of `SchemeExperiment.carry_out_all`. A script that asks for
         more than one process must keep its own work behind ``if __name__ == "__main__":``, as for
         any use of `multiprocessing`.
 
@@ -361,9 +361,9 @@ def compare_layers(
     ]
     objects = {**given, "trace": trace}
     if isinstance(shared, TraceSpec):
-        return TRACE.compared(rows, objects, baseline=baseline, **how)
+        return TRACE.carry_out_all(rows, objects, baseline=baseline, **how)
     _check_one_step({name: how[name] for name in OF_FOLDERS if name in how})
-    return LAYER.compared(rows, objects, baseline=baseline, **how)
+    return LAYER.carry_out_all(rows, objects, baseline=baseline, **how)
 
 
 def _row(

@@ -51,7 +51,7 @@ def _flags_of_kinds() -> npt.NDArray[np.int8]:
 _FLAG_OF_KIND = _flags_of_kinds()
 
 NUM_SUMS = 10
-"""Numbers that a GPU's time is divided into, see `_divided`."""
+"""Numbers that a GPU's time is divided into, see `_divide`."""
 
 
 class ExposedTimes(NamedTuple):
@@ -127,9 +127,9 @@ class ExposureCollector:
             if int(new.start.min(initial=NEVER)) < self._until_ps:
                 message = "something began before what is over"
                 raise OutOfOrderError(message)
-        self._tiles = _joined(self._tiles, tiles)
+        self._tiles = _join(self._tiles, tiles)
         self._divisor = np.append(self._divisor, pools.parts[timeline.graph.resource[multiplies]])
-        self._busy = joined([self._busy, busy])
+        self._busy = join([self._busy, busy])
         self._closed_ps = closed_ps
 
     def result(self, pools: Pools, rank_end: Ints) -> ExposedTimes:
@@ -176,7 +176,7 @@ class ExposureCollector:
         # Resources that come later may divide SMs in more parts; the old number divides the new.
         self._divided[:, 4:8] *= pools.whole // self._whole
         self._whole = pools.whole
-        self._divided += _divided(
+        self._divided += _divide(
             self._until_ps,
             until_ps,
             self._tiles,
@@ -217,7 +217,7 @@ def _busy(
         of = (LATE * num_ranks + rank).astype(np.int32)
         of[end <= start] = -1
         blocks += [Block(of, start), Block(of, end, sign=-1)]
-    return Levels((LATE + 1) * num_ranks, blocks).covered()
+    return Levels((LATE + 1) * num_ranks, blocks).intervals()
 
 
 def _of_tasks(timeline: Timeline, tasks: Ints) -> Intervals:
@@ -226,13 +226,13 @@ def _of_tasks(timeline: Timeline, tasks: Ints) -> Intervals:
     return Intervals(rank, timeline.start_ps[tasks], timeline.visible_ps[tasks])
 
 
-def joined(several: Sequence[Intervals]) -> Intervals:
+def join(several: Sequence[Intervals]) -> Intervals:
     """The unions of several pieces as one."""
     several = [one for one in several if len(one.owner)] or list(several[:1])
-    return union(_joined(*several)) if len(several) > 1 else several[0]
+    return union(_join(*several)) if len(several) > 1 else several[0]
 
 
-def _joined(*several: Intervals) -> Intervals:
+def _join(*several: Intervals) -> Intervals:
     return Intervals(*(np.concatenate(column) for column in zip(*several, strict=True)))
 
 
@@ -253,7 +253,7 @@ def union(intervals: Intervals) -> Intervals:
     return Intervals(owner, start - owner * span, end - owner * span)
 
 
-def _divided(low: int, until: Ints, tiles: Intervals, parts: Ints, busy: Intervals, of_gpu: Ints) -> Ints:
+def _divide(low: int, until: Ints, tiles: Intervals, parts: Ints, busy: Intervals, of_gpu: Ints) -> Ints:
     """Divide the time of GPUs between two moments: (rank, number), see `NUM_SUMS`.
 
     Parameters

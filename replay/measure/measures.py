@@ -14,7 +14,7 @@ from replay.engine.levels import Block, Intervals, Levels
 from replay.engine.sums import TaskSums
 from replay.engine.timeline import sum_by
 from replay.measure.by_layer import ByLayer, OfLayer
-from replay.measure.exposure import ExposureCollector, SmTimes, joined
+from replay.measure.exposure import ExposureCollector, SmTimes, join
 from replay.measure.mechanisms import MechanismCollector
 from replay.measure.network import carried_between_domains
 from replay.measure.notes import PartTimes, Times, Waits
@@ -96,7 +96,7 @@ def mechanisms(timeline: Timeline, machine: Machine) -> Mechanisms:
     measured = PiecewiseMeasures(machine, phases_separated=False)
     measured.count(timeline.graph, 0, 0, machine.notes)
     measured.read(TaskProgress(timeline), Times(timeline))
-    return measured.explained()
+    return measured.explain_words()
 
 
 class PiecewiseMeasures:
@@ -176,11 +176,11 @@ class PiecewiseMeasures:
     ) -> None:
         """Add up what is known of tasks before they run."""
         self._graph = graph
-        known = self._known(graph)
+        known = self._facts(graph)
         self._num_tasks += graph.num_tasks
         self._num_edges += graph.num_edges
         drawn = least_work_ps(graph, np.zeros(len(graph.resources), np.int64))
-        self._drawn_at_least = _padded(self._drawn_at_least, drawn)
+        self._drawn_at_least = _add_padded(self._drawn_at_least, drawn)
         self._held_up.begin(notes.held_up)
         self._places += notes.places
         self._spent += notes.spent
@@ -192,14 +192,14 @@ class PiecewiseMeasures:
     def read(self, progress: TaskProgress, times: Times | PartTimes) -> None:
         """Add up what has become of tasks."""
         timeline, graph = progress.timeline, progress.timeline.graph
-        known = self._known(graph)
+        known = self._facts(graph)
         classes, pools, places = known
         sums = TaskSums.of(graph, *places, timeline=timeline, parts=pools.parts, is_counted=progress.is_done)
         self._sums = sums if self._sums is None else self._sums + sums
-        self._drawn_ps = _padded(self._drawn_ps, _drawn_ps(progress))
+        self._drawn_ps = _add_padded(self._drawn_ps, _drawn_ps(progress))
         phase = progress.owned(_PHASE_OF_KIND[graph.kind])
         blocks = [Block(phase, timeline.start_ps), Block(phase, timeline.end_ps, sign=-1)]
-        self._phases.append(Levels(len(PHASES), blocks).covered())
+        self._phases.append(Levels(len(PHASES), blocks).intervals())
         self._over_time.add(progress, pools)
         held_up = self._held_up.over(times)
         closed = min(progress.closed_ps, self._held_up.since_ps)
@@ -212,7 +212,7 @@ class PiecewiseMeasures:
             self.layers.read(progress, charged, nbytes, known)
         self._explaining.add(progress, touching, times)
 
-    def _known(self, graph: TaskGraph) -> ResourceFacts:
+    def _facts(self, graph: TaskGraph) -> ResourceFacts:
         self._resources = ResourceFacts.of(graph, self._machine, self._resources)
         return self._resources
 
@@ -220,7 +220,7 @@ class PiecewiseMeasures:
         assert self._sums is not None
         return PortSums(self._sums, self._machine.num_ranks, np.asarray(self._evicted))
 
-    def explained(self) -> Mechanisms:
+    def explain_words(self) -> Mechanisms:
         """The report of all mechanisms."""
         assert self._graph is not None
         return self._explaining.result(self._graph, self._ports())
@@ -231,12 +231,12 @@ class PiecewiseMeasures:
         assert graph is not None
         assert sums is not None
         num_ranks = machine.num_ranks
-        classes, pools, _ = self._known(graph)
+        classes, pools, _ = self._facts(graph)
         ports = self._ports()
         makespan_ps = max(0, int(sums.last_ps.max(initial=0)))
-        share = pools.shares(_padded(sums.busy_ps, self._drawn_ps), makespan_ps)
+        share = pools.shares(_add_padded(sums.busy_ps, self._drawn_ps), makespan_ps)
         alone = self._exposing.result(pools, rank_end_ps)
-        least = pools.busiest_ps(graph, _padded(sums.work_ps, self._drawn_at_least))
+        least = pools.busiest_ps(graph, _add_padded(sums.work_ps, self._drawn_at_least))
         separated = self._phases_separated
         return Measures(
             makespan_us=us(makespan_ps),
@@ -261,7 +261,7 @@ class PiecewiseMeasures:
         )
 
 
-def _padded(one: Ints, other: Ints) -> Ints:
+def _add_padded(one: Ints, other: Ints) -> Ints:
     """Sum of two of which one may have fewer resources."""
     total = np.zeros(max(one.size, other.size), np.int64)
     total[: one.size] += one
@@ -279,7 +279,7 @@ def _drawn_ps(progress: TaskProgress) -> Picoseconds:
 
 
 def _phases(covered: list[Intervals], sums: TaskSums) -> dict[str, PhaseTimes]:
-    busy = joined(covered)
+    busy = join(covered)
     busy_ps = sum_by(busy.owner, busy.end - busy.start, len(PHASES))
     times = {}
     first_ps, last_ps = sums.first_ps.tolist(), sums.last_ps.tolist()

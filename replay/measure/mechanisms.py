@@ -200,7 +200,7 @@ def _in_tables(timeline: Timeline, of: EndedTouches) -> Block:
 def _takes(progress: TaskProgress) -> list[Block]:
     """Units taken and given back, but for what several tasks give back together."""
     timeline, takes = progress.timeline, progress.timeline.graph.takes
-    owner = _named(timeline.graph)[takes.pool]
+    owner = _pool_numbers(timeline.graph)[takes.pool]
     back = np.where(takes.share < 0, owner, -1).astype(np.int32)
     return [
         Block(progress.owned(owner, takes.task), timeline.start_ps, takes.units, task=takes.task),
@@ -214,7 +214,7 @@ def _takes(progress: TaskProgress) -> list[Block]:
     ]
 
 
-def _named(graph: TaskGraph) -> npt.NDArray[np.int32]:
+def _pool_numbers(graph: TaskGraph) -> npt.NDArray[np.int32]:
     """(pool,): its own number; -1 for one without a name, which nobody asks for."""
     has_name = np.array([name != "" for name in graph.pools.groups], np.bool_)
     return np.where(has_name, np.arange(len(has_name)), -1).astype(np.int32)
@@ -231,7 +231,7 @@ class _SharedTakes:
     def over(self, progress: TaskProgress) -> list[Block]:
         """Blocks that tasks which are over give back."""
         timeline, takes = progress.timeline, progress.timeline.graph.takes
-        is_shared = (takes.share >= 0) & (_named(timeline.graph)[takes.pool] >= 0)
+        is_shared = (takes.share >= 0) & (_pool_numbers(timeline.graph)[takes.pool] >= 0)
         rows = []
         for row in np.flatnonzero(is_shared).tolist():
             taker, giver = int(takes.task[row]), int(takes.released_by[row])

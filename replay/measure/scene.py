@@ -143,7 +143,7 @@ class _Ways(NamedTuple):
 def _ways_of_tokens(replayed: ReplayedSchedule) -> _Ways:
     """Send and combine times of each token in each layer, with its owner."""
     notes = replayed.machine.notes
-    both = [(notes.layers_followed(what), *notes.followed(what)) for what in _BOTH]
+    both = [(notes.layers_followed(what), *notes.remembered_tasks(what)) for what in _BOTH]
     size = 1 + max(int(tokens.max(initial=-1)) for _, tokens, _ in both)
     sent, combined = (_Ends(layers * size + tokens, tasks) for layers, tokens, tasks in both)
     key = np.intersect1d(sent.key, combined.key)

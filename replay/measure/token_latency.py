@@ -58,11 +58,11 @@ def token_latency(timeline: Timeline, machine: Machine, work: LayerWork, trace_r
     never = np.iinfo(np.int64).max
     begin = np.full(work.num_tokens, never)
     finish = np.full(work.num_tokens, -1, np.int64)
-    tokens, tasks = machine.notes.followed("sent")
+    tokens, tasks = machine.notes.remembered_tasks("sent")
     np.minimum.at(begin, tokens, timeline.start_ps[tasks])
-    tokens, tasks = machine.notes.followed("combined")
+    tokens, tasks = machine.notes.remembered_tasks("combined")
     np.maximum.at(finish, tokens, timeline.visible_ps[tasks])
-    tokens = np.flatnonzero(travelled(work) & (begin < never))
+    tokens = np.flatnonzero(travelling_tokens(work) & (begin < never))
     latency = finish[tokens] - begin[tokens]
     slowest = tokens[np.lexsort((tokens, -latency))[:NUM_SLOWEST]]
     return TokenTimes(
@@ -83,7 +83,7 @@ def token_latency(timeline: Timeline, machine: Machine, work: LayerWork, trace_r
     )
 
 
-def travelled(work: LayerWork) -> npt.NDArray[np.bool_]:
+def travelling_tokens(work: LayerWork) -> npt.NDArray[np.bool_]:
     """(token,): whether each has an expert, and is of a node in the sample, where there is one."""
     has_expert: npt.NDArray[np.bool_] = np.any(work.expert_ids >= 0, axis=1)
     return has_expert if work.sample is None else has_expert & work.sample.holds[work.source_rank]

@@ -110,6 +110,6 @@ def _toml(value: Any) -> str:
     return toml_of(value)
 
 
-def repeated(option: str, values: Iterable[str]) -> list[str]:
+def repeat_option(option: str, values: Iterable[str]) -> list[str]:
     """Words of an option that is given once for each value."""
     return [word for value in values for word in (option, value)]

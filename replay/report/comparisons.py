@@ -9,9 +9,9 @@ from rich.text import Text
 
 from replay.experiments.base.names import LACKING, UNREAL
 from replay.experiments.base.result import AnyTimed, ComparisonBase, TimedResult
-from replay.report.command import command, repeated, value_text
+from replay.report.command import command, repeat_option, value_text
 from replay.report.provenance import assumptions, provenance
-from replay.report.words import explained
+from replay.report.words import explain_words
 from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ AnyComparison = ComparisonBase[Any]
 Comparison = TypeVar("Comparison", bound=AnyComparison)
 
 
-def starred(name: str, *schemes: SchemeDescription) -> str:
+def star(name: str, *schemes: SchemeDescription) -> str:
     """Put a star behind the name of what needs hardware that its machine lacks."""
     return name + (LACKING if any(one.lacking for one in schemes) else "")
 
@@ -47,7 +47,7 @@ def proposed_text(scheme: SchemeDescription) -> str:
 
 def label(result: TimedResult) -> str:
     """Name of a result as tables and charts print it."""
-    return starred(result.name, *result.schemes)
+    return star(result.name, *result.schemes)
 
 
 def labels(results: Iterable[TimedResult]) -> list[str]:
@@ -66,7 +66,7 @@ def beside(result: TimedResult | AnyComparison, kind: type[Comparison]) -> Compa
 def tables_group(head: str, tables: Iterable[Table | None], lines: Iterable[str], *more: RenderableType) -> Group:
     """A heading, those tables that there are, lines that explain them, and what comes behind."""
     shown = [table for table in tables if table is not None]
-    text = "\n".join([*explained(shown), *lines])
+    text = "\n".join([*explain_words(shown), *lines])
     return Group(Text(head), *shown, Text(), Text(text), *more)
 
 
@@ -90,7 +90,7 @@ def rivals(ranking: Sequence[AnyTimed]) -> Sequence[AnyTimed]:
     return [one for one in ranking if one.name not in UNREAL] or ranking
 
 
-def built(compared: AnyComparison) -> tuple[str, TimedResult | None]:
+def built_words(compared: AnyComparison) -> tuple[str, TimedResult | None]:
     """Words on proposed hardware of the first of a ranking, and the fastest that needs none.
 
     Returns
@@ -128,9 +128,9 @@ def schemes_table(named: Iterable[tuple[str, SchemeDescription]]) -> Table:
     return Table("schemes", title, columns, list(rows.values()), notes)
 
 
-def described(results: Iterable[TimedResult]) -> Table:
+def scheme_table(results: Iterable[TimedResult]) -> Table:
     """The same table of all schemes of some results."""
-    return schemes_table((starred(one.name, one), one) for each in results for one in each.schemes)
+    return schemes_table((star(one.name, one), one) for each in results for one in each.schemes)
 
 
 def identities_table(
@@ -194,7 +194,7 @@ def rests_on(
         As `provenance` takes them; versions and identities are added.
     """
     if system is not None:
-        yield assumptions(system, described(ranking or results))
+        yield assumptions(system, scheme_table(ranking or results))
     yield provenance(
         {**entries, "moereplay": versions(results)},
         command=command,
@@ -229,13 +229,13 @@ def compare_command(
     results = compared.results
     asked = list(dict.fromkeys(experiment.reference(one.spec) for one in results))
     ran = [one for one in usual if one not in compared.left_out]
-    more = [] if asked == ran else repeated("--scheme", asked)
+    more = [] if asked == ran else repeat_option("--scheme", asked)
     if compared.baseline != experiment.baseline(results):
         more += ["--baseline", compared.baseline]
     options: dict[str, None] = {}
     for one in results:
         for name, own in one.asked_options.items():
             options |= dict.fromkeys(f"{name}.{key}={value_text(own[key])}" for key in own)
-    more += [*repeated("--option", options), *further]
+    more += [*repeat_option("--option", options), *further]
     common = results[0].spec if spec is None else spec
     return command(words, common, leave_out=leave_out, defaults=defaults, more=more)

@@ -163,7 +163,7 @@ def costs_of(scheme: Scheme) -> list[tuple[SchemeCost, bool, str]]:
     return [(cost, cost.name in found, "" if cost.name in found else reason(scheme, cost)) for cost in COSTS]
 
 
-def _linked(name: str, scheme: Scheme) -> str:
+def _link(name: str, scheme: Scheme) -> str:
     """Name of a scheme with a link to its file, from the folder of all schemes."""
     return f"[`{name}`]({modules_of(scheme)[0].removeprefix('replay/schemes/')})"
 
@@ -171,13 +171,13 @@ def _linked(name: str, scheme: Scheme) -> str:
 def wait_rows() -> list[tuple[str, ...]]:
     """Rows of the table of kernels and meetings: a scheme, and its numbers in a forward pass."""
     found = ((name, scheme, typical_outline(scheme)) for name, scheme in schemes().items())
-    return [(_linked(name, scheme), *map(str, waits_of(one))) for name, scheme, one in found if one is not None]
+    return [(_link(name, scheme), *map(str, waits_of(one))) for name, scheme, one in found if one is not None]
 
 
 def cost_rows() -> list[tuple[str, ...]]:
     """Rows of the matrix: a scheme, and a mark for each cost."""
     return [
-        (_linked(name, scheme), *(PAID if is_paid else SPARED for _, is_paid, _ in costs_of(scheme)))
+        (_link(name, scheme), *(PAID if is_paid else SPARED for _, is_paid, _ in costs_of(scheme)))
         for name, scheme in schemes().items()
     ]
 

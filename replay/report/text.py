@@ -39,6 +39,6 @@ def summary(result: Any) -> str:
     """
     for experiment in EXPERIMENTS.values():
         if isinstance(result, experiment.documents()):
-            return render(experiment.shown(result, details=True))
+            return render(experiment.screen_tables(result, details=True))
     check_kind("result", result, (), "a Result or a Comparison")
     raise AssertionError

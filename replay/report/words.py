@@ -238,7 +238,7 @@ def meanings(word: str) -> dict[str, str]:
     return {name: line for name, line in WORDS.items() if f"{name} ".lower().startswith(f"{wanted} ")}
 
 
-def explained(tables: Iterable[Table]) -> list[str]:
+def explain_words(tables: Iterable[Table]) -> list[str]:
     """Lines on the words over the columns of tables: a command that explains those of `WORDS`."""
     words: dict[str, None] = {}
     lines: dict[str, None] = {}

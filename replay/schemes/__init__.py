@@ -14,6 +14,6 @@ Where to look:
 from __future__ import annotations
 
 from replay.schemes.ep.base import Scheme
-from replay.schemes.registry import SCHEMES, find, supported
+from replay.schemes.registry import SCHEMES, find, supporting_schemes
 
-__all__ = ["SCHEMES", "Scheme", "find", "supported"]
+__all__ = ["SCHEMES", "Scheme", "find", "supporting_schemes"]

@@ -12,7 +12,7 @@ from abc import ABC
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from replay.schemes.options import Options, checked, converted
+from replay.schemes.options import Options, check, convert
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -92,7 +92,7 @@ class AnyScheme(ABC):
     def __init__(self, options: Options | None = None) -> None:
         if options is not None:
             self.options = options
-        checked(self.name, self.options)
+        check(self.name, self.options)
 
     def lacks(self, system: System) -> frozenset[str]:
         """Capabilities that it needs and a system does not have, its platform included."""
@@ -168,6 +168,6 @@ class AnyScheme(ABC):
             If an option is unknown, or its value is not of its type or not possible.
         """
         changed = object.__new__(type(self))
-        vars(changed).update(vars(self), options=converted(self.name, self.options, given))
-        checked(self.name, changed.options)
+        vars(changed).update(vars(self), options=convert(self.name, self.options, given))
+        check(self.name, changed.options)
         return changed

@@ -28,7 +28,7 @@ def modules_of(scheme: AnyScheme) -> list[str]:
     bases = [one.__module__ for one in type(scheme).__mro__ if one.__module__.startswith("replay.schemes.")]
     found, to_do = [own], [own]
     while to_do:
-        for name in _used(sys.modules[to_do.pop(0)]):
+        for name in _modules_used(sys.modules[to_do.pop(0)]):
             if name.startswith(folder) and name not in found:
                 found.append(name)
                 to_do.append(name)
@@ -41,7 +41,7 @@ def _is_scheme(name: str) -> bool:
     return name.rpartition(".")[2] not in ("base", "staged", "facts")
 
 
-def _used(module: ModuleType) -> list[str]:
+def _modules_used(module: ModuleType) -> list[str]:
     """Names of the modules that a module takes functions, classes or modules from."""
     taken = (getattr(one, "__module__", None) or getattr(one, "__name__", "") for one in vars(module).values())
     return sorted({name for name in taken if isinstance(name, str) and name in sys.modules})

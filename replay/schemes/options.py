@@ -1,7 +1,7 @@
 """Options of schemes: each is declared once, with its meaning, its source and what is possible.
 
 An option is a field of a frozen dataclass, made with `option`. What the field carries is all there
-is to know about it: `moereplay schemes NAME` shows it, and `checked` and `converted` refuse values
+is to know about it: `moereplay schemes NAME` shows it, and `check` and `convert` refuse values
 by it. Only what relates several options to each other is a method, `Options.check`.
 """
 
@@ -162,7 +162,7 @@ def about(options: Options) -> list[OptionFacts]:
     return found
 
 
-def checked(scheme: str, options: Options) -> None:
+def check(scheme: str, options: Options) -> None:
     """Refuse impossible values.
 
     Parameters
@@ -185,7 +185,7 @@ def checked(scheme: str, options: Options) -> None:
     options.check()
 
 
-def converted(scheme: str, options: Options, given: Mapping[str, Any]) -> Options:
+def convert(scheme: str, options: Options, given: Mapping[str, Any]) -> Options:
     """Replace options by name; text is converted to the option's type.
 
     Raises

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError, unknown
-from replay.files import expanded, read_bytes, real
+from replay.files import expand_home, read_bytes, real
 from replay.schemes.base import AnyScheme
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def from_file(reference: str, *, allow_code: AllowCode) -> AnyScheme:
     file, colon, name = reference.rpartition(":")
     if not colon or not file.endswith(".py"):
         file, name = reference, ""
-    path = real(expanded(file))
+    path = real(expand_home(file))
     try:
         source = read_bytes(path)
     except OSError as error:
@@ -80,7 +80,7 @@ def from_file(reference: str, *, allow_code: AllowCode) -> AnyScheme:
         raise UserError(message) from None
     digest = hashlib.sha256(source).hexdigest()
     _check_allowed(reference, path, digest, allow_code)
-    module = _executed(path, source, digest)
+    module = _execute(path, source, digest)
     schemes = [key for key, value in vars(module).items() if _is_scheme_of(module, value)]
     if not name:
         example = f"{file}:{schemes[0] if schemes else 'Name'}"
@@ -88,13 +88,13 @@ def from_file(reference: str, *, allow_code: AllowCode) -> AnyScheme:
         raise UserError(message)
     if not hasattr(module, name):
         raise unknown(f"scheme in {file}", name, schemes)
-    scheme = _made(getattr(module, name), reference)
+    scheme = _make(getattr(module, name), reference)
     scheme.code, scheme.origin = digest, f"{path}:{name}"
-    copyreg.pickle(type(scheme), _reduced)
+    copyreg.pickle(type(scheme), _reduce)
     return scheme
 
 
-def _reduced(scheme: AnyScheme) -> tuple[Any, ...]:
+def _reduce(scheme: AnyScheme) -> tuple[Any, ...]:
     """Let another process find a scheme from a file by its file, which it cannot import."""
     if scheme.origin:
         return _found_again, (scheme.origin, scheme.code, dataclasses.asdict(scheme.options))
@@ -133,7 +133,7 @@ def _module_name(path: Path, digest: str) -> str:
     return f"moereplay_scheme_{path.stem}_{key}"
 
 
-def _executed(path: Path, source: bytes, digest: str) -> ModuleType:
+def _execute(path: Path, source: bytes, digest: str) -> ModuleType:
     """The file as a module; the same text at the same place is executed once."""
     name = _module_name(path, digest)
     if name in sys.modules:
@@ -213,7 +213,7 @@ def _is_scheme_of(module: ModuleType, value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, AnyScheme) and value.__module__ == module.__name__
 
 
-def _made(found: Any, reference: str) -> AnyScheme:
+def _make(found: Any, reference: str) -> AnyScheme:
     """A scheme of its own from a scheme or from the class of one."""
     if isinstance(found, AnyScheme):
         return found.with_options({})
@@ -257,7 +257,7 @@ def from_plugin(point: EntryPoint) -> AnyScheme:
     except Exception as error:
         message = f"{label} cannot be loaded: {type(error).__name__}: {error_text(error)}"
         raise UserError(message) from None
-    scheme = _made(found, label)
+    scheme = _make(found, label)
     if scheme.name != point.name:
         message = f"{label}: its scheme is called {scheme.name!r}; the two names must be equal"
         raise UserError(message)

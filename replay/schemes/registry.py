@@ -138,7 +138,7 @@ _USABLE = re.compile(r"[^\s*+=,]+")
 """Names of schemes: others are taken for several, for options or for a mark of a table."""
 
 
-def supported(system: System, kind: SchemeKind = "ep") -> list[str]:
+def supporting_schemes(system: System, kind: SchemeKind = "ep") -> list[str]:
     """Names of the schemes of a kind whose needs the system meets, in the order of reports."""
     return [name for name, scheme in LISTED[kind].items() if not scheme.lacks(system)]
 

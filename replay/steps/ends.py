@@ -53,7 +53,7 @@ class EndKernels:
 
     def embedding(self, machine: Machine, after: Ints, *, is_backward: bool) -> Ints:
         """Look up the tokens, or add up the gradients of their rows: (rank,) tasks."""
-        return self._added(machine, after, ["embedding"], is_backward=is_backward)
+        return self._add(machine, after, ["embedding"], is_backward=is_backward)
 
     def head(self, machine: Machine, after: Ints, *, is_backward: bool, weights: Weights = "with") -> Ints:
         """Last norm, scores and loss, or their gradients: (rank,) tasks.
@@ -64,9 +64,9 @@ class EndKernels:
             As of `replay.model.compute.dense.Between`.
         """
         parts = ["head"] if is_backward else ["head", "loss"]  # which finds gradients of the scores
-        return self._added(machine, after, parts, is_backward=is_backward, weights=weights)
+        return self._add(machine, after, parts, is_backward=is_backward, weights=weights)
 
-    def _added(
+    def _add(
         self,
         machine: Machine,
         after: Ints,

@@ -140,23 +140,23 @@ def spread(system: System, size: int, stride: int) -> System:
     given, link, mesh = spec.fabric, spec.link, spec.mesh
     rows = given.links_per_plane.value
     changes = {
-        "num_gpus": _changed(given.num_gpus, members),
-        "num_domains": _changed(given.num_domains, size // members),
-        "rank_order": _changed(given.rank_order, "by node"),
-        "slow": _changed(given.slow, []),
+        "num_gpus": _change(given.num_gpus, members),
+        "num_domains": _change(given.num_domains, size // members),
+        "rank_order": _change(given.rank_order, "by node"),
+        "slow": _change(given.slow, []),
     }
     if any(isinstance(row, list) for row in rows):
-        changes["links_per_plane"] = _changed(given.links_per_plane, rows[:members])
+        changes["links_per_plane"] = _change(given.links_per_plane, rows[:members])
     if mesh is not None:
         # Links to those that are left. One alone has no mesh, and sends nothing over its links.
         links = mesh.links_per_pair.value * max(members - 1, 1)
-        link = link.model_copy(update={"links_per_gpu": _changed(link.links_per_gpu, links)})
-        changes["links_per_plane"] = _changed(given.links_per_plane, [links])
+        link = link.model_copy(update={"links_per_gpu": _change(link.links_per_gpu, links)})
+        changes["links_per_plane"] = _change(given.links_per_plane, [links])
         mesh = mesh if members > 1 else None
     fabric = given.model_copy(update=changes)
     smaller = {"fabric": fabric, "link": link, "mesh": mesh, "groups": None}
     return System.from_spec(spec.model_copy(update=smaller), size)
 
 
-def _changed(quantity: Quantity[Any], value: object) -> Quantity[Any]:
+def _change(quantity: Quantity[Any], value: object) -> Quantity[Any]:
     return quantity.model_copy(update={"value": value})

@@ -129,18 +129,18 @@ class LayerPasses:
             If the scheme has no code for one of them.
         """
 
-        def made(link: ChainLink, weights: Weights, *, back: bool, hop: bool) -> PassTime:
+        def make(link: ChainLink, weights: Weights, *, back: bool, hop: bool) -> PassTime:
             return self._moe_pass(link, weights, is_mtp=is_mtp, is_backward=back, behind_hop=hop)
 
-        ahead = made(forward, "with", back=False, hop=hops.forward)
+        ahead = make(forward, "with", back=False, hop=hops.forward)
         again = ahead
         if self.recompute == "full" and hops.backward != hops.forward:
-            again = made(forward, "with", back=False, hop=hops.backward)
+            again = make(forward, "with", back=False, hop=hops.backward)
 
         def back(link: ChainLink, weights: Weights) -> PassTime:
             if self.recompute != "full":
-                return made(link, weights, back=True, hop=hops.backward)
-            return behind_forward(again, made(link, weights, back=True, hop=False))
+                return make(link, weights, back=True, hop=hops.backward)
+            return behind_forward(again, make(link, weights, back=True, hop=False))
 
         both = self._pair(forward, backward, behind_hop=hops.forward)
         if not self.splits:
@@ -163,7 +163,7 @@ class LayerPasses:
         is_backward: bool,
         behind_hop: bool = False,
     ) -> PassTime:
-        again = self._activated(link) if is_backward and self.recompute == "selective" else None
+        again = self._activation_bytes(link) if is_backward and self.recompute == "selective" else None
 
         def add(machine: Machine, after: Ints, *, hop: bool = False) -> dict[Cause, Ints]:
             parts = self._parts(weights, is_backward=is_backward)
@@ -171,30 +171,30 @@ class LayerPasses:
                 after = parts.hop(machine, self.context, after)
             return self._own(machine, after, parts, is_mtp=is_mtp, again=again)
 
-        first = _met_lead(self._replayed(add, NO_TIME))
-        part = self._met(link, first)
-        own = self._replayed(add, self._through(part))
+        first = _met_lead(self._replay(add, NO_TIME))
+        part = self._replay_moe(link, first)
+        own = self._replay(add, self._through(part))
         lead, made = _met_lead(own), add
         if part.is_held_up and np.any(lead.ps > first.ps):
             # Layer after layer hosts get further ahead, as long as nothing stops them.
-            part = self._met(link, lead)
+            part = self._replay_moe(link, lead)
         if behind_hop:
             made = functools.partial(add, hop=True)
-            own = self._replayed(made, self._through(part))
+            own = self._replay(made, self._through(part))
             if np.any(_met_lead(own).ps != lead.ps):
-                part = self._met(link, _met_lead(own))
-        causes = _added(own.causes, self._all_tiled(part.causes))
-        activity = own.activity + part.activity.of(self._tiled(np.arange(len(part.met))))
-        free = self._replayed(made, FREE_HOSTS) if self._pays(own) else own
-        least = self._met(link, FREE_HOSTS) if self._pays(part) else part
-        causes = with_hosts(causes, _added(free.causes, self._all_tiled(least.causes)))
-        return PassTime(_sum(own.causes), self._tiled(part.met), causes, activity)
+                part = self._replay_moe(link, _met_lead(own))
+        causes = _causes(own.causes, self._all_tiled(part.causes))
+        activity = own.activity + part.activity.of(self._repeat_groups(np.arange(len(part.met))))
+        free = self._replay(made, FREE_HOSTS) if self._pays(own) else own
+        least = self._replay_moe(link, FREE_HOSTS) if self._pays(part) else part
+        causes = with_hosts(causes, _causes(free.causes, self._all_tiled(least.causes)))
+        return PassTime(_sum(own.causes), self._repeat_groups(part.met), causes, activity)
 
     def _pays(self, part: Stretch | MoePart) -> bool:
         """Tell whether a part may take less with hosts that cost nothing."""
         return self.launch is not None and part.pays_host
 
-    def _met(self, link: ChainLink, lead: Time) -> MoePart:
+    def _replay_moe(self, link: ChainLink, lead: Time) -> MoePart:
         """The MoE part, with hosts ahead by `lead` (rank,)."""
         of_ranks = Time(np.broadcast_to(lead.ps, self.num_ranks)[: link.work().num_ranks])
         return replay_moe(link, self.system, self.scheme, self.launch, of_ranks, self.calls, self._met_parts)
@@ -209,22 +209,22 @@ class LayerPasses:
 
     def _through(self, part: MoePart) -> Time:
         """(rank,): by how much each host is ahead of its GPU behind the MoE part."""
-        return Time(self._tiled(part.lead.ps + 0 * part.met))
+        return Time(self._repeat_groups(part.lead.ps + 0 * part.met))
 
-    def _tiled(self, of_ranks: Ints) -> Ints:
+    def _repeat_groups(self, of_ranks: Ints) -> Ints:
         """Times of one group of experts for all GPUs: the groups do alike."""
         return np.resize(of_ranks, self.num_ranks)
 
     def _all_tiled(self, causes: Mapping[Cause, Ints]) -> dict[Cause, Ints]:
-        return {cause: self._tiled(of_ranks) for cause, of_ranks in causes.items()}
+        return {cause: self._repeat_groups(of_ranks) for cause, of_ranks in causes.items()}
 
-    def _activated(self, link: ChainLink) -> Ints:
+    def _activation_bytes(self, link: ChainLink) -> Ints:
         """Bytes that activation functions of routed experts read and write: (rank,)."""
         work = link.work()
         rows = np.bincount(work.pair_rank, minlength=work.num_ranks)
         if work.sample is not None:
             rows = rows[work.sample.models]
-        return self._tiled(rows * (work.shape.gemm1_columns + work.shape.intermediate) * BF16)
+        return self._repeat_groups(rows * (work.shape.gemm1_columns + work.shape.intermediate) * BF16)
 
     def _own(
         self, machine: Machine, after: Ints, parts: Between, *, is_mtp: bool, again: Ints | None
@@ -262,9 +262,9 @@ class LayerPasses:
         lead = np.broadcast_to(np.asarray(dense.lead.ps), self.num_ranks)[: work.num_ranks]
         routed = self._stretch(of_experts, Time(lead), work.num_ranks)
         of = np.arange(work.num_ranks) if work.sample is None else work.sample.models
-        experts = {cause: self._tiled(times[of]) for cause, times in routed.causes.items()}
-        causes = _added(dense.causes, experts)
-        return alone(causes, dense.activity + routed.activity.of(self._tiled(of)))
+        experts = {cause: self._repeat_groups(times[of]) for cause, times in routed.causes.items()}
+        causes = _causes(dense.causes, experts)
+        return alone(causes, dense.activity + routed.activity.of(self._repeat_groups(of)))
 
     def _pair(self, forward: ChainLink, backward: ChainLink, *, behind_hop: bool) -> PassTime | None:
         """As `_beside`, made once: what else a layer has changes nothing."""
@@ -304,18 +304,18 @@ class LayerPasses:
         sample = ahead.work().sample
         of = np.arange(len(found.ends_ps)) if sample is None else sample.models
         met = with_hosts(_causes_of(found), _causes_of(free))
-        causes = {cause: self._tiled(times[of]) for cause, times in met.items()}
-        activity = found.activity.of(self._tiled(of))
+        causes = {cause: self._repeat_groups(times[of]) for cause, times in met.items()}
+        activity = found.activity.of(self._repeat_groups(of))
         own: Mapping[Cause, Ints] = {"attention": np.zeros(self.num_ranks, np.int64)}
         if self.recompute == "selective":
-            again = self._activated(backward)
+            again = self._activation_bytes(backward)
 
             def add(machine: Machine, after: Ints) -> dict[Cause, Ints]:
                 return self._again(machine, after, again)
 
             before = self._stretch(add, NO_TIME)
             own, activity = before.causes, before.activity + activity
-        return PassTime(_sum(own), self._tiled(found.ends_ps[of]), _added(own, causes), activity)
+        return PassTime(_sum(own), self._repeat_groups(found.ends_ps[of]), _causes(own, causes), activity)
 
     def _link(self, link: ChainLink, *, back: bool, behind_hop: bool) -> ChainLink:
         """A layer's pass with what lies before it here, on the GPUs of one group of experts."""
@@ -365,9 +365,9 @@ class LayerPasses:
 
     def _stretch(self, add: Add, lead: Time, num_ranks: int | None = None) -> Stretch:
         """A stretch, with what its hosts cost among its causes."""
-        return stretch_of_hosts(lambda lead: self._replayed(add, lead, num_ranks), lead, self.launch)
+        return stretch_of_hosts(lambda lead: self._replay(add, lead, num_ranks), lead, self.launch)
 
-    def _replayed(self, add: Add, lead: Time, num_ranks: int | None = None) -> Stretch:
+    def _replay(self, add: Add, lead: Time, num_ranks: int | None = None) -> Stretch:
         ranks = num_ranks or self.num_ranks
         return replay_stretch(self.system, ranks, add, self.launch, lead, self.calls)
 
@@ -401,7 +401,7 @@ def with_hosts(causes: Mapping[Cause, Ints], free: Mapping[Cause, Ints]) -> dict
     longer = _sum(causes) - _sum(free)
     pays = longer > 0
     found: dict[Cause, Ints] = {one: np.where(pays, free[one], causes[one]) for one in causes}
-    return _added(found, {"host": np.where(pays, longer, 0)})
+    return _causes(found, {"host": np.where(pays, longer, 0)})
 
 
 def behind_forward(ahead: PassTime, back: PassTime) -> PassTime:
@@ -412,10 +412,10 @@ def behind_forward(ahead: PassTime, back: PassTime) -> PassTime:
     """
     activity = ahead.activity + back.activity
     if not ahead.meets:
-        return alone(_added(ahead.causes, back.causes), activity)
+        return alone(_causes(ahead.causes, back.causes), activity)
     ready = ahead.met + back.own
     waits = ready.max() - ready
-    causes = _added(ahead.causes, back.causes, {"exchange": waits})
+    causes = _causes(ahead.causes, back.causes, {"exchange": waits})
     return PassTime(ahead.own, ready.max() + back.met, causes, activity + waiting(waits))
 
 
@@ -434,7 +434,7 @@ def _sum(causes: Mapping[Cause, Ints]) -> Ints:
     return total
 
 
-def _added(one: Mapping[Cause, Ints], *others: Mapping[Cause, Ints]) -> dict[Cause, Ints]:
+def _causes(one: Mapping[Cause, Ints], *others: Mapping[Cause, Ints]) -> dict[Cause, Ints]:
     total = dict(one)
     for other in others:
         for cause, times in other.items():

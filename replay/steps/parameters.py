@@ -178,13 +178,13 @@ def flop_per_token(shape: ModelShape, sequence: int, *, mtp: int = 0) -> int:
     mtp
         Layers of multi-token prediction that are trained; each runs the output head once more.
     """
-    weights = sum(multiplied(shape, shape.num_layers + mtp))
+    weights = sum(weights_used(shape, shape.num_layers + mtp))
     weights += (1 + mtp) * of_embedding(shape)  # the head's GEMM, tied or not
     products = (shape.num_layers + mtp) * (shape.num_heads or 0) * sum(key_and_value(shape))
     return 3 * (2 * weights + sequence * products)
 
 
-def multiplied(shape: ModelShape, layers: int) -> list[int]:
+def weights_used(shape: ModelShape, layers: int) -> list[int]:
     """Count the weights of each of so many layers that a token is multiplied with."""
     bare = shape.model_copy(update={"biases": (), "expert_bias": False})
     known: dict[tuple[bool, bool], int] = {}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from replay.chains.chain import check_code_for
-from replay.chains.host_program import outlined
+from replay.chains.host_program import outline_layer
 from replay.chains.stack_calls import stage_calls
 from replay.experiments.layer.setup import TracedSetup, set_up, spec_of
 from replay.model.work.precision import Precision
@@ -134,7 +134,7 @@ class StepReplays:
         return self.sample_nodes or (SAMPLED_NODES if several else None)
 
     @functools.cached_property
-    def _shared(self) -> SharedTimes:
+    def _shared_times(self) -> SharedTimes:
         return SharedTimes(
             self.shape,
             self.system,
@@ -146,7 +146,7 @@ class StepReplays:
         )
 
     @functools.cached_property
-    def _routed(self) -> RoutingTrace:
+    def _routing(self) -> RoutingTrace:
         """Routing of all samples, which is not generated before something is replayed."""
         if self.trace is not None:
             return self.trace
@@ -195,10 +195,10 @@ class StepReplays:
         UserError
             If scheme, system and trace do not fit together.
         """
-        ready, links = self._prepared(scheme)
+        ready, links = self._prepare(scheme)
         for link in (links[0, False, 0], links[0, True, 0]):
             check_code_for(ready.scheme, link.work(), self.system)
-        shared, chosen = self._shared, ready.tuned(None)[0].scheme
+        shared, chosen = self._shared_times, ready.tuned(None)[0].scheme
         passes = LayerPasses(
             self.system,
             chosen,
@@ -209,7 +209,7 @@ class StepReplays:
             self.splits_backward,
             self.beside,
             self._calls(chosen, links),
-            self._listed(chosen),
+            self._with_list(chosen),
         )
         return StepParts(
             num_ranks=self.plan.peers,
@@ -222,7 +222,7 @@ class StepReplays:
             hand_out=shared.hand_out,
         )
 
-    def _listed(self, scheme: Scheme) -> Scheme:
+    def _with_list(self, scheme: Scheme) -> Scheme:
         """Give a scheme that runs the stack's kernels in pairs of passes, if its list has them."""
         name = "" if self.stack is None else self.stack.kernels.name
         if isinstance(scheme, ListedExchanges) and name in scheme.lists:
@@ -235,13 +235,13 @@ class StepReplays:
             return None
 
         def script(*, is_backward: bool) -> HostScript:
-            return outlined(scheme, links[0, is_backward, 0].work(), self.system).host.script
+            return outline_layer(scheme, links[0, is_backward, 0].work(), self.system).host.script
 
         scripts: dict[Pass, Callable[[], HostScript]] = {
             "forward": functools.partial(script, is_backward=False),
             "backward": functools.partial(script, is_backward=True),
         }
-        found = stage_calls(self.stack, scheme, self._shared.sizes, scripts, self.system)
+        found = stage_calls(self.stack, scheme, self._shared_times.sizes, scripts, self.system)
         return dataclasses.replace(found, spread=self.host_spread, seed=self.seed)
 
     @property
@@ -269,7 +269,7 @@ class StepReplays:
             **({} if self.stack is None else {"stack": self.stack.facts}),
         }
 
-    def _prepared(self, scheme: str | Scheme) -> tuple[Replay, Links]:
+    def _prepare(self, scheme: str | Scheme) -> tuple[Replay, Links]:
         """A replay of both passes made ready, and its links by sample, pass and place."""
         settings = {
             "scheme": scheme,
@@ -286,8 +286,8 @@ class StepReplays:
             "placement": self.placement,
         }
         spec, system, found = spec_of(None, settings)
-        setup = set_up(spec, {"content_id": self._routed.content_id}, system, found)
-        ready = TracedSetup.on(setup, self._routed).prepared()
+        setup = set_up(spec, {"content_id": self._routing.content_id}, system, found)
+        ready = TracedSetup.on(setup, self._routing).prepare()
         links = {(one.step, one.is_backward, one.layer_index): one for one in ready.links}
         return ready, links
 
@@ -300,7 +300,7 @@ class StepReplays:
     @functools.cached_property
     def _hops(self) -> Mapping[int, Hops]:
         """Passes of a stage that begin with a layer, where a stack's host sends and receives."""
-        if not self._shared.calls_at_hops:
+        if not self._shared_times.calls_at_hops:
             return {}
         chunks = chunks_of(self.shape, self.plan)  # of which the first and the last may be ends alone
         ahead = {chunk.start for chunk in chunks[1:] if chunk}
@@ -345,7 +345,7 @@ class StepReplays:
         Layers in order of their busiest GPU's rows are cut into as many groups of neighbours as
         layers are replayed; the middle one of each group stands for all of it.
         """
-        count = self._routed.num_layers
+        count = self._routing.num_layers
         stands_for = np.arange(count)
         if self.layers >= count:
             return stands_for

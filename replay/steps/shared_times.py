@@ -165,7 +165,7 @@ class SharedTimes:
     def _end(self, run: Callable[..., Ints], *, behind_hop: bool = False, **how: Any) -> PassTime:
         """Replay kernels of an end, once for every prediction of a token, the first behind the hop."""
 
-        def replayed(add: Callable[[Machine, Ints], dict[Cause, Ints]]) -> Stretch:
+        def replay(add: Callable[[Machine, Ints], dict[Cause, Ints]]) -> Stretch:
             def by_lead(lead: Time) -> Stretch:
                 return replay_stretch(self.system, self.plan.peers, add, self._launch, lead)
 
@@ -182,7 +182,7 @@ class SharedTimes:
         asked = [(1, hop_and_end), (further, end)] if behind_hop else [(1 + further, end)]
         activity = NOTHING
         causes: dict[Cause, Ints] = {}
-        for times, found in [(times, replayed(add)) for times, add in asked if times]:
+        for times, found in [(times, replay(add)) for times, add in asked if times]:
             activity += found.activity * times
             for cause, each in found.causes.items():
                 causes[cause] = times * each + causes.get(cause, np.zeros_like(each))
@@ -207,13 +207,14 @@ class SharedTimes:
     @cached_property
     def synchronise(self) -> dict[Chunk, int]:
         """Picoseconds in which a chunk's gradients are added up."""
-        return {chunk: synchronise_ps(self.groups, self.plan, of) for chunk, of in self._held.items()}
+        return {chunk: synchronise_ps(self.groups, self.plan, of) for chunk, of in self._chunk_parameters.items()}
 
     @cached_property
     def update(self) -> dict[Chunk, int]:
         """Picoseconds of a chunk's optimiser, and of handing out weights."""
         return {
-            chunk: update_ps(self.groups, self.plan, of, self._launched_ps(chunk)) for chunk, of in self._held.items()
+            chunk: update_ps(self.groups, self.plan, of, self._launched_ps(chunk))
+            for chunk, of in self._chunk_parameters.items()
         }
 
     def _launched_ps(self, chunk: Chunk) -> int:
@@ -252,9 +253,9 @@ class SharedTimes:
     @cached_property
     def hand_out(self) -> dict[Chunk, int]:
         """Picoseconds of handing out a chunk's weights alone."""
-        return {chunk: hand_out_ps(self.groups, self.plan, of) for chunk, of in self._held.items()}
+        return {chunk: hand_out_ps(self.groups, self.plan, of) for chunk, of in self._chunk_parameters.items()}
 
     @cached_property
-    def _held(self) -> dict[Chunk, ChunkParameters]:
+    def _chunk_parameters(self) -> dict[Chunk, ChunkParameters]:
         chunks = [(one.start, one.stop) for one in chunks_of(self.shape, self.plan)]
         return {one: chunk_parameters(self.shape, self.plan, range(*one), **self._place(one)) for one in chunks}

@@ -18,7 +18,7 @@ import numpy as np
 
 from replay.chains.replay import Replay
 from replay.engine import GraphBuilder, schedule
-from replay.engine.columns import stored
+from replay.engine.columns import stored_rows
 from replay.measure.activity import Activity, activity_of
 from replay.measure.alone import exposed_ps
 from replay.model.machine.host import OUTSIDE
@@ -230,7 +230,7 @@ def fingerprint(graph: TaskGraph) -> bytes:
         graph.indptr,
         graph.successors,
     ):
-        kept = np.ascontiguousarray(stored(column))
+        kept = np.ascontiguousarray(stored_rows(column))
         hashed.update(f"{kept.dtype} {kept.shape} {column.shape}".encode())
         hashed.update(kept.view(np.uint8).data)
     return hashed.digest()

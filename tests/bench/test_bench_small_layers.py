@@ -82,7 +82,7 @@ COLUMNS = (
 def ready(trace: RoutingTrace, name: str) -> Replay:
     """The layer under a scheme with default options, as `moereplay compare` replays it."""
     setup = TracedSetup.of(RunSpec(scheme=name, layer=LAYER), SpecInputs({"trace": trace}))
-    of_layer = setup.setup.prepared(trace, [setup.first])
+    of_layer = setup.setup.prepare(trace, [setup.first])
     return of_layer.alone(of_layer.links[0])
 
 

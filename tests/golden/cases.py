@@ -17,7 +17,7 @@ from replay.errors import RefusedError
 from replay.experiments import dense as tensor
 from replay.experiments.dense.setup import DenseSetup
 from replay.experiments.dense.spec import TensorSpec
-from replay.schemes import supported
+from replay.schemes import supporting_schemes
 from replay.schemes.ep.staged_schemes import StagedScheme
 from replay.schemes.registry import COMPARED, EXAMPLES, TENSOR_EXAMPLES
 from tracegen.generate import generate
@@ -87,7 +87,7 @@ class Case:
             return {run.label: run for run in (*map(Run, self.by_name), *self.more)}
         plain = [
             Run(name)
-            for name in supported(hwmodel.load(self.system))
+            for name in supporting_schemes(hwmodel.load(self.system))
             if name not in self.without
             and (direction is None or "backward" in COMPARED[name].passes)
             and (precision is None or precision in COMPARED[name].gemm_types)

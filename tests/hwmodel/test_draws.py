@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from loops import every
 
 import hwmodel
-from hwmodel.draws import FACTORS, MOST_DEVIATIONS, SUMS, draw, spreads, uncertain, unstated
+from hwmodel.draws import FACTORS, MOST_DEVIATIONS, SUMS, draw, keys_without_spread, spreads, uncertain
 from hwmodel.errors import UserError
 from hwmodel.quantity import Range
 from hwmodel.specs import keys
@@ -22,7 +22,7 @@ DEVIATIONS = st.dictionaries(st.sampled_from(keys()), st.floats(-5, 5))
 
 @every("system", SYSTEMS)
 def test_every_value_of_every_preset_says_how_uncertain_it_is(system):
-    assert unstated(system.spec) == []
+    assert keys_without_spread(system.spec) == []
 
 
 @every("system", SYSTEMS)
@@ -103,7 +103,7 @@ def test_a_file_may_leave_it_out_and_is_then_named(tmp_path):
     path = tmp_path / "mine.toml"
     entry = '{ value = 9.0, source = "invented here", confidence = "low" }'
     path.write_text(f'base = "dgx-h100"\nname = "mine"\n[overheads]\nlaunch_us = {entry}\n')
-    assert unstated(hwmodel.load(path).spec) == ["overheads.launch_us"]
+    assert keys_without_spread(hwmodel.load(path).spec) == ["overheads.launch_us"]
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,14 @@ from replay.chains.layer_sampling import choose
 from replay.experiments import train as training
 from replay.experiments.serve.arrivals.replay import requests_of
 from replay.experiments.serve.arrivals.spec import ArrivalSpec
-from replay.experiments.serve.requests import drawn, lengths
+from replay.experiments.serve.requests import draw_requests, lengths
 from replay.experiments.serve.rules import Drafts
 from replay.experiments.serve.setup import ServingSetup
 from replay.experiments.serve.spec import InferSpec
 from replay.model.work.placement import place
 from replay.schemes.contract.layers import draw as draw_choices
 from replay.studies.uncertainty import draws
-from replay.studies.uncertainty.routing import drawn as other_routing
+from replay.studies.uncertainty.routing import draw_routing as other_routing
 from tracegen.generate import generate
 from tracegen.imitate.resemblance import independent_zipf
 
@@ -46,7 +46,7 @@ def delays(seed: int) -> list[int]:
 
 def arriving(what: str) -> Callable[[int], list[int]]:
     def of(seed: int) -> list[int]:
-        made = drawn(30, (lengths("uniform:1:99"), lengths("lognormal:50:0.5")), seed=seed)
+        made = draw_requests(30, (lengths("uniform:1:99"), lengths("lognormal:50:0.5")), seed=seed)
         return list(getattr(made, what).tolist())
 
     return of
@@ -85,7 +85,7 @@ DRAWN: dict[str, Callable[[int], Any]] = {
     "outputs": arriving("output"),
     "arrivals asked for": asked_for("arrival_ps"),
     "prompts asked for": asked_for("prompt"),
-    "requests of a trace": lambda seed: drawn(30, TRACE, seed=seed).arrival_ps.tolist(),
+    "requests of a trace": lambda seed: draw_requests(30, TRACE, seed=seed).arrival_ps.tolist(),
     "accepted drafts": lambda seed: Drafts(4, 0.7, seed).tokens(MANY, MANY + 1).tolist(),
     "a generated trace": lambda seed: generate(
         "uniform", "olmoe-1b-7b", ranks=2, tokens_per_rank=8, layers=1, seed=seed

@@ -24,7 +24,7 @@ from tracegen.shared.output import (
     check_folder,
     draft_of,
     is_stdout,
-    opened,
+    open_new,
     replaces,
     write_text,
 )
@@ -64,7 +64,7 @@ def test_a_replaced_file_keeps_its_mode_while_it_is_written_too(tmp_path: Path, 
     path = tmp_path / "out.json"
     path.write_text("old")
     path.chmod(0o600)
-    with opened(path) as file:
+    with open_new(path) as file:
         file.write(b"secret")
         (aside,) = set(tmp_path.iterdir()) - {path}
         assert stat.S_IMODE(aside.stat().st_mode) == 0o600
@@ -103,7 +103,7 @@ def test_the_same_content_is_compressed_to_the_same_bytes(tmp_path: Path) -> Non
 def test_interrupted_writing_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     path.write_text("old")
-    for way in (opened, draft_of):
+    for way in (open_new, draft_of):
         with pytest.raises(KeyboardInterrupt), way(path):
             raise KeyboardInterrupt
     assert path.read_text() == "old"

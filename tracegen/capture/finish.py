@@ -168,9 +168,9 @@ def _assemble(journals: list[Journal], folder: Path, replicas: int) -> RoutingTr
     small, rank, order = _small_columns(journals)
     num_rows = order.size
     body = (layout.num_layers, num_rows, layout.topk)
-    ids = _mapped(folder / "ids", expert_dtype(layout.num_experts), body)
-    weights = _mapped(folder / "weights", np.dtype(np.float16), body) if layout.weights else None
-    flags = _mapped(folder / "flags", np.dtype(np.uint8), body[:2])
+    ids = _map_zeros(folder / "ids", expert_dtype(layout.num_experts), body)
+    weights = _map_zeros(folder / "weights", np.dtype(np.float16), body) if layout.weights else None
+    flags = _map_zeros(folder / "flags", np.dtype(np.uint8), body[:2])
     target = np.empty(num_rows, np.int64)
     target[order] = np.arange(num_rows)
     falling, sums, start = True, [math.inf, -math.inf], 0
@@ -206,7 +206,7 @@ def _assemble(journals: list[Journal], folder: Path, replicas: int) -> RoutingTr
     )
 
 
-def _mapped(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+def _map_zeros(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     """An array of zeros in a new file."""
     path.touch()
     output.set_aside(path, math.prod(shape) * dtype.itemsize)

@@ -138,7 +138,7 @@ class Follower:
         size, columns = int(shaped.shape[0]), int(shaped.shape[1])
         mask = given.get("attention_mask")
         phase = ENCODER if encoder else TRAINING if training else None
-        handed = [] if encoder else self._handed(given, size)
+        handed = [] if encoder else self._cache_arguments(given, size)
         starts = self._starts(given, size, columns, handed)
         if starts is not None:
             packed = PackedBatch(self._number(int(starts.sum())), starts)
@@ -147,7 +147,7 @@ class Follower:
             batch = self._new_batch(size)
             self._here.encoded = (batch.first_request, size)
             return ForwardPass(batch, size, columns, self._two(mask, columns), tokens, False, phase, [])
-        held, past = _held(handed)
+        held, past = _batch_of(handed)
         known = self._goes_on(held, handed)
         from_start = False
         if known is None:
@@ -196,7 +196,7 @@ class Follower:
             for cache in found:
                 ledger.write(cache, done.batch)
 
-    def _handed(self, given: dict[str, Any], size: int) -> list[CacheArgument]:
+    def _cache_arguments(self, given: dict[str, Any], size: int) -> list[CacheArgument]:
         """Arguments of a pass that may be caches."""
         for name, value in given.items():
             if caches.is_tuple_of_layers(value, size):
@@ -312,7 +312,7 @@ class Follower:
         return mask[:, -columns:]
 
 
-def _held(handed: list[CacheArgument]) -> tuple[Any, int]:
+def _batch_of(handed: list[CacheArgument]) -> tuple[Any, int]:
     """The batch that the caches of a pass hold, None if it is not known; and how many columns."""
     batches = {id(one.batch): one.batch for one in handed if one.batch is not None}
     lengths = {one.state.length for one in handed if one.batch is None and one.tells}

@@ -279,7 +279,7 @@ def watch(model: Any, watcher: Watcher) -> None:
             return
 
     @functools.wraps(generate)
-    def watched(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         call = describe_call(model, args, kwargs)
         now = list(told)
         try:
@@ -290,7 +290,7 @@ def watch(model: Any, watcher: Watcher) -> None:
             for one in now:
                 one.end()
 
-    def refused(name: str) -> Callable[..., Any]:
+    def refuse(name: str) -> Callable[..., Any]:
         def method(*_args: Any, **_kwargs: Any) -> Any:
             msg = f"{name} packs sequences into one row, which cannot be taken apart"
             raise UserError(msg)
@@ -298,10 +298,10 @@ def watch(model: Any, watcher: Watcher) -> None:
         return method
 
     # On the instance, so that other models of the class are not touched.
-    model.__dict__["generate"] = watched
+    model.__dict__["generate"] = wrapper
     for name in CONTINUOUS:
         if hasattr(model, name):
-            model.__dict__[name] = refused(name)
+            model.__dict__[name] = refuse(name)
 
 
 def unwatch(model: Any, watcher: Watcher) -> None:

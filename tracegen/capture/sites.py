@@ -155,7 +155,7 @@ def _read_llama4(module: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any], o
     # would not do: a sigmoid can underflow to the 0 that stands for "not chosen".
     ids = logits.topk(module.top_k, dim=1).indices
     if bool(scores.scatter(1, ids, 0.0).any()):
-        raise UserError(_overridden(module, "scores", "logits"))
+        raise UserError(_contradiction(module, "scores", "logits"))
     return ids, scores.gather(1, ids)
 
 
@@ -165,7 +165,7 @@ def _read_jetmoe(module: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any], o
 
     order, tokens, gates, sizes, _logits = output
     if not torch.equal(tokens, order.div(module.top_k, rounding_mode="trunc")):
-        raise UserError(_overridden(module, "token indices", "pairs"))
+        raise UserError(_contradiction(module, "token indices", "pairs"))
     pairs = order.numel()
     experts = torch.repeat_interleave(torch.as_tensor(sizes, device=order.device))
     ids = torch.empty(pairs, dtype=torch.int64, device=order.device)
@@ -175,7 +175,7 @@ def _read_jetmoe(module: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any], o
     return ids.reshape(-1, module.top_k), weights.reshape(-1, module.top_k)
 
 
-def _overridden(module: Any, used: str, read: str) -> str:
+def _contradiction(module: Any, used: str, read: str) -> str:
     """Message on a router whose output contradicts itself: something has changed it."""
     return (
         f"the {used} that {type(module).__name__} returns are not of its {read}: its routing was "

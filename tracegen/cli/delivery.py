@@ -103,7 +103,7 @@ def delivers(command: Callable[..., None]) -> Callable[..., None]:
         ]
 
     @functools.wraps(command)
-    def filled(*arguments: Any, **values: Any) -> None:
+    def wrapper(*arguments: Any, **values: Any) -> None:
         taken = {name: values.pop(f"deliver_{name}") for name in OPTIONS}
         if taken["plots"] is not None:
             from tracegen.shared.display.plots import check
@@ -111,7 +111,7 @@ def delivers(command: Callable[..., None]) -> Callable[..., None]:
             check()  # before the work, which may take long
         command(*arguments, deliver=Delivery(**taken), **values)
 
-    return with_parameters(filled, parameters)
+    return with_parameters(wrapper, parameters)
 
 
 def with_parameters(command: Callable[..., None], parameters: Sequence[inspect.Parameter]) -> Callable[..., None]:

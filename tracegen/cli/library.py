@@ -114,7 +114,7 @@ def fetch(
             with _progress(name) as on_bytes:
                 path = library.fetch(name, catalogue, offline=offline or None, out=out, on_bytes=on_bytes)
             typer.echo(f"{name}: {path}")
-            if problem := library.taken(name, catalogue, offline=offline or None):
+            if problem := library.name_notice(name, catalogue, offline=offline or None):
                 typer.echo(f"note: {problem}", err=True)
 
 

@@ -150,7 +150,7 @@ def _refuse_shared(ctx: typer.Context, path: str | Path) -> None:
 def _file(ctx: typer.Context, param: typer.CallbackParam, value: str | None) -> Path | None:
     if value is None or ctx.resilient_parsing:  # when a shell completes the line
         return None
-    output.check(_named(param, value))
+    output.check(_label(param, value))
     claim(ctx, param.opts[0], value)
     return Path(value)
 
@@ -158,12 +158,12 @@ def _file(ctx: typer.Context, param: typer.CallbackParam, value: str | None) -> 
 def _folder(ctx: typer.Context, param: typer.CallbackParam, value: str | None) -> Path | None:
     if value is None or ctx.resilient_parsing:
         return None
-    output.check_folder(_named(param, value))
+    output.check_folder(_label(param, value))
     claim(ctx, param.opts[0], value, is_folder=True)
     return Path(value)
 
 
-def _named(param: typer.CallbackParam, value: str) -> str:
+def _label(param: typer.CallbackParam, value: str) -> str:
     if not value:
         message = f"{param.opts[0]}: the name is empty"
         raise UserError(message)

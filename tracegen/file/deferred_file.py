@@ -75,7 +75,7 @@ class DeferredFile(io.RawIOBase):
         try:
             filled = 0 if self._failure else self._take(view)
         except Exception as error:
-            said = str(error) if isinstance(error, UserError) else f"{self.name}: {_said(error)}"
+            said = str(error) if isinstance(error, UserError) else f"{self.name}: {_wording(error)}"
             self._failure, filled = (UserError, said), 0
         except BaseException as error:  # Ctrl-C ends the call of HDF5, and then us
             self._failure, filled = (type(error), ""), 0
@@ -120,5 +120,5 @@ class DeferredFile(io.RawIOBase):
             raise kind(message)
 
 
-def _said(error: Exception) -> str:
+def _wording(error: Exception) -> str:
     return str(error) or type(error).__name__

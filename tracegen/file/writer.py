@@ -87,7 +87,7 @@ def _columns(trace: RoutingTrace) -> list[tuple[DatasetSchema, Array]]:
         **{f"requests/{name}": column for name, column in vars(trace.requests).items()},
     }
     present = ((column, arrays[column.path]) for column in COLUMNS.values())
-    return [(column, _stored(column, array)) for column, array in present if array is not None]
+    return [(column, _store(column, array)) for column, array in present if array is not None]
 
 
 def _describe(file: h5py.File, trace: RoutingTrace) -> None:
@@ -124,7 +124,7 @@ def _write_attributes(node: h5py.Group | h5py.Dataset, values: dict[str, Any]) -
             node.attrs[name] = value
 
 
-def _stored(column: DatasetSchema, array: Array) -> Array:
+def _store(column: DatasetSchema, array: Array) -> Array:
     """The values of a dataset in the type that the file has.
 
     Raises

@@ -61,8 +61,8 @@ class Balancedness(Strict):
         near = {max(-(-pairs // ranks), min(most, rounded(wanted))) for rounded in (math.floor, math.ceil)}
         largest = min(near, key=lambda load: (abs(pairs / (ranks * max(load, 1)) - self.balancedness), load))
         if hot == ranks:
-            return _shared(pairs, ranks)
-        return np.concatenate([np.full(hot, largest), _shared(pairs - hot * largest, ranks - hot)])
+            return _divide(pairs, ranks)
+        return np.concatenate([np.full(hot, largest), _divide(pairs - hot * largest, ranks - hot)])
 
     def expert_loads(self, num_experts: int, topk: int, tokens: Array, shape: np.random.Generator) -> Array:
         """Rows of each expert of one layer, integer (expert,).
@@ -87,7 +87,7 @@ class Balancedness(Strict):
         counts = np.zeros(num_experts, np.int64)
         for rank, load in zip(shape.permutation(ranks), loads, strict=True):
             own = shape.permutation(np.flatnonzero(host == rank))
-            counts[own] = _shared(int(load), own.size)
+            counts[own] = _divide(int(load), own.size)
         return counts
 
     def remark(self, num_experts: int, topk: int, tokens: Array) -> str:
@@ -110,6 +110,6 @@ class Balancedness(Strict):
         )
 
 
-def _shared(whole: int, parts: int) -> Array:
+def _divide(whole: int, parts: int) -> Array:
     """A whole in parts that differ by one at most, the larger first."""
     return np.full(parts, whole // parts) + (np.arange(parts) < whole % parts)

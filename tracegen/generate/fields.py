@@ -70,7 +70,7 @@ class Spectrum:
     drift: float
     """Correlation of the drift from request to request."""
 
-    def limited(self) -> Spectrum:
+    def limit(self) -> Spectrum:
         """Shares of at most one whole, whatever is left to the single token."""
         lasting = np.maximum(self.shares[:, 1:], 0)
         lasting = lasting / np.maximum(lasting.sum(axis=1, keepdims=True), 1)
@@ -119,7 +119,7 @@ def draw(spectrum: Spectrum, layout: TokenLayout, seed: int, *, balance: bool) -
         rows = slice(begin, end)
         out[rows] = np.repeat(of_request[first:last], layout.counts[first:last], axis=0)
         for span, window in enumerate(WINDOWS):
-            mean = _windowed(noise[:, span], layout.run[rows] - begin, window)
+            mean = _window_sums(noise[:, span], layout.run[rows] - begin, window)
             out[rows] += amount[span] * mean
         first, begin = last, end
     return out
@@ -131,7 +131,7 @@ def _stream(seed: int, *key: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(sequence))
 
 
-def _windowed(noise: Floats, run: Array, window: int) -> Floats:
+def _window_sums(noise: Floats, run: Array, window: int) -> Floats:
     """Sum over the last tokens of a run, scaled to variance 1."""
     if window == 1:
         return noise

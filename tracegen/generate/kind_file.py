@@ -51,7 +51,7 @@ def dumps(model: KindModel) -> str:
         "",
         "[source]",
     ]
-    lines += [f"{key} = {values.quoted(value)}" for key, value in model.source.items()]
+    lines += [f"{key} = {values.quote(value)}" for key, value in model.source.items()]
     for layer, index in enumerate(model.moe_layer_index):
         lines += ["", "[[layer]]", f"index = {index}"]
         lines.append(f"bias = {values.whole(model.bias[layer], UNIT)}")
@@ -121,7 +121,7 @@ def parse(document: dict[str, Any]) -> KindModel:
         kinds=kinds,
         tokens=tokens,
         axes=axes,
-        spectrum=spectrum.limited(),
+        spectrum=spectrum.limit(),
         prompt_len=values.lengths(document, "prompt_len", 0),
         num_tokens=values.lengths(document, "num_tokens", 1),
         num_requests=values.number(document, "num_requests", 1, 2**31),
@@ -129,7 +129,7 @@ def parse(document: dict[str, Any]) -> KindModel:
     )
 
 
-def rounded(model: KindModel) -> KindModel:
+def round_model(model: KindModel) -> KindModel:
     """The model as its parameter file will say it.
 
     Parameters

@@ -75,11 +75,11 @@ def latents(model: LatentModel, request: Array, position: Array, seed: int) -> F
         gap = np.diff(position[order].astype(np.int64), prepend=-2) != 1
         gap[begins] = True
         firsts = np.flatnonzero(gap)
-        out[order, -mixed:] = _mixed(model, ids, counts, firsts, seed)
+        out[order, -mixed:] = _mix(model, ids, counts, firsts, seed)
     return out
 
 
-def _mixed(model: LatentModel, ids: Array, counts: Array, runs: Array, seed: int) -> Floats:
+def _mix(model: LatentModel, ids: Array, counts: Array, runs: Array, seed: int) -> Floats:
     """Latents of several scales, shape (token, latent).
 
     Tokens are in order, `counts` of them of each request of `ids`; `runs` are the rows where
@@ -131,7 +131,7 @@ def _autoregression(noise: Floats, rho: float, begins: Array, counts: Array) -> 
     return values
 
 
-def _whitened(values: Floats, weights: Array) -> Floats:
+def _whiten(values: Floats, weights: Array) -> Floats:
     """Values with weighted mean 0 and covariance 1, where there are enough rows for that.
 
     Where there are not, the variance of each column alone is 1.
@@ -153,7 +153,7 @@ def _types(model: LatentModel, own: Floats, seed: int) -> Floats:
     """Token latents from a vocabulary, in place of one drawn for each token."""
     rng = _stream(seed, _SHARED, _TYPES)
     frequency = np.arange(1, model.num_types + 1) ** -model.type_exponent
-    vectors = _whitened(rng.standard_normal((model.num_types, own.shape[1])), frequency)
+    vectors = _whiten(rng.standard_normal((model.num_types, own.shape[1])), frequency)
     # The token's own first latent decides its type: no further random number is needed.
     edges = np.cumsum(frequency / frequency.sum())
     chosen = np.searchsorted(edges, _normal_cdf(own[:, 0])) if own.shape[1] else np.zeros(0, int)

@@ -56,16 +56,16 @@ def _shares(deviate: npt.NDArray[np.float64], skew: float, topk: int) -> npt.NDA
     deviate = (deviate - deviate.mean()) / deviate.std()
     cap = deviate.size / topk
 
-    def clipped(scale: float) -> npt.NDArray[np.float64]:
+    def clip(scale: float) -> npt.NDArray[np.float64]:
         raw = np.clip(1 + scale * deviate, FLOOR, cap)
         shares: npt.NDArray[np.float64] = np.clip(raw / raw.mean(), FLOOR, cap)
         return shares
 
     low, high = 0.0, skew
-    while clipped(high).std() / clipped(high).mean() < skew:
+    while clip(high).std() / clip(high).mean() < skew:
         high *= 2
         if high > 1e4 * skew:
-            most = clipped(high).std() / clipped(high).mean()
+            most = clip(high).std() / clip(high).mean()
             msg = (
                 f"skew {skew:g} cannot be reached with {deviate.size} experts and top-{topk}: a "
                 f"normal distribution cut off at 0 and at 1/{topk} reaches about {most:.2f}"
@@ -73,6 +73,6 @@ def _shares(deviate: npt.NDArray[np.float64], skew: float, topk: int) -> npt.NDA
             raise UserError(msg)
     for _ in range(60):
         middle = (low + high) / 2
-        shares = clipped(middle)
+        shares = clip(middle)
         low, high = (middle, high) if shares.std() / shares.mean() < skew else (low, middle)
-    return clipped(high)
+    return clip(high)

@@ -23,7 +23,7 @@ def whole(values: npt.NDArray[Any], unit: float) -> str:
     return "[" + ",".join(map(str, np.rint(values / unit).astype(int).ravel().tolist())) + "]"
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """Basic TOML string.
 
     Parameters

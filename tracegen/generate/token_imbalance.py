@@ -61,7 +61,7 @@ class TokenImbalance(Strict):
 
     @field_validator("workload", mode="before")
     @classmethod
-    def _named(cls, given: Any) -> Any:
+    def _workload_number(cls, given: Any) -> Any:
         """Take the number of a workload for its name."""
         text = str(given)
         found = [name for name in WORKLOADS if text.lower() in (name.lower(), name[:2].lower())]

@@ -14,7 +14,7 @@ import numpy as np
 
 from tracegen.generate import fields
 from tracegen.generate.fields import Spectrum, TokenLayout
-from tracegen.generate.kind_file import rounded
+from tracegen.generate.kind_file import round_model
 from tracegen.generate.latent_kinds import KindModel, choose
 from tracegen.imitate import factors, kinds
 from tracegen.imitate.lasting import DRIFTS, Ruler, covariances
@@ -80,7 +80,7 @@ def fit(
     model, places, kind = _places(trace, tokens, seed)
     model = _lasting(model, places, kind, tokens, seed)
     model = match(model, tokens, rounds=rounds, seed=seed, progress=progress)
-    return rounded(model)
+    return round_model(model)
 
 
 def _places(trace: RoutingTrace, tokens: Tokens, seed: int) -> tuple[KindModel, Floats, Array]:
@@ -200,7 +200,7 @@ def _lasting(model: KindModel, places: Floats, kind: Array, tokens: Tokens, seed
         factors=model.factors @ new,
         kinds=np.linalg.solve(new, model.kinds.T).T,
         axes=model.axes @ new,
-        spectrum=both.limited(),
+        spectrum=both.limit(),
     )
 
 
@@ -227,7 +227,7 @@ def _kind_spectrum(model: KindModel, real: Floats, ruler: Ruler, tokens: Tokens,
     slope = _slope(real @ model.axes.T / np.sqrt(variance), tokens)
     for turn in range(KIND_ROUNDS + 1):
         shares = np.column_stack([1 - lasting.sum(axis=1), lasting])
-        spectrum = Spectrum(shares, slope, ruler.drift).limited()
+        spectrum = Spectrum(shares, slope, ruler.drift).limit()
         model = dataclasses.replace(model, spectrum=spectrum)
         if turn < KIND_ROUNDS:
             drawn = parts(model.kinds[_draw_kinds(model, tokens, seed + 1 + turn)])

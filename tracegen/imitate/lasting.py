@@ -158,7 +158,7 @@ def reuse(ids: Array, counts: Array, num_experts: int, seed: int) -> Floats:
     begins = np.cumsum(counts) - counts
     found = []
 
-    def shared(one: Array, other: Array) -> None:
+    def add_shared(one: Array, other: Array) -> None:
         same = (ids[:, one, :, None] == ids[:, other, None, :]).any(axis=3)
         same &= ids[:, one] < num_experts
         found.append(float(same.mean()) - by_chance if one.size else 0.0)
@@ -168,14 +168,14 @@ def reuse(ids: Array, counts: Array, num_experts: int, seed: int) -> Floats:
 
     for apart in DISTANCES:
         rows = some(np.flatnonzero(request[apart:] == request[:-apart]))
-        shared(rows + apart, rows)
+        add_shared(rows + apart, rows)
     rows = some(np.flatnonzero(counts[request] > 1))
     first, count = begins[request[rows]], counts[request[rows]]
     step = 1 + np.floor(rng.random(rows.size) * (count - 1)).astype(np.int64)
-    shared(rows, first + (rows - first + step) % count)
+    add_shared(rows, first + (rows - first + step) % count)
     for apart in APART:
         rows = some(np.flatnonzero(request + apart < len(counts)))
         later = request[rows] + apart
         place = np.floor(rng.random(rows.size) * counts[later]).astype(np.int64)
-        shared(begins[later] + place, rows)
+        add_shared(begins[later] + place, rows)
     return np.array(found)

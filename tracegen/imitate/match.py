@@ -108,7 +108,7 @@ def _last(model: KindModel, real: Floats, ours: Floats, step: float) -> KindMode
     grow = np.clip((real + least) / (ours + least), 0.5, 2) ** step
     spectrum = model.spectrum
     shares = np.column_stack([spectrum.shares[:, :1], spectrum.shares[:, 1:] * grow])
-    return dataclasses.replace(model, spectrum=dataclasses.replace(spectrum, shares=shares).limited())
+    return dataclasses.replace(model, spectrum=dataclasses.replace(spectrum, shares=shares).limit())
 
 
 def _popular(model: KindModel, real: Floats, ours: Floats, step: float) -> KindModel:

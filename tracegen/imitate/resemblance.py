@@ -45,18 +45,18 @@ class StatisticRow:
         return self.imitated / self.real - 1
 
     @property
-    def allowed(self) -> float:
+    def limit(self) -> float:
         """Largest relative difference of an imitation that is fit for use."""
         return max(self.floor or 0.0, TOLERANCE)
 
     @property
     def outside(self) -> bool:
         """Tell whether the imitation differs by more than that."""
-        return not abs(self.difference) <= self.allowed
+        return not abs(self.difference) <= self.limit
 
     def to_json(self) -> dict[str, Any]:
         """JSON-ready."""
-        verdict = {"allowed": self.allowed, "outside": self.outside}
+        verdict = {"allowed": self.limit, "outside": self.outside}
         difference = self.difference if np.isfinite(self.difference) else None
         return {**dataclasses.asdict(self), "difference": difference, **verdict}
 

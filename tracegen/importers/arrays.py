@@ -71,7 +71,7 @@ def read_arrays(paths: list[Path], options: ImportOptions) -> RoutedRows:
         if "request" in table:
             named.add(table["request"].dtype.kind == "U")
             table["request"] = request_numbers(table["request"], names)
-        table, ids = _checked(table, mask, str(path))
+        table, ids = _check(table, mask, str(path))
         tables.append(table)
         found.append(ids)
         notices += [note for note in notes if note not in notices]
@@ -93,19 +93,19 @@ def read_arrays(paths: list[Path], options: ImportOptions) -> RoutedRows:
             _split(tables),
             options,
             local_layers="layers" not in columns,
-            known=_known(tables, columns),
-            recorded=_recorded(tables),
+            known=_same_tokens(tables, columns),
+            recorded=_recorded_ranks(tables),
         )
         notices += merged
     else:
         ranks = [_rank(0, tables)]
-        number = _recorded(tables) or 1
+        number = _recorded_ranks(tables) or 1
         if number > 1:
             notices.append(
                 f"num_ranks is {number}, but no 'rank' says which of them had a token: the trace "
                 "has no ranks, and a replay deals its tokens out."
             )
-    routed = _routed(ranks)
+    routed = _routed_rows(ranks)
     if "layers" not in columns and routed.layers == tuple(range(routed.ids.shape[1])):
         routed.layers = None
     routed.ranks_recorded = "num_ranks" in columns
@@ -120,7 +120,7 @@ def read_arrays(paths: list[Path], options: ImportOptions) -> RoutedRows:
     return routed
 
 
-def _checked(table: dict[str, Array], mask: Array | None, where: str) -> tuple[dict[str, Array], ExpertIds]:
+def _check(table: dict[str, Array], mask: Array | None, where: str) -> tuple[dict[str, Array], ExpertIds]:
     """A table whose arrays have the shapes that they should, and its ids as they came."""
     if "token" in table and table["token"].dtype.kind not in "iu":
         del table["token"]  # its text
@@ -284,7 +284,7 @@ def _steps(request: Array, position: Array, phase: Array) -> Array:
     return step
 
 
-def _recorded(tables: list[dict[str, Array]]) -> int | None:
+def _recorded_ranks(tables: list[dict[str, Array]]) -> int | None:
     """Ranks that there were, where the files say so."""
     told = {
         number
@@ -298,12 +298,12 @@ def _recorded(tables: list[dict[str, Array]]) -> int | None:
     return told.pop() if told else None
 
 
-def _known(tables: list[dict[str, Array]], columns: set[str]) -> SameTokens | None:
+def _same_tokens(tables: list[dict[str, Array]], columns: set[str]) -> SameTokens | None:
     """Tell whether two ranks had the same tokens: not if they name other requests or positions."""
     names = [name for name in ("request", "position", "token", "step") if name in columns]
 
     @functools.cache
-    def told(rank: int) -> bytes:
+    def facts_of(rank: int) -> bytes:
         digest = hashlib.sha256()
         for name in names:
             parts = [table[name][table["rank"] == rank] for table in tables]
@@ -312,7 +312,7 @@ def _known(tables: list[dict[str, Array]], columns: set[str]) -> SameTokens | No
 
     def same(one: int, other: int) -> bool | None:
         # Processes may count their requests by themselves, so equal numbers tell nothing.
-        return None if told(one) == told(other) else False
+        return None if facts_of(one) == facts_of(other) else False
 
     return same if names else None
 
@@ -354,7 +354,7 @@ def _split(tables: list[dict[str, Array]]) -> list[Rank]:
     return ranks + [Rank(number, ranks[0].layers, []) for number in sorted(named - set(of_rank))]
 
 
-def _routed(ranks: list[Rank]) -> RoutedRows:
+def _routed_rows(ranks: list[Rank]) -> RoutedRows:
     """Rows of all sources, step by step."""
     parts = in_order(ranks)
     lengths = [len(part.ids) for _, part in parts]

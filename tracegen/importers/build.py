@@ -109,7 +109,7 @@ def _refuse_none(routed: RoutedRows, files: list[Path]) -> None:
     """Refuse a dump without rows, or of which none is left."""
     if not routed.ids.size:
         msg = f"{files[0]}: no rows"
-        msg += f" are left: {_told(routed.dropped)}" if routed.dropped else ""
+        msg += f" are left: {_dropped_text(routed.dropped)}" if routed.dropped else ""
         raise UserError(msg)
 
 
@@ -163,9 +163,7 @@ def _check_ids(routed: RoutedRows, layers: tuple[int, ...], experts: int) -> Non
     bad = ids >= experts
     if bad.any():
         row, layer, slot = (int(i) for i in np.unravel_index(int(np.argmax(bad)), bad.shape))
-        msg = (
-            f"row {row}, layer {layers[layer]}: expert {ids[row, layer, slot]} of {experts}; {_suspected(ids, experts)}"
-        )
+        msg = f"row {row}, layer {layers[layer]}: expert {ids[row, layer, slot]} of {experts}; {_guess(ids, experts)}"
         raise UserError(msg)
     ordered = np.sort(ids, axis=2)
     twice = ((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)).any(axis=2)
@@ -178,7 +176,7 @@ def _check_ids(routed: RoutedRows, layers: tuple[int, ...], experts: int) -> Non
         raise UserError(msg)
 
 
-def _suspected(ids: Array, experts: int) -> str:
+def _guess(ids: Array, experts: int) -> str:
     """Guess at the meaning of ids beyond the last expert."""
     least, most = int(ids[ids >= 0].min()), int(ids.max())
     if least == 1 and most == experts:
@@ -206,7 +204,7 @@ def _slot_order(routed: RoutedRows) -> SlotOrder:
     return "weight_desc" if routed.order == "weight_desc" and weights is None else "native"
 
 
-def _told(dropped: dict[str, int]) -> str:
+def _dropped_text(dropped: dict[str, int]) -> str:
     return "; ".join(f"{rows} {why}" for why, rows in dropped.items())
 
 

@@ -43,7 +43,7 @@ def read_counts(paths: list[Path], options: ImportOptions) -> RoutedRows:
     routed = draw_rows(loads.counts, loads.topk or options.size("topk"), options)
     # Numbers of the user are held against the model where those of ids are.
     is_stated = loads.layers is None and shape is not None and options.moe_layers is not None
-    routed.layers = (loads if is_stated else loads.numbered(shape)).layers
+    routed.layers = (loads if is_stated else loads.number_layers(shape)).layers
     routed.num_experts = loads.num_experts
     routed.facts |= loads.facts
     routed.notices += loads.notices
@@ -71,7 +71,7 @@ def read_tensorrt_llm(paths: list[Path], options: ImportOptions) -> RoutedRows:
     return read_responses(TENSORRT_LLM, paths, options)
 
 
-def counted(counts: Array, options: ImportOptions) -> RoutedRows:
+def count_rows(counts: Array, options: ImportOptions) -> RoutedRows:
     """Rows of counts of all decoder layers.
 
     Parameters

@@ -70,7 +70,7 @@ def read_llama_cpp(paths: list[Path], options: ImportOptions) -> RoutedRows:
     """
     found = [_file(path, options) for path in paths]
     layers = sorted({layer for rows, _ in found for row in rows.values() for layer in row})
-    parts = [_filled(rows, layers, path) for (rows, _), path in zip(found, paths, strict=True)]
+    parts = [_fill(rows, layers, path) for (rows, _), path in zip(found, paths, strict=True)]
     lengths = [len(rows) for rows, _ in found]
     slots = {len(row.ids) for part in parts for token in part for row in token}
     if len(slots) != 1:
@@ -131,7 +131,7 @@ def _file(path: Path, options: ImportOptions) -> tuple[Rows, Array | None]:
     elif names == ["layer", "expert"]:
         rows = _in_order(path, lines, options)
     elif names == ["phase", "token", "layer", "rank", "expert"]:
-        rows, phases = _named(path, lines)
+        rows, phases = _rows_by_token(path, lines)
     else:
         msg = f"{path}, line 1: the header must be {HEADERS}, not {','.join(names)[:80]}"
         raise UserError(msg)
@@ -172,7 +172,7 @@ def _wide(path: Path, lines: Lines, slots: int, width: int) -> Rows:
     return rows
 
 
-def _named(path: Path, lines: Lines) -> tuple[Rows, dict[TokenKey, str]]:
+def _rows_by_token(path: Path, lines: Lines) -> tuple[Rows, dict[TokenKey, str]]:
     """Rows of lines with one id, and whose it is; each token after the prompt is a pass."""
     chosen: dict[tuple[TokenKey, int], dict[int, int]] = defaultdict(dict)
     phases: dict[TokenKey, str] = {}
@@ -228,7 +228,7 @@ def _in_order(path: Path, lines: Lines, options: ImportOptions) -> Rows:
     return rows
 
 
-def _filled(rows: Rows, layers: list[int], path: Path) -> list[list[TokenChoice]]:
+def _fill(rows: Rows, layers: list[int], path: Path) -> list[list[TokenChoice]]:
     """Choices of each token in all layers; only the last may be absent, which is then empty."""
     found = []
     for key, row in rows.items():

@@ -115,7 +115,7 @@ class Loads:
         counts = np.pad(self.counts, more)
         return replace(self, counts=counts, notices=(*self.notices, note))
 
-    def numbered(self, shape: ModelShape | None) -> Loads:
+    def number_layers(self, shape: ModelShape | None) -> Loads:
         """The same loads with decoder layers, where the model is known that has them.
 
         Parameters
@@ -174,7 +174,7 @@ def read_loads(paths: Sequence[str | Path], tp: Callable[[], int | None] | None 
     if not loads.counts.any():
         msg = f"{found[0]}: the counts are empty: no token was counted in any layer"
         raise UserError(msg)
-    return _suspected(loads)
+    return _with_suspicion(loads)
 
 
 def is_named_so(path: Path) -> bool:
@@ -197,7 +197,7 @@ def _added_up(parts: list[LoadPart], tp: Callable[[], int | None] | None, first:
     if len(set(numbers)) < len(numbers):
         msg = f"{first}: rank {max(numbers, key=numbers.count)} is there twice: several recordings?"
         raise UserError(msg)
-    aligned, layers = _aligned(parts)
+    aligned, layers = _align(parts)
     rows = {rank: part.reshape(-1, part.shape[2]) for rank, part in zip(numbers, aligned, strict=True)}
     same = _first_of(rows, tp)
     kept = [aligned[numbers.index(rank)] for rank in sorted(set(same.values()))]
@@ -234,7 +234,7 @@ def _in_a_row(parts: list[LoadPart], num_files: int, first: Path) -> Loads:
     return Loads(counts, different[0].layers, is_sparse=is_sparse, notices=notices)
 
 
-def _aligned(parts: list[LoadPart]) -> tuple[list[Array], tuple[int, ...] | None]:
+def _align(parts: list[LoadPart]) -> tuple[list[Array], tuple[int, ...] | None]:
     """Counts of all parts over the same steps, layers and experts, zero where one has none."""
     shape = np.max([part.counts.shape for part in parts], axis=0)
     if any(part.layers is None for part in parts):
@@ -251,7 +251,7 @@ def _aligned(parts: list[LoadPart]) -> tuple[list[Array], tuple[int, ...] | None
     return found, layers
 
 
-def _suspected(loads: Loads) -> Loads:
+def _with_suspicion(loads: Loads) -> Loads:
     """Loads, and whether they look like ids: no two alike in a row, and no sum in common.
 
     All layers of a step route the same tokens, so that their counts have one sum.
@@ -298,7 +298,7 @@ def _statistics_folder(paths: list[Path], tp: Callable[[], int | None] | None) -
                 msg = f"{path}: tensor {name!r} {tensor.shape}; iteration_layer ({experts},) is due"
                 raise UserError(msg)
             own[int(match[1]), int(match[2])] = load_values.whole(tensor, f"{path}: {name}")
-    summed, notices = _summed(found, tp)
+    summed, notices = _sum_ranks(found, tp)
     iterations, layers = (sorted({key[place] for key in summed}) for place in (0, 1))
     missing = [(i, layer) for i in iterations for layer in layers if (i, layer) not in summed]
     if missing:
@@ -310,7 +310,7 @@ def _statistics_folder(paths: list[Path], tp: Callable[[], int | None] | None) -
     return Loads(counts, tuple(layers), topk, facts=facts, notices=notices)
 
 
-def _summed(
+def _sum_ranks(
     found: Mapping[str, dict[tuple[int, int], Array]], tp: Callable[[], int | None] | None
 ) -> tuple[dict[tuple[int, int], Array], tuple[str, ...]]:
     """Counts of all ranks, those of the same tokens taken once; stages hold other layers.

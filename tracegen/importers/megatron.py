@@ -82,7 +82,7 @@ def read_megatron(paths: list[Path], options: ImportOptions) -> RoutedRows:
     # A rank whose file has no record was there, and had no token.
     ranks += [Rank(one, (), []) for one in sorted(idle - {rank.number for rank in ranks})]
     ranks, merged = merge(ranks, options, local_layers=True)
-    routed = _routed(ranks, options, notices + merged)
+    routed = _routed_rows(ranks, options, notices + merged)
     if mtp:
         routed.notices.append(f"{mtp} token rows of multi-token-prediction heads were left out.")
     return routed
@@ -178,7 +178,7 @@ def _pass(ids: Array, microbatch: int, *, recomputed: bool) -> RankPass:
     return RankPass(0, ids, columns)
 
 
-def _routed(ranks: list[Rank], options: ImportOptions, notices: list[str]) -> RoutedRows:
+def _routed_rows(ranks: list[Rank], options: ImportOptions, notices: list[str]) -> RoutedRows:
     """Rows of all sources, pass by pass."""
     sources = [rank.number for rank in ranks]
     parts: list[tuple[int, int, int, RankPass]] = []

@@ -101,7 +101,7 @@ class ImportOptions:
         for name, lowest in LEAST.items():
             given = vars(self)[name]
             if given is not None and given < lowest:
-                msg = f"{typed(name)} is {given}; it must be {lowest} or more"
+                msg = f"{option_text(name)} is {given}; it must be {lowest} or more"
                 raise UserError(msg)
 
     def __getattribute__(self, name: str) -> Any:
@@ -129,7 +129,7 @@ class ImportOptions:
         unread = [name for name in given if name not in self._read]
         if unread:
             msg = "; ".join(
-                f"{typed(name)} {_value(given[name])}".rstrip()
+                f"{option_text(name)} {_value(given[name])}".rstrip()
                 + f" is of no use to this {format} dump: {UNUSED.get(name, 'nothing asks for it')}"
                 for name in unread
             )
@@ -183,7 +183,7 @@ class ImportOptions:
         """
         given = getattr(self, name)
         if given is not None and found is not None and given != found:
-            msg = f"{typed(name)} {_value(given)} contradicts {where}, which has {_value(found)}"
+            msg = f"{option_text(name)} {_value(given)} contradicts {where}, which has {_value(found)}"
             raise UserError(msg)
 
 
@@ -192,7 +192,7 @@ NAMES = tuple(one.name for one in fields(ImportOptions) if one.init)
 _TYPED = re.compile("--(" + "|".join(sorted(NAMES, key=len, reverse=True)).replace("_", "-") + r")\b")
 
 
-def typed(name: str) -> str:
+def option_text(name: str) -> str:
     """An option as it is typed.
 
     Examples

@@ -132,7 +132,7 @@ def _raw(
         raise UserError(msg)
     kind, shape = _type(name, where), stated.get(SHAPE)
     if shape is not None:
-        return _shaped(data, kind, shape, where)
+        return _reshape(data, kind, shape, where)
     layers, topk = options.size("num_layers"), options.size("topk")
     row = layers * topk
     if TYPE not in stated and due and len(data) != due * row * kind.itemsize:
@@ -150,7 +150,7 @@ def _raw(
     return np.frombuffer(data, kind).reshape(-1, layers, topk).astype(np.int64)
 
 
-def _shaped(data: bytes, kind: np.dtype[Any], shape: Any, where: str) -> Array:
+def _reshape(data: bytes, kind: np.dtype[Any], shape: Any, where: str) -> Array:
     """Ids of bytes whose shape is stated."""
     try:
         sizes = tuple(int(size) for size in shape)
@@ -166,7 +166,7 @@ def _envelope(text: str, where: str) -> Array:
     """Ids of NeMo-RL's text."""
     name, _, rest = text.removeprefix(ENVELOPE).partition(":")
     shape, _, data = rest.partition(":")
-    return _shaped(files.from_base64(data, where), _type(name, where), shape.split("x"), where)
+    return _reshape(files.from_base64(data, where), _type(name, where), shape.split("x"), where)
 
 
 def _object(value: Mapping[str, Any], where: str) -> Array:
@@ -175,7 +175,7 @@ def _object(value: Mapping[str, Any], where: str) -> Array:
     shape = value.get("shape")
     if isinstance(data, str) and shape is not None:
         kind = _type(value.get("dtype") or "uint8", where)
-        return _shaped(files.from_base64(data, where), kind, shape, where)
+        return _reshape(files.from_base64(data, where), kind, shape, where)
     if isinstance(data, list):
         return files.integers(data, 3, where)
     msg = f"{where}: an object with {', '.join(sorted(value)[:6])}; data and shape are expected"

@@ -106,7 +106,7 @@ def merge(
     # Ranks that name layers as the model does have other tokens where they name the same ones.
     stages = _stages(by_number, first, options.pp, known if local_layers else lambda *_: False)
     if len(stages) == 1:
-        return _placed(stages[0], first, 1, total, seen, idle=idle), notices
+        return _place(stages[0], first, 1, total, seen, idle=idle), notices
     if len({len(stage) for stage in stages}) != 1:
         told = "; ".join(few([rank.number for rank in stage]) for stage in stages)
         msg = f"{len(stages)} pipeline stages have unequal numbers of sources of tokens: ranks {told}"
@@ -114,12 +114,12 @@ def merge(
     overlap = any(set(a[0].layers) & set(b[0].layers) for a, b in combinations(stages, 2))
     if overlap:
         notices.append(_number_layers(stages, options))
-    merged = [_joined(list(parts)) for parts in zip(*stages, strict=True)]
+    merged = [_join(list(parts)) for parts in zip(*stages, strict=True)]
     notices.append(
         f"{len(order)} ranks are {len(stages)} pipeline stages of {len(merged)} source(s) of "
         "tokens: their layers were joined."
     )
-    return _placed(merged, first, len(stages), total, seen, idle=idle), notices
+    return _place(merged, first, len(stages), total, seen, idle=idle), notices
 
 
 def in_order(ranks: list[Rank]) -> list[tuple[int, RankPass]]:
@@ -134,7 +134,7 @@ def in_order(ranks: list[Rank]) -> list[tuple[int, RankPass]]:
     return sorted(parts, key=lambda item: (item[1].step, item[0]))
 
 
-def _placed(
+def _place(
     sources: list[Rank],
     first: dict[int, int],
     num_stages: int,
@@ -241,7 +241,7 @@ def _number_layers(stages: list[list[Rank]], options: ImportOptions) -> str:
     return f"Pipeline stages count their layers from zero; they were numbered as if {how}."
 
 
-def _joined(parts: list[Rank]) -> Rank:
+def _join(parts: list[Rank]) -> Rank:
     """One source of tokens, whose layers lie in several stages."""
     lengths = [part.lengths() for part in parts]
     for part, length in zip(parts[1:], lengths[1:], strict=True):

@@ -103,12 +103,12 @@ def read_responses(engine: ResponseDialect, paths: list[Path], options: ImportOp
     Raises
     ------
     UserError
-        As :meth:`Responses.read` and :meth:`Responses.routed`.
+        As :meth:`Responses.read` and :meth:`Responses.routed_rows`.
     """
     found = Responses(engine, options)
     for path in paths:
         found.read(path)
-    return found.routed(paths[0])
+    return found.routed_rows(paths[0])
 
 
 class Responses:
@@ -158,7 +158,7 @@ class Responses:
             if len(self.sequences) == before:
                 self.without.append(where)
 
-    def routed(self, path: Path) -> RoutedRows:
+    def routed_rows(self, path: Path) -> RoutedRows:
         """Rows of all sequences, and what is to be told of them.
 
         Parameters

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from tracegen.importers import files
-from tracegen.importers.counts import counted, read_counts
+from tracegen.importers.counts import count_rows, read_counts
 from tracegen.importers.equal_ranks import replica_notice, same_tokens
 from tracegen.importers.load_files import holds_loads
 from tracegen.importers.options import ImportOptions
@@ -117,7 +117,7 @@ def _passes(dumps: Dumps, options: ImportOptions) -> RoutedRows:
     rows = {rank: part.reshape(-1, part.shape[2]) for rank, part in counts.items()}
     first = same_tokens(rows, options.tp)
     kept = [counts[rank] for rank in sorted(set(first.values()))]
-    routed = counted(np.sum(kept, axis=0), options)
+    routed = count_rows(np.sum(kept, axis=0), options)
     routed.notices += replica_notice(first, rows)
     return routed
 
@@ -162,14 +162,14 @@ def _tokens(dumps: Dumps, options: ImportOptions) -> RoutedRows:
         [_rank(number, passes) for number, passes in found.items()],
         options,
         local_layers=False,
-        known=_known(found),
+        known=_same_tokens(found),
     )
     left_out = _without_drafts(ranks)
     if not any(rank.passes for rank in ranks):
         told = "; ".join(f"{rows} rows are {why}" for why, rows in left_out.items())
         msg = f"{dumps[0][0]}: no records to import: {told}"
         raise UserError(msg)
-    routed = _assembled(ranks)
+    routed = _assemble(ranks)
     recorded = range(max(len(_logical(dump, path)) for path, dump in dumps))
     routed.left_out = tuple(sorted(set(recorded) - set(ranks[0].layers)))
     routed.num_experts = experts
@@ -238,7 +238,7 @@ def _rank(number: int, passes: dict[int, RankPass]) -> Rank:
     return Rank(number, tuple(int(layer) for layer in np.flatnonzero(used)), order)
 
 
-def _known(found: dict[int, dict[int, RankPass]]) -> Any:
+def _same_tokens(found: dict[int, dict[int, RankPass]]) -> Any:
     """Tell whether two ranks had the same tokens, told by their passes, positions and input ids."""
     if not all("token" in part.columns for passes in found.values() for part in passes.values()):
         return None
@@ -252,7 +252,7 @@ def _known(found: dict[int, dict[int, RankPass]]) -> Any:
     return same
 
 
-def _assembled(ranks: list[Rank]) -> RoutedRows:
+def _assemble(ranks: list[Rank]) -> RoutedRows:
     """Rows of all passes, with requests joined by position."""
     parts = in_order(ranks)
     waiting: dict[tuple[int, int], list[int]] = defaultdict(list)

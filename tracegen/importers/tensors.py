@@ -57,7 +57,7 @@ def read_vllm(paths: list[Path], options: ImportOptions) -> RoutedRows:
             responses.sequences.append(_request(path, options.start_len or 0, found))
         else:
             responses.read(path)
-    routed = responses.routed(paths[0])
+    routed = responses.routed_rows(paths[0])
     tell(routed, found)
     return routed
 

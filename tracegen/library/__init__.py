@@ -34,9 +34,9 @@ __all__ = [
     "find",
     "load",
     "lookup",
+    "name_notice",
     "open_trace",
     "search",
-    "taken",
     "verify",
 ]
 
@@ -126,14 +126,14 @@ def fetch(
     place = resolve.resolve(name, catalogue, present)
     path = _have(place, present, on_bytes)
     if isinstance(place.location if isinstance(place, ListedTrace) else place, Path):
-        with _opened(place, present, path) as file:
+        with _open(place, present, path) as file:
             file.verify()  # as what is downloaded was, before it came into the cache
     if isinstance(place, ListedTrace) and place.catalogue != catalogues.BUILT_IN:
         fetched_names.note(present.cache, place.catalogue, place.entry)
     return path if out is None else _copy(path, out, place)
 
 
-def taken(name: str, catalogue: str | None = None, *, offline: bool | None = None) -> str:
+def name_notice(name: str, catalogue: str | None = None, *, offline: bool | None = None) -> str:
     """Say that the name of a fetched trace means another one, or several, without its catalogue.
 
     Parameters
@@ -202,7 +202,7 @@ def load(
     path = _on_this_machine(place, present)
     if path is not None or (layers is None and tokens is None):
         path = _have(place, present)
-    with _opened(place, present, path) as file:
+    with _open(place, present, path) as file:
         return file.read(layers, tokens, reader.MAX_LOAD_BYTES if max_bytes is None else max_bytes)
 
 
@@ -234,7 +234,7 @@ def open_trace(name: str | Path | BinaryIO, catalogue: str | None = None) -> Ite
         return
     present = settings.Settings()
     place = resolve.resolve(name, catalogue, present)
-    with _opened(place, present, _on_this_machine(place, present)) as file:
+    with _open(place, present, _on_this_machine(place, present)) as file:
         yield file
 
 
@@ -259,7 +259,7 @@ def verify(name: str | Path, catalogue: str | None = None) -> str:
     """
     present = settings.Settings()
     place = resolve.resolve(name, catalogue, present)
-    with _opened(place, present, _have(place, present)) as file:
+    with _open(place, present, _have(place, present)) as file:
         file.verify()
         return file.content_id
 
@@ -294,7 +294,7 @@ def _have(place: Path | ListedTrace | str, present: settings.Settings, on_bytes:
 
 
 @contextlib.contextmanager
-def _opened(place: Path | ListedTrace | str, present: settings.Settings, path: Path | None) -> Iterator[TraceFile]:
+def _open(place: Path | ListedTrace | str, present: settings.Settings, path: Path | None) -> Iterator[TraceFile]:
     """Open a file of this machine, or a remote one, and compare it with what its catalogue says."""
     from tracegen.file import reader
 
@@ -320,7 +320,7 @@ def _open_remote(place: ListedTrace | str, present: settings.Settings) -> Iterat
 
     source = cache.connect(place if isinstance(place, str) else str(place.location))
     if not source.has_ranges:
-        with _opened(place, present, _have(place, present)) as file:
+        with _open(place, present, _have(place, present)) as file:
             yield file
         return
     remote = RemoteFile(source, cache.retry)

@@ -53,7 +53,7 @@ def full(where: str) -> str:
     where
         As a user wrote it.
     """
-    return where if is_url(where) else str(regular.expanded(where).absolute())
+    return where if is_url(where) else str(regular.expand_home(where).absolute())
 
 
 def join(base: str, file: str) -> str:

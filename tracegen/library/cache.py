@@ -84,7 +84,7 @@ def connect(url: str, attempts: int | None = None) -> transport.RemoteSource:
         raise UserError(msg) from error
 
 
-def cached(cache: Path, entry: Entry) -> Path | None:
+def find_cached(cache: Path, entry: Entry) -> Path | None:
     """Path of a trace in the cache, or None if it is not there.
 
     Parameters
@@ -126,10 +126,10 @@ def fetch(cache: Path, entry: Entry, url: str, on_bytes: OnBytes | None = None) 
     files, name = _folder_of(cache, entry), _name_of(entry)
     target, part = files.path / name, f"{name}.part"
     # Without the lock, since a cache shared by others may be read-only.
-    if cached(cache, entry) and sha256_of(target) == entry.sha256:
+    if find_cached(cache, entry) and sha256_of(target) == entry.sha256:
         return target
-    with _locked(files, name):
-        if cached(cache, entry) and sha256_of(target) == entry.sha256:
+    with _lock(files, name):
+        if find_cached(cache, entry) and sha256_of(target) == entry.sha256:
             return target
         before = files.stat(part)
         found = _download(url, files, part, entry.file_bytes, on_bytes)
@@ -177,11 +177,11 @@ def fetch_unlisted(cache: Path, url: str, offline: bool, on_bytes: OnBytes | Non
             return target
         msg = f"{url}: not in the cache {cache}, and connections are switched off"
         raise UserError(msg)
-    with _locked(files, name):
+    with _lock(files, name):
         source = connect(url)
         # Without a validator there is no telling: downloaded again.
         seen = [url, source.validator, source.size] if source.validator else None
-        if files.check(name) and seen is not None and _noted(files) == seen:
+        if files.check(name) and seen is not None and _note(files) == seen:
             return target
         # What was there may be of another version of the file, and no hash would tell.
         files.remove(part)
@@ -202,7 +202,7 @@ def _download(url: str, files: ManagedFolder, part: str, size: int | None, on_by
         raise UserError(msg)
     there = files.stat(part)
     _check_room(files.path, size, 0 if there is None else there.st_size)
-    began, most_s = time.monotonic(), watch.allowed(watch.ENV_SECONDS)
+    began, most_s = time.monotonic(), watch.time_limit(watch.ENV_SECONDS)
     with files.kept(part) as out:
         digest = _hash_of(out)
         failures = 0
@@ -264,7 +264,7 @@ def _check_size(url: str, found: int, size: int | None) -> None:
     if size is not None and found > size:
         msg = f"{url}: the server sends more than {size} bytes"
         raise UserError(msg)
-    most = watch.allowed(watch.ENV_MEGABYTES)
+    most = watch.time_limit(watch.ENV_MEGABYTES)
     if size is None and found > most * 1e6:
         msg = (
             f"{url}: more than {most:g} MB, and the server does not say how much there is; "
@@ -327,7 +327,7 @@ def _last_part(url: str) -> str:
     return f"{harmless.removesuffix('.h5').lstrip('.')[:80] or 'trace'}.h5"
 
 
-def _noted(files: ManagedFolder) -> object:
+def _note(files: ManagedFolder) -> object:
     """Note about a downloaded file, or None."""
     try:
         return regular.parse_json(files.read_text(NOTE))
@@ -349,7 +349,7 @@ def _check_room(folder: Path, size: int | None, present: int) -> None:
 
 
 @contextlib.contextmanager
-def _locked(files: ManagedFolder, name: str) -> Iterator[None]:
+def _lock(files: ManagedFolder, name: str) -> Iterator[None]:
     """One process at a time; released by the system if that process is killed."""
     try:
         with contextlib.ExitStack() as stack:

@@ -209,7 +209,7 @@ def index_of(where: str) -> tuple[str, str]:
             above = parts._replace(path=parts.path.rpartition("/")[0])
             return urlunsplit(above), where
         return where, join(where, INDEX)
-    path = regular.expanded(where)
+    path = regular.expand_home(where)
     return (str(path.parent), str(path)) if path.suffix == ".toml" else (where, str(path / INDEX))
 
 

@@ -298,5 +298,5 @@ def _found(item: Catalogue, entry: Entry, present: settings.Settings) -> ListedT
     if isinstance(location, str):
         from tracegen.library import cache
 
-        cached = cache.cached(present.cache, entry)
+        cached = cache.find_cached(present.cache, entry)
     return ListedTrace(entry, item.where, location, cached)

@@ -69,7 +69,7 @@ class Settings:
         """Folder of downloaded traces; made when first needed."""
         given = os.environ.get(ENV_CACHE) or self._file.cache
         try:
-            return regular.expanded(given) if given else user_folder("cache")
+            return regular.expand_home(given) if given else user_folder("cache")
         except UserError as error:
             msg = f"no folder for downloaded traces: {error}; {ENV_CACHE} names one"
             raise UserError(msg) from None
@@ -110,7 +110,7 @@ def user_folder(purpose: str) -> Path:
     # The specification says that relative paths are to be ignored.
     if sys.platform not in ("darwin", "win32") and Path(given).is_absolute():
         return Path(given) / "moereplay"
-    home = regular.expanded("~")
+    home = regular.expand_home("~")
     if sys.platform == "darwin":
         part = "Caches" if purpose == "cache" else "Application Support"
         return home / "Library" / part / "moereplay"
@@ -124,7 +124,7 @@ def _read_file() -> FileSettings:
     """The configuration file, or an empty one."""
     named = os.environ.get(ENV_CONFIG)
     try:
-        path = regular.expanded(named) if named else user_folder("config") / "config.toml"
+        path = regular.expand_home(named) if named else user_folder("config") / "config.toml"
     except UserError:
         if named:
             raise

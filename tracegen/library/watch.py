@@ -47,7 +47,7 @@ class Overdrawn(Exception):
     """The server takes more than it is allowed; to try again would be the same."""
 
 
-def allowed(name: str) -> float:
+def time_limit(name: str) -> float:
     """Most that one transfer may take.
 
     Parameters
@@ -83,7 +83,7 @@ class TransferWatch:
     def __init__(self) -> None:
         self.content = 0
         self._has_head = False
-        self._most_s = allowed(ENV_SECONDS)
+        self._most_s = time_limit(ENV_SECONDS)
         self._waited = self._since = 0.0  # of the server only: who asked may take its time
         self._arrived = self._content_since = 0
 
@@ -176,15 +176,15 @@ def handlers() -> tuple[urllib.request.BaseHandler, ...]:
 
 class _Http(urllib.request.HTTPHandler):
     def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_watched(http.client.HTTPConnection), req)
+        return self.do_open(_watch(http.client.HTTPConnection), req)
 
 
 class _Https(urllib.request.HTTPSHandler):
     def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_watched(http.client.HTTPSConnection), req, context=_context())
+        return self.do_open(_watch(http.client.HTTPSConnection), req, context=_context())
 
 
-def _watched(kind: type[http.client.HTTPConnection]) -> Any:
+def _watch(kind: type[http.client.HTTPConnection]) -> Any:
     """Make connections whose answers, those of proxies too, are watched."""
 
     def make(host: str, **options: Any) -> http.client.HTTPConnection:

@@ -8,7 +8,7 @@ from tracegen.models.catalogue import ModelCatalogue
 from tracegen.models.schema import ModelShape
 from tracegen.shared.errors import unknown
 
-__all__ = ["ModelShape", "aliases", "completed", "load", "names", "of_checkpoint", "parse"]
+__all__ = ["ModelShape", "aliases", "complete", "load", "names", "of_checkpoint", "parse"]
 
 _CATALOGUE = ModelCatalogue(resources.files(__name__), ModelShape, ("title", "model_id", "notes"))
 
@@ -110,7 +110,7 @@ def parse(text: str, where: str) -> ModelShape:
     return _CATALOGUE.parse(text, where)
 
 
-def completed(shape: ModelShape) -> ModelShape:
+def complete(shape: ModelShape) -> ModelShape:
     """Add what a trace file does not carry of a shape, where the catalogue has the same shape.
 
     Parameters

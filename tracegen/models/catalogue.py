@@ -51,7 +51,7 @@ class ModelCatalogue(Generic[Shape]):
         return {alias: name for name, text in self._texts.items() for alias in tomllib.loads(text).get("aliases", [])}
 
     @functools.cached_property
-    def _shipped(self) -> dict[str, Shape]:
+    def _shapes(self) -> dict[str, Shape]:
         """Shipped shapes that were asked for, each parsed once."""
         return {}
 
@@ -64,10 +64,10 @@ class ModelCatalogue(Generic[Shape]):
         resolved = self.aliases.get(name, name)
         if resolved not in self._texts:
             return None
-        if resolved not in self._shipped:
+        if resolved not in self._shapes:
             where = f"{resolved}.toml"
-            self._shipped[resolved] = self.parse(self._texts[resolved], where)
-        return self._shipped[resolved]
+            self._shapes[resolved] = self.parse(self._texts[resolved], where)
+        return self._shapes[resolved]
 
     def read(self, path: str | Path) -> Shape:
         """Shape of a user's file.

@@ -115,14 +115,14 @@ def _by_kind(name: str, word: str, *, is_moe: bool = True) -> Rule:
     return rule
 
 
-def _listed(config: Config, count: int) -> Iterable[int] | None:
+def _by_list(config: Config, count: int) -> Iterable[int] | None:
     found = config.get("moe_layers")
     if found is None:
         return None
     return [layer for layer in found if _is_layer(layer, count)]
 
 
-def _named(config: Config, count: int) -> Iterable[int] | None:
+def _by_names(config: Config, count: int) -> Iterable[int] | None:
     found = config.get("moe_layers_enum")
     return None if not found else [int(layer) for layer in found.split(",")]
 
@@ -153,7 +153,7 @@ def _behind(config: Config, count: int) -> Iterable[int] | None:
     return range(max(_int(config, "num_dense_layers"), 0), count)
 
 
-def _interleaved(config: Config, count: int) -> Iterable[int] | None:
+def _by_interval(config: Config, count: int) -> Iterable[int] | None:
     if config.get("interleave_moe_layer_step") is None:
         return None
     step = _int(config, "interleave_moe_layer_step")
@@ -188,11 +188,11 @@ RULES: dict[str, Rule] = {
     "mlp_layer_types": _by_kind("mlp_layer_types", "dense", is_moe=False),
     "layers_block_type": _by_kind("layers_block_type", "moe"),
     "hybrid_override_pattern": _by_kind("hybrid_override_pattern", "E"),
-    "moe_layers": _listed,
-    "moe_layers_enum": _named,
+    "moe_layers": _by_list,
+    "moe_layers_enum": _by_names,
     "moe_layer_freq": _frequency,
     "num_dense_layers": _behind,
-    "interleave_moe_layer_step": _interleaved,
+    "interleave_moe_layer_step": _by_interval,
     "decoder_sparse_step": _sparse,
     "moe_layer_start_index": _between,
     "expert_layer_period": _periodic,

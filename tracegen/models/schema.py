@@ -177,7 +177,7 @@ class ModelShape(StrictDocument):
         Returns
         -------
         A JSON-ready dictionary; ``ModelShape(**sizes)`` gives the shape back, apart from title,
-        notes, sources and :data:`PARAMETERS_ONLY`, which `tracegen.models.completed` adds.
+        notes, sources and :data:`PARAMETERS_ONLY`, which `tracegen.models.complete` adds.
         """
         left_out = {"title", "notes", "sources", *PARAMETERS_ONLY}
         sizes: dict[str, Any] = self.model_dump(mode="json", exclude=left_out, exclude_defaults=True)

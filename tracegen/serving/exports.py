@@ -87,7 +87,7 @@ def _plan(trace: RoutingTrace, ids: Array, engine: str, path: str | Path) -> lis
         arrays |= {"rank": tokens.rank, "num_ranks": np.array(trace.num_ranks)}
     if trace.gate_weights is not None:
         arrays["weights"] = trace.gate_weights.transpose(1, 0, 2)
-    with output.opened(path) as file:
+    with output.open_new(path) as file:
         np.savez(file, **arrays)
     simulated = {
         "vllm": "VLLM_MOE_ROUTING_SIMULATION_STRATEGY=moereplay vllm serve ...",
@@ -118,7 +118,7 @@ def _counts(trace: RoutingTrace, path: str | Path) -> list[str]:
     counts = np.zeros((1, _decoder_layers(trace), trace.num_experts), np.int32)
     counts[0, trace.moe_layer_index.astype(np.int64)] = trace.load_per_expert()
     content = {"rank": 0, "logical_count": torch.from_numpy(counts)}
-    with output.opened(path) as file:
+    with output.open_new(path) as file:
         torch.save(content, file)
     return [
         "Loads are all that it holds: SGLang places experts by them, and routes as the model does.",
@@ -160,7 +160,7 @@ def _samples(trace: RoutingTrace, ids: Array, engine: str, path: str | Path) -> 
                 "rollout_routed_experts": torch.from_numpy(whole[rows]),
             }
         )
-    with output.opened(path) as file:
+    with output.open_new(path) as file:
         torch.save({"rollout_id": 0, "samples": samples}, file)
     lacks = "" if tokens.token_id is not None else ", and tokens 0, for the trace has none"
     options = "--use-rollout-routing-replay --debug-train-only --load-debug-rollout-data"

@@ -145,7 +145,7 @@ def _wrap(runner_class: Any, held: str, make: Callable[[Any], Any], *, is_harmle
         Whether the engine goes on without the part when that fails.
     """
 
-    def wrapped(name: str, after: Callable[..., None]) -> None:
+    def wrap_method(name: str, after: Callable[..., None]) -> None:
         original = vars(runner_class).get(name)
         if original is None:
             return
@@ -164,11 +164,11 @@ def _wrap(runner_class: Any, held: str, make: Callable[[Any], Any], *, is_harmle
 
         setattr(runner_class, name, method)
 
-    def loaded(self: Any, made: Any, *args: Any, **kwargs: Any) -> None:
+    def on_load(self: Any, made: Any, *args: Any, **kwargs: Any) -> None:
         if not hasattr(self, held):  # a derived class may call the method of its base
             setattr(self, held, make(self))
 
-    def prepared(self: Any, made: Any, *args: Any, **kwargs: Any) -> None:
+    def on_prepare(self: Any, made: Any, *args: Any, **kwargs: Any) -> None:
         part = getattr(self, held)
         if part is not None:
             part.begin(made)
@@ -186,15 +186,15 @@ def _wrap(runner_class: Any, held: str, make: Callable[[Any], Any], *, is_harmle
             lengths = np.asarray(num_scheduled_tokens)
             part.begin(_batch(self.input_batch, scheduler_output, lengths))
 
-    def executed(self: Any, made: Any, *args: Any, **kwargs: Any) -> None:
+    def on_execute(self: Any, made: Any, *args: Any, **kwargs: Any) -> None:
         part = getattr(self, held)
         if part is not None:
             part.end()
 
-    wrapped("load_model", loaded)
-    wrapped("prepare_inputs", prepared)
-    wrapped("_prepare_inputs", prepared_before)
-    wrapped("execute_model", executed)
+    wrap_method("load_model", on_load)
+    wrap_method("prepare_inputs", on_prepare)
+    wrap_method("_prepare_inputs", prepared_before)
+    wrap_method("execute_model", on_execute)
 
 
 def _batch(running: Any, scheduled: Any, lengths: Array) -> SimpleNamespace:

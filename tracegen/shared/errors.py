@@ -21,7 +21,7 @@ class UserError(ValueError):
     """
 
 
-def listed(names: Iterable[str]) -> str:
+def quote_names(names: Iterable[str]) -> str:
     """Write names one after the other, in quotes where one has a comma.
 
     Parameters
@@ -73,9 +73,9 @@ def unknown(what: str, given: str, known: Iterable[str], *, near: Sequence[str] 
     if meant:
         message += f" (did you mean {' or '.join(map(repr, meant))}?)"
     if len(names) <= LONGEST_LIST:
-        message += f"; known: {listed(names) or 'none'}"
+        message += f"; known: {quote_names(names) or 'none'}"
     elif not meant:
-        message += f"; known: {listed(names[:SHOWN])}, ... ({len(names)} in all)"
+        message += f"; known: {quote_names(names[:SHOWN])}, ... ({len(names)} in all)"
     return UserError(message)
 
 

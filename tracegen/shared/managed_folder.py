@@ -93,7 +93,7 @@ class ManagedFolder:
             If something else has its name.
         """
         try:
-            with self._opened() as at:
+            with self._open() as at:
                 return self._stat(name, at)
         except (FileNotFoundError, NotADirectoryError):  # the folder itself
             return None
@@ -101,7 +101,7 @@ class ManagedFolder:
     def names(self) -> list[str]:
         """Names of all that is there, sorted; none if the folder is not there."""
         try:
-            with self._opened() as at:
+            with self._open() as at:
                 return sorted(os.listdir(self.path if at is None else at))  # noqa: PTH208  # Path takes no descriptor
         except (FileNotFoundError, NotADirectoryError):
             return []
@@ -150,7 +150,7 @@ class ManagedFolder:
         UserError
             If it cannot be written, or something else has its name.
         """
-        with output.failures(self.path / name), self._opened() as at:
+        with output.failures(self.path / name), self._open() as at:
             before = self._stat(name, at)
             draft = f".{name[:40]}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
             mode = 0o666 if before is None else stat.S_IMODE(before.st_mode)
@@ -198,7 +198,7 @@ class ManagedFolder:
             If it cannot be written, or something else has its name.
         """
         with self.opened(name) as file:
-            file.write(output.encoded(text))
+            file.write(output.encode(text))
 
     @contextlib.contextmanager
     def kept(self, name: str) -> Iterator[BinaryIO]:
@@ -231,10 +231,10 @@ class ManagedFolder:
             If it is there, or cannot be written.
         """
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        with self._opened() as at:
+        with self._open() as at:
             number = os.open(self._place(name, at), flags, 0o666, dir_fd=at)
             with os.fdopen(number, "wb") as file:
-                file.write(output.encoded(text))
+                file.write(output.encode(text))
 
     def link(self, name: str, other: str) -> None:
         """Give a file another name.
@@ -249,7 +249,7 @@ class ManagedFolder:
         OSError
             If it is not there, the other name is taken, or there are no such links.
         """
-        with self._opened() as at:
+        with self._open() as at:
             old, new = self._place(name, at), self._place(other, at)
             os.link(old, new, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=at is None)
 
@@ -261,7 +261,7 @@ class ManagedFolder:
         UserError
             If that cannot be, or something else has one of the names.
         """
-        with output.failures(self.path / other), self._opened() as at:
+        with output.failures(self.path / other), self._open() as at:
             for one in (name, other):
                 self._stat(one, at)
             old, new = self._place(name, at), self._place(other, at)
@@ -275,7 +275,7 @@ class ManagedFolder:
         OSError
             If it is not there, or may not be touched.
         """
-        with self._opened() as at:
+        with self._open() as at:
             os.utime(self._place(name, at), dir_fd=at, follow_symlinks=at is None)
 
     def remove(self, name: str) -> None:
@@ -289,12 +289,12 @@ class ManagedFolder:
         with (
             output.failures(self.path / name, "remove"),
             contextlib.suppress(FileNotFoundError),
-            self._opened() as at,
+            self._open() as at,
         ):
             os.unlink(self._place(name, at), dir_fd=at)
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[int | None]:
+    def _open(self) -> Iterator[int | None]:
         """Descriptor of the folder, which stays the same whatever happens to its path.
 
         None where the system has no such things.
@@ -356,7 +356,7 @@ class ManagedFolder:
     @contextlib.contextmanager
     def _file(self, name: str, flags: int) -> Iterator[BinaryIO]:
         """A regular file, opened."""
-        with self._opened() as at:
+        with self._open() as at:
             self._stat(name, at)  # for its message; what is opened is asked once more
             number = os.open(self._place(name, at), flags | _NO_LINK | _NO_WAIT, 0o666, dir_fd=at)
         with os.fdopen(number, "rb" if flags == os.O_RDONLY else "r+b") as file:

@@ -171,11 +171,11 @@ def write_text(path: str | Path, text: str) -> None:
     UserError
         If it cannot be written.
     """
-    with opened(path) as file:
-        file.write(encoded(text))
+    with open_new(path) as file:
+        file.write(encode(text))
 
 
-def encoded(text: str) -> bytes:
+def encode(text: str) -> bytes:
     r"""Text in UTF-8; what is no character is shown as Python writes it.
 
     Parameters
@@ -192,7 +192,7 @@ def encoded(text: str) -> bytes:
 
 
 @contextlib.contextmanager
-def opened(path: str | Path) -> Iterator[IO[bytes]]:
+def open_new(path: str | Path) -> Iterator[IO[bytes]]:
     """Open a file to write it, which takes its place only when everything is in it.
 
     Parameters
@@ -222,7 +222,7 @@ def opened(path: str | Path) -> Iterator[IO[bytes]]:
 def draft_of(path: str | Path) -> Iterator[Path]:
     """Give the path of an empty file that takes the place of another once it is written.
 
-    This is for libraries that write to a path; others use `opened`.
+    This is for libraries that write to a path; others use `open_new`.
 
     Parameters
     ----------

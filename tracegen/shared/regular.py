@@ -224,7 +224,7 @@ def check(path: str | Path) -> None:
         _refuse_others(Path(path).stat(), path)
 
 
-def expanded(path: str | Path) -> Path:
+def expand_home(path: str | Path) -> Path:
     """Put the home folder in the place of a ``~`` or ``~user`` that a path begins with.
 
     Raises

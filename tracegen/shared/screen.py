@@ -1,7 +1,7 @@
 """Text for people: escaped, for names and titles come from strangers; imports nothing of ours.
 
 A trace, a result or a study may say in its title what steers a terminal: clears it, renames its
-window, sets text from right to left. `guarded` lets nothing of that out of the process, whoever
+window, sets text from right to left. `guard` lets nothing of that out of the process, whoever
 prints it; the colours of tables and bars go around it, through `show` and `terminal`.
 """
 
@@ -77,13 +77,13 @@ class _Stream(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Write text; returns the characters that were given."""
-        with self._noted():
+        with self._note():
             self.stream.write(plain(text) if self.behind else text)
         return len(text)
 
     def flush(self) -> None:
         """Hand on what is buffered."""
-        with self._noted():
+        with self._note():
             self.stream.flush()
 
     @property
@@ -104,7 +104,7 @@ class _Stream(io.TextIOBase):
         return True
 
     @contextlib.contextmanager
-    def _noted(self) -> Iterator[None]:
+    def _note(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -116,7 +116,7 @@ class _Stream(io.TextIOBase):
 
 
 @contextlib.contextmanager
-def guarded() -> Iterator[None]:
+def guard() -> Iterator[None]:
     """Escape what is printed within, on standard output and standard error."""
     for name in ("COLUMNS", "LINES"):
         if not _is_size(os.environ.get(name, "")):
@@ -135,7 +135,7 @@ def guarded() -> Iterator[None]:
 
 
 def failure() -> OSError | None:
-    """Reason why standard output or standard error could not be written within `guarded`, if any.
+    """Reason why standard output or standard error could not be written within `guard`, if any.
 
     From then on it leads nowhere: the interpreter would try again at its end, and complain.
     """
@@ -149,7 +149,7 @@ def failure() -> OSError | None:
 
 
 def terminal(stream: TextIO) -> TextIO:
-    """The way around `guarded`, for what moves the cursor on purpose.
+    """The way around `guard`, for what moves the cursor on purpose.
 
     Parameters
     ----------

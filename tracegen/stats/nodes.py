@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tracegen.shared.errors import UserError, unknown
-from tracegen.stats.sample import Statistic, distinct, jackknifed, sample_of
+from tracegen.stats.sample import Statistic, distinct, jackknife, sample_of
 
 if TYPE_CHECKING:
     from tracegen.stats.sample import Sample
@@ -93,12 +93,12 @@ def node_statistics(
     found = {}
     for column, (name, label) in enumerate(LABELS.items()):
         sums = _sums(sample, np.stack([one[:, column] for one in counts]) * factor[column])
-        found[name] = jackknifed(label, sums, _per_token, np.mean)
+        found[name] = jackknife(label, sums, _per_token, np.mean)
     nodes = np.stack([one[:, 1] for one in counts])
     for number in range(int(nodes.max(initial=0)) + 1):
         label = f"share of tokens that visit {number} node{'' if number == 1 else 's'}"
         sums = _sums(sample, nodes == number)
-        found[f"to_{number}_nodes"] = jackknifed(label, sums, _per_token, np.mean)
+        found[f"to_{number}_nodes"] = jackknife(label, sums, _per_token, np.mean)
     return found
 
 

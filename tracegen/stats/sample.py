@@ -82,7 +82,7 @@ def sample_of(trace: RoutingTrace, seed: int) -> Sample:
     return Sample(ids, request, group_of[request], begins, counts, trace.num_experts, rng, groups, order)
 
 
-def jackknifed(label: str, sums: Array, measure: Callable[[Array], Floats], over: Callable[..., Any]) -> Statistic:
+def jackknife(label: str, sums: Array, measure: Callable[[Array], Floats], over: Callable[..., Any]) -> Statistic:
     """Give a statistic of sums by group, with its jackknife error.
 
     Parameters

@@ -19,7 +19,7 @@ from tracegen.stats.sample import (
     Statistic,
     distinct,
     indicators,
-    jackknifed,
+    jackknife,
     sample_of,
 )
 from tracegen.trace.arrays import Array, Floats
@@ -150,14 +150,14 @@ def gini(load: Floats) -> Floats:
 def _skew(sample: Sample, found: dict[str, Statistic]) -> None:
     """Load of experts; and reuse between requests, which the load alone decides."""
     load, topk = _load(sample), sample.ids.shape[2]
-    found["load_max_over_mean"] = jackknifed(
+    found["load_max_over_mean"] = jackknife(
         "load: busiest expert over mean",
         load,
         lambda n: n.max(axis=1) / np.maximum(n.mean(axis=1), 1e-300),
         np.median,
     )
-    found["load_gini"] = jackknifed("load: Gini coefficient", load, gini, np.median)
-    found["reuse_other_request"] = jackknifed(
+    found["load_gini"] = jackknife("load: Gini coefficient", load, gini, np.median)
+    found["reuse_other_request"] = jackknife(
         "reuse: a token of any request",
         load,
         lambda n: topk * ((n / np.maximum(n.sum(1, keepdims=True), 1e-300)) ** 2).sum(1),
@@ -190,7 +190,7 @@ def _reuse(sample: Sample, found: dict[str, Statistic]) -> None:
             is_reuse = (visited[:, :, None] == ids[partners][:, None, :]).any(axis=2) & is_visit
             for column, count in enumerate((is_reuse.sum(1), is_visit.sum(1))):
                 sums[:, layer, column] = np.bincount(sample.group[tokens], count, groups)
-        found[name] = jackknifed(label, sums, _ratio, np.mean)
+        found[name] = jackknife(label, sums, _ratio, np.mean)
 
 
 def _ratio(sums: Array) -> Floats:
@@ -234,14 +234,14 @@ def _together(sample: Sample, found: dict[str, Statistic]) -> tuple[Floats, Floa
     def pairs(sums: Array) -> Floats:
         return _correlation(sums, width)[:, upper[0], upper[1]]
 
-    found["pair_std"] = jackknifed("co-activation: spread", packed, lambda s: pairs(s).std(axis=1), np.median)
-    found["pair_max"] = jackknifed("co-activation: strongest pair", packed, lambda s: pairs(s).max(axis=1), np.median)
+    found["pair_std"] = jackknife("co-activation: spread", packed, lambda s: pairs(s).std(axis=1), np.median)
+    found["pair_max"] = jackknife("co-activation: strongest pair", packed, lambda s: pairs(s).max(axis=1), np.median)
     if layers > 1:
         # Groups that only taught the table have no hits to leave out.
         tested = recall[recall[:, 0, 1] > 0]
         if tested.size:
             label = "next layer: experts predicted"
-            found["next_layer_recall"] = jackknifed(label, tested, _ratio, np.mean)
+            found["next_layer_recall"] = jackknife(label, tested, _ratio, np.mean)
     travel = travel[:places, :places]  # without zero experts
     return _correlation(packed.sum(axis=0), width), travel / max(travel.sum(), 1)
 
@@ -273,7 +273,7 @@ def _fanout(sample: Sample, found: dict[str, Statistic]) -> dict[int, Floats]:
         for layer, ids in enumerate(sample.ids):
             key = sample.group * (topk + 1) + distinct(owner[ids], number)
             histogram[:, layer] = np.bincount(key, minlength=groups * (topk + 1)).reshape(groups, topk + 1)
-        found[f"distinct_groups_{number}"] = jackknifed(
+        found[f"distinct_groups_{number}"] = jackknife(
             f"distinct of {number} groups per token",
             histogram,
             lambda n: (n @ np.arange(topk + 1)) / np.maximum(n.sum(axis=1), 1),

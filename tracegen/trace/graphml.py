@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tracegen.shared.errors import UserError
-from tracegen.shared.output import opened
+from tracegen.shared.output import open_new
 from tracegen.trace.graph import EDGE_KINDS, TokenExpertGraph
 from tracegen.trace.tables import PHASES
 
@@ -126,5 +126,5 @@ def write_graphml(trace: RoutingTrace, graph: TokenExpertGraph, path: str | Path
     made = to_networkx(trace, graph)
     text = io.BytesIO()
     networkx.write_graphml_xml(made, text, prettyprint=True)
-    with opened(path) as file:
+    with open_new(path) as file:
         file.write(text.getvalue())

@@ -35,7 +35,7 @@ def shape_of(trace: TraceData) -> ModelShape:
         of other sizes.
     """
     if trace.model.shape is not None:
-        return models.completed(trace.model.shape)
+        return models.complete(trace.model.shape)
     found = models.of_checkpoint(trace.model.model_id)
     refusals = [contradiction(trace, shape) for shape in found]
     for shape, refusal in zip(found, refusals, strict=True):

@@ -28,10 +28,10 @@ class KernelCompiler(Protocol):
     def inner(self, function: Callable[..., Any]) -> Any:
         """Compile a function that only kernels call."""
 
-    def inlined(self, function: Callable[..., Any]) -> Any:
+    def inline(self, function: Callable[..., Any]) -> Any:
         """Compile a function that becomes a part of each kernel that calls it."""
 
-    def compiled(self, function: Callable[..., Any]) -> Any:
+    def compile_entry(self, function: Callable[..., Any]) -> Any:
         """Compile a function that Python calls, when it is first needed."""
 
     def is_kept(self, kernel: Any, kinds: tuple[Any, ...]) -> bool:
@@ -77,9 +77,9 @@ def inner(function: Callable[..., Any]) -> Any:
     return function if _found is None else _found.inner(function)
 
 
-def inlined(function: Callable[..., Any]) -> Any:
+def inline(function: Callable[..., Any]) -> Any:
     """Compile a function that becomes a part of each kernel that calls it."""
-    return function if _found is None else _found.inlined(function)
+    return function if _found is None else _found.inline(function)
 
 
 def entry(memory: type[KernelMemory]) -> Callable[[Callable[..., Any]], Any]:
@@ -101,7 +101,7 @@ class KernelEntry:
     """
 
     def __init__(self, compiler: KernelCompiler, function: Callable[..., Any], memory: type[KernelMemory]) -> None:
-        self._compiler, self._kernel = compiler, compiler.compiled(function)
+        self._compiler, self._kernel = compiler, compiler.compile_entry(function)
         self._memory, self._kinds = memory, (MemoryType(memory),)
         self._code: Callable[[KernelMemory], Any] | None = None
         self.name = function.__name__

@@ -26,7 +26,7 @@ def cache_folder() -> Path | None:
     """Folder of the compiled kernels; None if there is none to be had."""
     installation = f"kernels_{hashlib.sha256(str(_SOURCES).encode()).hexdigest()[:16]}"
     shared: list[str] = []
-    found = next(filter(None, (_made(one, shared) for one in _candidates(installation))), None)
+    found = next(filter(None, (_make(one, shared) for one in _candidates(installation))), None)
     if shared:
         place = "every process compiles them again" if found is None else f"they are in {found}"
         _left_aside.append(f"compiled kernels are not kept where {' and where '.join(shared)}: {place}")
@@ -64,7 +64,7 @@ def _candidates(installation: str) -> Iterator[tuple[Path, ...]]:
         yield scratch, Path(f"moereplay-{owner}"), Path(installation)
 
 
-def _made(candidate: tuple[Path, ...], shared: list[str]) -> Path | None:
+def _make(candidate: tuple[Path, ...], shared: list[str]) -> Path | None:
     """The folder, if nobody else can change what lies in it, and this process can."""
     folder, *own = candidate
     try:

@@ -200,7 +200,7 @@ def _load_word(builder, base, offset, kind):
     return value
 
 
-def _scaled(builder, index, num_bytes):
+def _scale(builder, index, num_bytes):
     return builder.mul(index, _I64(num_bytes))
 
 
@@ -240,20 +240,20 @@ def _set_field(context, builder, sig, args, name):
 
 @lower_builtin(operator.getitem, RecordsType, types.int64)
 def _get_record(context, builder, sig, args):
-    offset = _scaled(builder, args[1], sig.args[0].layout.num_bytes)
+    offset = _scale(builder, args[1], sig.args[0].layout.num_bytes)
     return builder.gep(args[0], [offset], inbounds=True)
 
 
 @lower_builtin(operator.getitem, VectorType, types.int64)
 def _get_element(context, builder, sig, args):
     bits = sig.args[0].bits
-    return _load(builder, args[0], _scaled(builder, args[1], bits // 8), bits, f"vector{bits}")
+    return _load(builder, args[0], _scale(builder, args[1], bits // 8), bits, f"vector{bits}")
 
 
 @lower_builtin(operator.setitem, VectorType, types.int64, types.int64)
 def _set_element(context, builder, sig, args):
     bits = sig.args[0].bits
-    offset = _scaled(builder, args[1], bits // 8)
+    offset = _scale(builder, args[1], bits // 8)
     _store(builder, args[0], offset, bits, args[2], f"vector{bits}")
     return context.get_dummy_value()
 
@@ -291,7 +291,7 @@ def _prefetch_line(typing_context, part, index):
             ir.FunctionType(ir.VoidType(), [_POINTER, number, number, number]),
             "llvm.prefetch.p0",
         )
-        address = builder.gep(args[0], [_scaled(builder, args[1], num_bytes)])
+        address = builder.gep(args[0], [_scale(builder, args[1], num_bytes)])
         read, keep, data = number(0), number(3), number(1)
         builder.call(function, [address, read, keep, data])
         return context.get_dummy_value()

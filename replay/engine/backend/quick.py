@@ -176,7 +176,7 @@ def inner(function: Callable[..., Any]) -> Any:
     return _without_literals(njit(pipeline_class=_InnerCompiler, **_INNER)(function))
 
 
-def inlined(function: Callable[..., Any]) -> Any:
+def inline(function: Callable[..., Any]) -> Any:
     """Compile a function that becomes a part of each kernel that calls it."""
     return _without_literals(njit(pipeline_class=_InnerCompiler, forceinline=True, **_INNER)(function))
 
@@ -192,7 +192,7 @@ def _without_literals(kernel: Any) -> Any:
     return kernel
 
 
-def compiled(function: Callable[..., Any]) -> Any:
+def compile_entry(function: Callable[..., Any]) -> Any:
     """Compile a function that Python calls, when it is first needed, or take it from our cache."""
     options: dict[str, Any] = {"_nrt": False, "no_cfunc_wrapper": True}
     kernel: Any = njit(pipeline_class=_EntryCompiler, **options)(function)

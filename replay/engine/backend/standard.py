@@ -33,7 +33,7 @@ def inner(function: Callable[..., Any]) -> Any:
 inlined = inner  # LLVM decides
 
 
-def compiled(function: Callable[..., Any]) -> Any:
+def compile_entry(function: Callable[..., Any]) -> Any:
     """Compile a function that Python calls, when it is first needed, or take it from numba's cache."""
     folder = _folder()
     if folder is None:

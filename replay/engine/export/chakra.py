@@ -109,10 +109,10 @@ def write_chakra(
     for rank, (low, high) in enumerate(programs.rows_of_ranks()):
         path = Path(f"{prefix}.{rank}.et")
         with files.opened(path.name) as file:
-            file.write(_delimited(metadata))
+            file.write(_delimit(metadata))
             for first in range(low, high, _CHUNK):
                 messages = nodes.rows(first, min(high, first + _CHUNK))
-                file.write(b"".join(map(_delimited, messages)))
+                file.write(b"".join(map(_delimit, messages)))
         paths.append(path)
     return ExportedFiles(tuple(paths), len(programs), notes)
 
@@ -206,7 +206,7 @@ def _text(field: int, value: str) -> bytes:
     return _bytes(field, value.encode())
 
 
-def _delimited(message: bytes) -> bytes:
+def _delimit(message: bytes) -> bytes:
     return _varint(len(message)) + message
 
 

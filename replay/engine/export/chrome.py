@@ -23,7 +23,7 @@ from typing import IO
 import numpy as np
 
 from replay.engine.errors import UserError
-from replay.engine.export.gauges import sampled
+from replay.engine.export.gauges import sample
 from replay.engine.export.programs import ExportedFiles
 from replay.engine.export.scene import Scene
 from replay.engine.export.slices import Arrow, Slice, journey_slices, path_slices, spans
@@ -125,7 +125,7 @@ def write_chrome(
         "num_tasks": str(timeline.graph.num_tasks),
         "notes": " | ".join(notes) or "every task is here",
     }
-    with output.opened(path) as file:
+    with output.open_new(path) as file:
         num_events = _write(file, other, picture.names(), picture.events())
     return ExportedFiles((Path(path),), num_events, tuple(notes))
 
@@ -223,7 +223,7 @@ class _Picture:
         for number, arrow in enumerate(self.arrows, 1):
             yield from _arrow_events(number, arrow, self.threads)
         yield from self._task_events()
-        for gauge, process, times, values in sampled(self.timeline, self.scene.gauges, self.window_ps):
+        for gauge, process, times, values in sample(self.timeline, self.scene.gauges, self.window_ps):
             head = f'{{"ph":"C","name":{json.dumps(gauge.name)},"pid":{pid_of(process)},"ts":'
             of = json.dumps(gauge.of)
             for time, value in zip(times, values, strict=True):

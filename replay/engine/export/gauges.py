@@ -31,7 +31,7 @@ class Samples(NamedTuple):
     value: list[float]
 
 
-def sampled(timeline: Timeline, gauges: Sequence[Gauge], window_ps: tuple[int, int]) -> Iterator[Samples]:
+def sample(timeline: Timeline, gauges: Sequence[Gauge], window_ps: tuple[int, int]) -> Iterator[Samples]:
     """Read gauges off a schedule, in equal parts of some of the time.
 
     A value is the mean over its part of the time; where it stays the same, it stands once. The last

@@ -85,7 +85,7 @@ def write_goal(
         message = f"unit_ps is {unit_ps}; possible: 1 or more"
         raise UserError(message)
     programs = make_programs(timeline, transfers, "server")
-    held = _held(programs, unit_ps) if transfers == "schedule" else np.zeros_like(programs.task)
+    held = _delays(programs, unit_ps) if transfers == "schedule" else np.zeros_like(programs.task)
     notes = [*programs.notes, "a rank of the file is one server of a GPU"]
     if transfers == "schedule":
         notes.append("times are the schedule's: for LogGOPSim with L, o, g, G and O of 0")
@@ -93,7 +93,7 @@ def write_goal(
         notes.append(f"{num_held} tasks are held as long as they waited for more than edges")
     if unit_ps > 1:
         notes.append(f"times are cut to units of {unit_ps} ps")
-    with output.opened(path) as file:
+    with output.open_new(path) as file:
         head = [
             f"// times in units of {unit_ps} ps; schedule of {timeline.makespan_ps} ps",
             *(f"// {note}" for note in notes),
@@ -105,7 +105,7 @@ def write_goal(
     return ExportedFiles((Path(path),), len(programs) + num_held, tuple(notes))
 
 
-def _held(programs: Programs, unit_ps: int) -> Int64s:
+def _delays(programs: Programs, unit_ps: int) -> Int64s:
     """Units of time that an operation began later than its program let it (operation,).
 
     Its program lets it begin when all before it has ended; a message, when what sent it ended.

@@ -110,7 +110,7 @@ def write_graphml(
     graph = to_networkx(timeline, window_ps=window_ps, max_tasks=max_tasks)
     text = io.BytesIO()
     nx.write_graphml_xml(graph, text, prettyprint=True)
-    with output.opened(path) as file:
+    with output.open_new(path) as file:
         file.write(text.getvalue())
     left_out = graph.graph["left_out"]
     notes = (f"{left_out} tasks lie outside the window and are left out",) if left_out else ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from replay.engine.backend.compiling import entry, inlined
+from replay.engine.backend.compiling import entry, inline
 from replay.engine.backend.memory import FixedNumber, KernelMemory, StridedColumn, Vector
 from replay.engine.backend.memory_types import AHEAD, prefetch
 
@@ -45,19 +45,19 @@ class Changes(KernelMemory):
     found_window = Vector(np.int64)
 
 
-@inlined
+@inline
 def _time_of(c, row):
     if c.by_task != 0:
         return c.time[c.task[row]]
     return c.time[row]
 
 
-@inlined
+@inline
 def _window_of(c, owner, time):
     return c.base[owner] + ((time - c.first[owner]) >> c.shift[owner])
 
 
-@inlined
+@inline
 def _prefetch_window(c, row):
     """Ask for the sums of a row's window."""
     if row < c.num_rows and c.owner[row] >= 0:
@@ -109,7 +109,7 @@ def find_changes(c):
                 c.place[window] = place + 1
 
 
-@inlined
+@inline
 def _put_in_order(c, begin, end):
     """Put changes in the order of time: Shell's sort, since windows are short, but not always."""
     gap = 1

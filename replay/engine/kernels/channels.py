@@ -6,12 +6,12 @@ In the twin: ``events``, which is one heap there.
 
 from __future__ import annotations
 
-from replay.engine.backend.compiling import inlined
+from replay.engine.backend.compiling import inline
 from replay.engine.backend.memory_types import prefetch
 from replay.engine.kernels.layout import IN_ORDER, NEVER, TOO_LATE
 
 
-@inlined
+@inline
 def prefetch_task(p, task):
     """Ask for the record of a task and for where its touches begin, unless it is a gate's event."""
     if task < 0:
@@ -21,7 +21,7 @@ def prefetch_task(p, task):
         prefetch(p.touch_indptr, task)
 
 
-@inlined
+@inline
 def prefetch_targets(p, task):
     """Ask for the records of a task's first and last successors: it is visible soon."""
     edge = p.tasks[task].edges
@@ -32,7 +32,7 @@ def prefetch_targets(p, task):
             prefetch_task(p, p.successors[end - 1])
 
 
-@inlined
+@inline
 def set_key(p, channel, key):
     """Write a channel's leaf of the tree and the minima above it."""
     tree = p.tree
@@ -46,7 +46,7 @@ def set_key(p, channel, key):
         tree[node] = key
 
 
-@inlined
+@inline
 def _heap_push(p, base, size, time, task):
     """Add to the binary heap of ``size`` entries that starts at ``base``."""
     place = size
@@ -61,7 +61,7 @@ def _heap_push(p, base, size, time, task):
     p.heap_task[base + place] = task
 
 
-@inlined
+@inline
 def _heap_pop(p, base, last):
     """Remove the first entry of the heap of ``last + 1`` entries that starts at ``base``."""
     time = p.heap_time[base + last]
@@ -82,7 +82,7 @@ def _heap_pop(p, base, last):
     p.heap_task[base + place] = task
 
 
-@inlined
+@inline
 def send(p, number, task, time):
     """Put a task on a channel, from which it comes back at ``time``."""
     if time > (NEVER >> p.shift):
@@ -103,7 +103,7 @@ def send(p, number, task, time):
         set_key(p, number, (time << p.shift) | number)
 
 
-@inlined
+@inline
 def receive(p, number):
     """Take the first task off a channel."""
     key = NEVER

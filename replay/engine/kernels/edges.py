@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from replay.engine.backend.compiling import entry, inlined
+from replay.engine.backend.compiling import entry, inline
 from replay.engine.backend.memory import FixedNumber, KernelMemory, Number, StridedColumn, Vector
 from replay.engine.backend.memory_types import AHEAD, prefetch
 from replay.engine.columns import EdgeBlocks, IntArray
@@ -183,7 +183,7 @@ class Order(KernelMemory):
     order = Vector(np.int32)
 
 
-@inlined
+@inline
 def _count_down(g, counts, index, node):
     """One thing less to wait for; the node comes next if that was the last."""
     remaining = counts[index] - 1
@@ -193,7 +193,7 @@ def _count_down(g, counts, index, node):
         g.done += 1
 
 
-@inlined
+@inline
 def _prefetch_ahead(g, head):
     """Ask for what is read of later nodes: a step each, as each names what comes next."""
     if head + AHEAD < g.done and g.order[head + AHEAD] < g.num_tasks:

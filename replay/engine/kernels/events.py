@@ -7,7 +7,7 @@ In the twin: ``make_ready``, ``leave``, ``meet``, ``arrive``, and the closing of
 
 from __future__ import annotations
 
-from replay.engine.backend.compiling import inlined, inner
+from replay.engine.backend.compiling import inline, inner
 from replay.engine.backend.memory_types import prefetch
 from replay.engine.kernels.channels import prefetch_targets, send
 from replay.engine.kernels.lanes import sort_ids, touch_station
@@ -26,7 +26,7 @@ from replay.engine.kernels.layout import (
 )
 
 
-@inlined
+@inline
 def make_ready(p, number):
     """Queue a task, or start it if it is a pure delay."""
     task = p.tasks[number]
@@ -71,7 +71,7 @@ def make_ready_apart(p, number):
     make_ready(p, number)
 
 
-@inlined
+@inline
 def latency_of(p, task, channel):
     """Latency of a task, from its channel if all tasks on that have the same."""
     if channel == NO_FLIGHT:
@@ -121,7 +121,7 @@ def leave(p, number):
     send(p, channel, number, task.visible)
 
 
-@inlined
+@inline
 def _give_back(p, number):
     """Give the units of a list of credits back, and note the pools that somebody waits for."""
     while number >= 0:
@@ -142,7 +142,7 @@ def _give_shares(p, task):
                 _refill(p, share.pool, share.units)
 
 
-@inlined
+@inline
 def _refill(p, number, units):
     """Give units back to a pool, and note whether somebody waits for them."""
     pool = p.pools[number]

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from replay.engine.backend.compiling import entry, inlined, inner
+from replay.engine.backend.compiling import entry, inline, inner
 from replay.engine.backend.memory import FixedNumber, KernelMemory, Records, StridedColumn, Vector
 from replay.engine.backend.memory_types import AHEAD, prefetch
 from replay.engine.kernels.layout import TRIPLE
 
 
-@inlined
-def _hashed(a, b, c):
+@inline
+def _hash(a, b, c):
     """Hash of three whole numbers; 31 bits per factor: nothing overflows as plain Python."""
     low = 0x7FFFFFFF
     h = ((a ^ (a >> 31)) & low) * 0x5BD1E995
@@ -28,7 +28,7 @@ def intern(table, room, triples, sizes, what, a, b, c):
     ``table`` is an open-addressing table of numbers (-1 free) for ``room`` triples.
     """
     mask = 2 * room - 1
-    place = _hashed(a, b, c) & mask
+    place = _hash(a, b, c) & mask
     while table[place] >= 0:
         found = triples[table[place]]
         if found.a == a and found.b == b and found.c == c:
@@ -59,20 +59,20 @@ def rehash(t):
     mask = 2 * t.room - 1
     for number in range(t.size):
         triple = t.triples[number]
-        place = _hashed(triple.a, triple.b, triple.c) & mask
+        place = _hash(triple.a, triple.b, triple.c) & mask
         while t.table[place] >= 0:
             place = (place + 1) & mask
         t.table[place] = number
 
 
-@inlined
+@inline
 def _place_of(n, place):
     """First place at which the key of a row is looked for."""
     row = n.order[place]
-    return _hashed(n.table[row], n.key[row], 0) & (2 * n.room - 1)
+    return _hash(n.table[row], n.key[row], 0) & (2 * n.room - 1)
 
 
-@inlined
+@inline
 def _prefetch_names(n, place):
     """Ask for where the keys of later rows may be found: first for the number, then for the name."""
     if place + AHEAD < n.num_rows:

@@ -6,7 +6,7 @@ In the twin: ``order``, and the sorting in ``candidates``.
 
 from __future__ import annotations
 
-from replay.engine.backend.compiling import inlined, inner
+from replay.engine.backend.compiling import inline, inner
 from replay.engine.kernels.layout import TURNS
 
 
@@ -47,7 +47,7 @@ def _sift_id(ids, low, place, count):
     ids[low + place] = moving
 
 
-@inlined
+@inline
 def is_before(p, first, second):
     """Tell whether the head of one lane is served before the head of another."""
     lane, other = p.lanes[first], p.lanes[second]
@@ -97,7 +97,7 @@ def sink_lane(p, base, size, lane):
     p.lanes[lane].place = place
 
 
-@inlined
+@inline
 def enter_lane(p, lane):
     """Put a lane into its station's heap, or into the plain list of one that serves in turns."""
     station = p.stations[p.lanes[lane].station]
@@ -110,7 +110,7 @@ def enter_lane(p, lane):
         lift_lane(p, station.base, size, lane)
 
 
-@inlined
+@inline
 def remove_first_lane(p, number):
     """Take the first lane out of its station's heap."""
     station = p.stations[number]
@@ -127,7 +127,7 @@ def remove_first_lane(p, number):
             sink_lane(p, base, size, last)
 
 
-@inlined
+@inline
 def touch_station(p, number):
     """Note that the station may have something to start."""
     if p.stations[number].touched == 0:
@@ -216,7 +216,7 @@ def unblock_lane(p, number):
     p.pools[pool].waiting = _meld(p, root, below)
 
 
-@inlined
+@inline
 def lacking_pool(p, lane):
     """First pool that has too few units for the head of a lane, or -1."""
     number = p.lanes[lane].needs

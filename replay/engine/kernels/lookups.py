@@ -6,7 +6,7 @@ In the twin: ``touch`` and ``charge``.
 
 from __future__ import annotations
 
-from replay.engine.backend.compiling import inlined, inner
+from replay.engine.backend.compiling import inline, inner
 from replay.engine.backend.memory_types import prefetch
 from replay.engine.kernels.layout import (
     AND_EVICTED,
@@ -27,7 +27,7 @@ from replay.engine.kernels.layout import (
 )
 
 
-@inlined
+@inline
 def prefetch_keys(p, task):
     """Ask for the keys that a task touches."""
     low = p.touch_indptr[task]
@@ -38,7 +38,7 @@ def prefetch_keys(p, task):
         prefetch(p.keys, p.touches[entry].key)
 
 
-@inlined
+@inline
 def _unlink(p, table, number):
     """Take a key out of its table's list."""
     older = p.keys[number].older
@@ -53,7 +53,7 @@ def _unlink(p, table, number):
         table.newest = older
 
 
-@inlined
+@inline
 def _link_newest(p, table, number):
     """Put a key at the end of its table's list."""
     older = table.newest
@@ -69,7 +69,7 @@ def _link_newest(p, table, number):
         key.time = p.now
 
 
-@inlined
+@inline
 def _lengthen(p, task, time):
     """Add to the service of a task that has not started."""
     service = p.tasks[task].duration + time
@@ -79,7 +79,7 @@ def _lengthen(p, task, time):
     p.tasks[task].duration = service
 
 
-@inlined
+@inline
 def _draw(p, number, duration):
     """Draw service from a line; returns when it is served."""
     lane = p.lanes[number]
@@ -116,7 +116,7 @@ def _evict_oldest(p, table, task, charged, cost):
     table.free += p.forms[p.keys[oldest].form].room >> ROOM_FLAGS
 
 
-@inlined
+@inline
 def _insert(p, table, number, form, task, charged, cost):
     """Put a key into its table; returns whether others had to leave."""
     units = p.forms[form].room >> ROOM_FLAGS
@@ -199,7 +199,7 @@ def look_up(p, task):
     return late
 
 
-@inlined
+@inline
 def _keep_in_use(p, low, high, end):
     """Note until when a task that touched keys of tables with a backing is in service."""
     for entry in range(low, high):

@@ -6,7 +6,7 @@ In the twin: ``run``, ``apply_everything_that_happens_now`` and ``become_visible
 
 from __future__ import annotations
 
-from replay.engine.backend.compiling import entry, inlined, inner
+from replay.engine.backend.compiling import entry, inline, inner
 from replay.engine.kernels.channels import receive
 from replay.engine.kernels.events import (
     admit_arrivals,
@@ -29,7 +29,7 @@ from replay.engine.kernels.layout import (
 from replay.engine.kernels.starts import commit, commit_apart, order_lane, serve_stations
 
 
-@inlined
+@inline
 def _become_visible(p, task):
     """Meet the dependencies of a task's successors, and collect its events at gates."""
     for edge in range(p.tasks[task].edges, p.tasks[task + 1].edges):
@@ -48,7 +48,7 @@ def _become_visible(p, task):
             p.num_signals += 1
 
 
-@inlined
+@inline
 def _apply_what_happens_now(p):
     """Phase 1: everything that leaves or becomes visible now. Returns how many became visible."""
     done = 0
@@ -75,7 +75,7 @@ def _apply_what_happens_now(p):
         _become_visible(p, task)
 
 
-@inlined
+@inline
 def _serve_touched_lanes(p, is_final):
     """Phase 2, lanes: fix what starts in streams, order what waits at stations."""
     count = p.num_touched_lanes

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from replay.engine.backend.compiling import entry, inlined, inner
+from replay.engine.backend.compiling import entry, inline, inner
 from replay.engine.backend.memory import FixedNumber, KernelMemory, Records, StridedColumn, Vector
 from replay.engine.kernels.interning import intern
 from replay.engine.kernels.layout import (
@@ -146,13 +146,13 @@ def _class_of(w, place, latency):
     return number
 
 
-@inlined
+@inline
 def _add_node(w, following, pool, units):
     """Put (pool, units) before a list; equal lists get the same number."""
     return intern(w.node_table, w.room, w.nodes, w.sizes, NODES, following, pool, units)
 
 
-@inlined
+@inline
 def _needs_of(w, task):
     """List of what a task takes, by pool; -1 for nothing. Takes from one pool are added up."""
     count = 0
@@ -180,7 +180,7 @@ def _needs_of(w, task):
     return number
 
 
-@inlined
+@inline
 def _gives_of(w, task):
     """List of what a task gives back by itself; -1 for nothing."""
     number = -1
@@ -227,13 +227,13 @@ def _may_be_early(w, task):
     return False
 
 
-@inlined
+@inline
 def _follows(w, first, task):
     """Tell whether a task follows another within three edges; not all are asked."""
     return _is_next(w, first, task) or _is_next_but_one(w, first, task) or _is_next_but_two(w, first, task)
 
 
-@inlined
+@inline
 def _last_asked(w, task):
     """End of the edges of a task that are looked at."""
     low = w.indptr[task]
@@ -243,7 +243,7 @@ def _last_asked(w, task):
     return high
 
 
-@inlined
+@inline
 def _is_next(w, first, task):
     edge = w.indptr[first]
     end = _last_asked(w, first)
@@ -270,7 +270,7 @@ def _is_next_but_two(w, first, task):
     return False
 
 
-@inlined
+@inline
 def _has_room(w, task):
     """Tell whether all tables of triples have room for what one task can add."""
     if w.sizes[LANES] == w.room or w.sizes[WAYS] == w.room:
@@ -282,7 +282,7 @@ def _has_room(w, task):
     return w.sizes[NODES] + most <= w.room
 
 
-@inlined
+@inline
 def _lane_of(w, task, where, needs):
     """Lane of a task that waits for a server or for credits."""
     rule = w.lane_rule[where]
@@ -299,7 +299,7 @@ def _lane_of(w, task, where, needs):
     return lane
 
 
-@inlined
+@inline
 def _pack_task(w, number):
     """Write the record of a task."""
     where = w.resource[number]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from replay.engine.backend.compiling import entry, inlined
+from replay.engine.backend.compiling import entry, inline
 from replay.engine.backend.memory import FixedNumber, KernelMemory, Number, Records, StridedColumn, Vector
 from replay.engine.backend.memory_types import AHEAD, prefetch
 from replay.engine.kernels.lanes import sort_ids
@@ -34,7 +34,7 @@ class Chain(KernelMemory):
     arrivals = Vector(np.int64)  # of one gate at a time
 
 
-@inlined
+@inline
 def _prefetch_ahead(g, place):
     """Ask for the nodes that come next in the order: a step each, as each names what comes next."""
     if place + AHEAD < g.num_nodes:
@@ -50,7 +50,7 @@ def _prefetch_ahead(g, place):
             prefetch(g.ready, g.successors[g.indptr[node]])
 
 
-@inlined
+@inline
 def _no_sooner(times, task, time):
     if times[task] < time:
         times[task] = time
@@ -122,7 +122,7 @@ class Causes(KernelMemory):
     cause = Vector(np.int64)
 
 
-@inlined
+@inline
 def _blame(g, target, task):
     """Note that a task waited for another, if that was visible last."""
     if g.cause[target] < 0 or g.visible[task] > g.ready[target]:

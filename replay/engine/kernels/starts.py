@@ -6,7 +6,7 @@ In the twin: ``start_services``, ``candidates`` and ``start``.
 
 from __future__ import annotations
 
-from replay.engine.backend.compiling import inlined, inner
+from replay.engine.backend.compiling import inline, inner
 from replay.engine.backend.memory_types import prefetch
 from replay.engine.kernels.channels import send
 from replay.engine.kernels.events import latency_of
@@ -37,7 +37,7 @@ from replay.engine.kernels.lookups import look_up, prefetch_keys
 # --- Streams ------------------------------------------------------------------------------------
 
 
-@inlined
+@inline
 def commit(p, number, low, high):
     """Fix the starts of ``slots[low:high]`` of a stream: nothing can come before them any more."""
     lane = p.lanes[number]
@@ -69,7 +69,7 @@ def commit_apart(p, number, low, high):
 # --- Lanes of stations --------------------------------------------------------------------------
 
 
-@inlined
+@inline
 def _note_head(p, number, task):
     """Keep what orders a lane in the lane itself, and what its head takes."""
     lane = p.lanes[number]
@@ -159,7 +159,7 @@ def _start_first(p, number):
 # --- Rivals: stations with a free server, and pools that got units back -------------------------
 
 
-@inlined
+@inline
 def _rival_lane(p, rival):
     """Lane whose head a rival wants to start: a station's first, or the first that waits."""
     if rival < p.num_stations:
@@ -234,7 +234,7 @@ def _block_first_lane(p, number, pool):
 # --- Stations that serve in turns ---------------------------------------------------------------
 
 
-@inlined
+@inline
 def _is_turn_before(p, first, second):
     """Tell whether a lane is served before another of a station that serves in turns."""
     lane, other = p.lanes[first], p.lanes[second]
@@ -326,7 +326,7 @@ def serve_stations(p):
         block_lane(p, lane, p.lanes[lane].pool)
 
 
-@inlined
+@inline
 def _serve_first_rival(p):
     """Start the task of the first rival, or let it wait for credits."""
     rival = p.rivals[0].heap

@@ -48,10 +48,10 @@ class DocumentKind:
         if "results" in made.model_fields:  # a comparison's schema is raised with its results'
             for one, converter in older.items():
                 version = one.rpartition("/")[2]
-                self._older[f"{self.name}/{version}"] = partial(self._compared, converter)
+                self._older[f"{self.name}/{version}"] = partial(self._comparison, converter)
         self._older |= {one: older[one] for one in older if one.startswith(f"{self.name}/")}
 
-    def _compared(self, converter: Converter, document: Mapping[str, Any]) -> dict[str, Any]:
+    def _comparison(self, converter: Converter, document: Mapping[str, Any]) -> dict[str, Any]:
         results = [converter(one) for one in document["results"]]
         return {**document, "format": self.format, "results": results}
 
@@ -81,7 +81,7 @@ def read_one_of(kinds: Sequence[DocumentKind], path: str | Path) -> Any:
         message = f"{where} has the format {given!r}; this version reads {', '.join(kind.readable)}"
         raise UserError(message)
     try:
-        return validated(kind.made, kind.present(document, given), where)
+        return validate(kind.made, kind.present(document, given), where)
     except UserError:
         raise
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
@@ -159,7 +159,7 @@ def check_numbers(document: Any, place: str = "") -> None:
             raise UserError(message)
 
 
-def validated(kind: type[One], document: Any, where: str | Path) -> One:
+def validate(kind: type[One], document: Any, where: str | Path) -> One:
     """Make a result of a document.
 
     Raises

@@ -351,7 +351,7 @@ class RepeatedReplays(Need):
         return self.first.what_fits(most_bytes)
 
 
-def summed(found: Sequence[Need], replays: float = 1, jobs: int = 1) -> str:
+def sum_text(found: Sequence[Need], replays: float = 1, jobs: int = 1) -> str:
     """Give what several replays take, in a line.
 
     Parameters
@@ -399,7 +399,7 @@ def estimate(scheme: str, asked: ReplayCounts, replayed: Callable[[int], tuple[S
     return Estimate(scheme, asked, layer, seconds * factor)
 
 
-def thinned(batch: Batch, num_ranks: int, *, of_each: bool = False) -> Batch:
+def thin_batch(batch: Batch, num_ranks: int, *, of_each: bool = False) -> Batch:
     """Tokens of some ranks of a batch, at most `TOKENS_PER_RANK` of each.
 
     Parameters

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from replay.errors import RefusedError, UserError, check_kind, unknown
 from replay.experiments.base.documents import Converter, DocumentKind, read_one_of, written_format
-from replay.experiments.base.estimate import LONG_SECONDS, Need, UnfitError, summed
+from replay.experiments.base.estimate import LONG_SECONDS, Need, UnfitError, sum_text
 from replay.experiments.base.host_memory import limit_of
 from replay.experiments.base.result import AnyResult, Document
 from replay.experiments.base.rooms import ROOMS
@@ -183,7 +183,7 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
         """Give the classes of what is saved and shown."""
         return (self.result,)
 
-    def shown(self, result: Any, *, details: bool) -> Any:
+    def screen_tables(self, result: Any, *, details: bool) -> Any:
         """Tables of a result, or of a comparison, for the screen: those that its page opens with.
 
         Parameters
@@ -270,9 +270,9 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
         """Carry out what was set up, if it fits into memory; parameters as of `run`."""
         is_observed = observe is not None
         self.check_fit({"": setup}, max_memory, report, is_observed=is_observed)
-        return self.watched(setup, progress, observe)
+        return self.watch(setup, progress, observe)
 
-    def watched(self, setup: AnySetup, progress: Progress | None, observe: Observer | None) -> AnyResult:
+    def watch(self, setup: AnySetup, progress: Progress | None, observe: Observer | None) -> AnyResult:
         """Replay what fits, and tell of every step."""
         left = self.steps(setup)
 
@@ -343,7 +343,7 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
             message = f"{next(iter(unfit.values()))}{shared}{others}"
             raise UnfitError(message)
         if report and replays * sum(need.seconds for need in needs) >= LONG_SECONDS * jobs:
-            report(summed(needs, replays, jobs))
+            report(sum_text(needs, replays, jobs))
 
     def load_result(self, path: str | Path) -> Any:
         """Read a result or a comparison of this kind; errors are those of `replay.load_result`."""

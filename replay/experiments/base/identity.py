@@ -242,16 +242,16 @@ def _compiled_class(kind: type) -> Iterator[str]:
     for name, value in sorted(vars(kind).items()):
         code = getattr(getattr(value, "__func__", value), "__code__", None)
         if code is not None:
-            yield from (name, *_compiled(code))
+            yield from (name, *_code_lines(code))
         elif name[:2] != "__" and isinstance(value, int | float | str | tuple | frozenset):
             yield from (name, _plain(value))
 
 
-def _compiled(code: CodeType) -> Iterator[str]:
+def _code_lines(code: CodeType) -> Iterator[str]:
     """Lines of a function's code, without where it was typed."""
     yield from (code.co_code.hex(), repr(code.co_names), repr(code.co_varnames))
     for constant in code.co_consts:
-        yield from _compiled(constant) if isinstance(constant, CodeType) else (_plain(constant),)
+        yield from _code_lines(constant) if isinstance(constant, CodeType) else (_plain(constant),)
 
 
 def _plain(value: object) -> str:

@@ -88,7 +88,7 @@ def short_placement(spec: str) -> str:
     return PurePath(argument).name if kind == "file" else spec
 
 
-def named(results: Sequence[AnyRow], name: str) -> AnyRow:
+def find_one(results: Sequence[AnyRow], name: str) -> AnyRow:
     """Find the one result that a name means.
 
     Parameters

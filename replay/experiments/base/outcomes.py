@@ -101,7 +101,7 @@ def carried_out(
     else:
         for at, setup in setups.items():
             try:
-                found[at] = experiment.watched(setup, progress, observe)
+                found[at] = experiment.watch(setup, progress, observe)
             except RefusedError as error:
                 found[at] = error
     return [found[at] for at in range(len(asked))]
@@ -137,7 +137,7 @@ def _answer(request: tuple[AnyExperiment, Spec, dict[str, Any]]) -> Outcome:
     experiment, spec, objects = request
     try:
         setup = experiment.setup(spec, SpecInputs(objects, allow_code=True))
-        result: ResultBase = experiment.watched(setup, None, None)
+        result: ResultBase = experiment.watch(setup, None, None)
     except RefusedError as error:
         return error
     return result

@@ -110,7 +110,7 @@ class SchemeExperiment(
             if values.get(options)
         }
 
-    def shown(self, result: Any, *, details: bool) -> Any:
+    def screen_tables(self, result: Any, *, details: bool) -> Any:
         """Tables of a result, or of a comparison, for the screen: those of its `tables.py`."""
         home = type(self).__module__.rpartition(".")[0]
         return importlib.import_module(f"{home}.tables").tables(result, details=details)
@@ -164,7 +164,7 @@ class SchemeExperiment(
             Whether a scheme's file that the spec names may be executed; one of `schemes` is.
         settings
             Fields of the spec by name, in place of the spec's; and ``jobs``, ``progress``,
-            ``observe``, ``max_memory`` and ``report``, as of `compared`.
+            ``observe``, ``max_memory`` and ``report``, as of `carry_out_all`.
 
         Raises
         ------
@@ -188,7 +188,7 @@ class SchemeExperiment(
                 baseline, _ = self.under(shared, baseline, {})
             except UserError:
                 raise unknown("baseline", baseline, names) from None
-        return self.compared(asked, objects, baseline=baseline, allow_code=allow_code, **how)
+        return self.carry_out_all(asked, objects, baseline=baseline, allow_code=allow_code, **how)
 
     def asked_of(
         self, shared: AnySpec, schemes: Sequence[str], options: Mapping[str, Mapping[str, Any]]
@@ -214,7 +214,7 @@ class SchemeExperiment(
         check_known(options, sorted(known))
         return [ResultRequest(name, spec) for name, spec in asked]
 
-    def compared(
+    def carry_out_all(
         self,
         asked: Sequence[ResultRequest],
         given: Mapping[str, Any],

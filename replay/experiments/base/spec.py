@@ -139,7 +139,7 @@ class Spec(BaseModel):
     @classmethod
     def _flat(cls, given: Any) -> Any:
         """Take nested tables, as TOML writes dotted keys, for dotted keys."""
-        return flattened(given) if isinstance(given, Mapping) else given
+        return flatten(given) if isinstance(given, Mapping) else given
 
     @classmethod
     def words(cls) -> dict[str, str]:
@@ -296,12 +296,12 @@ def plain(value: Any) -> Any:
     return value.item() if getattr(value, "shape", None) == () else value
 
 
-def flattened(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Make a table without nesting, its keys dotted."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, Mapping):
-            flat |= flattened(value, f"{prefix}{key}.")
+            flat |= flatten(value, f"{prefix}{key}.")
         else:
             flat[f"{prefix}{key}"] = value
     return flat

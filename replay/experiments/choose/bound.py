@@ -17,7 +17,7 @@ import numpy as np
 from replay.experiments.train.schedules import registry
 from replay.experiments.train.schedules.base import ScheduleShape
 from replay.steps.chunks import chunks_of
-from replay.steps.parameters import key_and_value, multiplied, of_embedding
+from replay.steps.parameters import key_and_value, of_embedding, weights_used
 
 if TYPE_CHECKING:
     from replay.steps.plan import ParallelPlan
@@ -66,7 +66,7 @@ def least_us(shape: ModelShape, plan: ParallelPlan, schedule: str, sequence: int
 def _chunks(shape: ModelShape, plan: ParallelPlan, sequence: int) -> tuple[list[int], list[int]]:
     """Operations of a token on the way forward by chunk: with weights, and of attention alone."""
     attention = sequence * (shape.num_heads or 0) * sum(key_and_value(shape))
-    weights, chunks = multiplied(shape, shape.num_layers + plan.mtp), chunks_of(shape, plan)
+    weights, chunks = weights_used(shape, shape.num_layers + plan.mtp), chunks_of(shape, plan)
     products = [2 * sum(weights[layers.start : layers.stop]) for layers in chunks]
     products[-1] += 2 * (1 + plan.mtp) * of_embedding(shape)
     return products, [len(layers) * attention for layers in chunks]

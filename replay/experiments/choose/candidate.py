@@ -18,7 +18,7 @@ from replay.experiments.base.identity import (
     scheme_by_value,
 )
 from replay.experiments.choose.cost import Cost
-from replay.experiments.choose.shapes import Sizes, changed
+from replay.experiments.choose.shapes import Sizes, resize
 from replay.experiments.train.experiment import run
 from replay.experiments.train.spec import CODE, TrainSpec
 from replay.schemes.registry import find
@@ -59,10 +59,10 @@ class Candidate:
 
     def shape(self) -> ModelShape:
         """Make its model."""
-        return changed(tracegen.models.load(str(self.spec.model)), self.sizes)
+        return resize(tracegen.models.load(str(self.spec.model)), self.sizes)
 
 
-def simulated(candidate: Candidate) -> Cost:
+def simulate(candidate: Candidate) -> Cost:
     """Simulate the step: layers by replay, composed on the engine.
 
     Raises
@@ -115,7 +115,7 @@ class CandidateStepTask:
 
     def run(self, _: object) -> Cost:
         """Simulate it."""
-        return simulated(self.candidate)
+        return simulate(self.candidate)
 
 
 def make_task(candidate: Candidate, allow_code: AllowCode = False) -> CandidateStepTask:

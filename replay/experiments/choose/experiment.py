@@ -49,7 +49,7 @@ class Choose(Experiment[ChooseSpec, "ChooseSetup", SearchResult]):
         with TemporaryDirectory() as folder:
             return carry_out(setup, folder)
 
-    def shown(self, result: Any, *, details: bool) -> Any:
+    def screen_tables(self, result: Any, *, details: bool) -> Any:
         """A table for every system, and lines that explain it; there are no more."""
         from replay.experiments.choose.tables import tables
 

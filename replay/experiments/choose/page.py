@@ -27,7 +27,7 @@ def page(result: SearchResult) -> Page:
     sections: list[Section] = []
     for number, found in enumerate(result.systems, 1):
         sections += _sections(result, found, number)
-    said = {key: _said(value) for key, value in result.space.items()}
+    said = {key: _wording(value) for key, value in result.space.items()}
     is_known = result.spec.space is not None
     line = command(["moereplay", "choose"], result.spec, more=["-o", "out"]) if is_known else ""
     why = (
@@ -77,11 +77,11 @@ def row_name(found: SystemFindings, row: CandidateRow) -> str:
     return ", ".join(words)
 
 
-def _said(value: object) -> str:
+def _wording(value: object) -> str:
     if isinstance(value, dict):
-        return "; ".join(f"{key} {_said(one)}" for key, one in value.items() if one is not None)
+        return "; ".join(f"{key} {_wording(one)}" for key, one in value.items() if one is not None)
     if isinstance(value, list):
-        return ", ".join(map(_said, value))
+        return ", ".join(map(_wording, value))
     return "" if value is None else str(value)
 
 

@@ -73,7 +73,7 @@ def plans(space: Space, system: System) -> tuple[list[tuple[ParallelPlan, str]],
     return found, left_out
 
 
-def refused(
+def refusal(
     plan: ParallelPlan,
     schedule: Schedule,
     shape: ModelShape,

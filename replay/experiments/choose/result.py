@@ -113,8 +113,8 @@ class SystemFindings(Strict):
             rows=[_row(one, cost) for one, cost in ranked.rows],
             looked_at=possible.looked_at,
             left_out=dict(sorted(possible.left_out.items())),
-            refused=_counted(ranked.refused),
-            failed=_counted(ranked.failed),
+            refused=_count(ranked.refused),
+            failed=_count(ranked.failed),
             pruned=ranked.pruned,
             skipped=ranked.skipped,
             sensitivity=sensitivity,
@@ -191,7 +191,7 @@ def _row(one: BoundedCandidate, cost: Cost) -> CandidateRow:
     )
 
 
-def _counted(reasons: list[tuple[BoundedCandidate, str]]) -> dict[str, int]:
+def _count(reasons: list[tuple[BoundedCandidate, str]]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for _, reason in reasons:
         first = reason.splitlines()[0] if reason else "no reason given"

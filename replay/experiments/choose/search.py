@@ -95,7 +95,7 @@ def _possible(
         count = parameters.count(shape)
         flop = parameters.flop_per_token(shape, space.sequence, mtp=space.mtp)
         for plan, schedule in found:
-            reason = plans.refused(plan, registry.find(schedule), shape, system, recipe, space.sequence)
+            reason = plans.refusal(plan, registry.find(schedule), shape, system, recipe, space.sequence)
             if reason:
                 left_out[reason] += 1
                 continue

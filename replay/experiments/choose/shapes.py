@@ -43,11 +43,11 @@ def within(space: Space, base: ModelShape) -> tuple[list[tuple[Sizes, ModelShape
     for chosen in itertools.product(*axes.values()):
         sizes = tuple(zip(axes, chosen, strict=True))
         try:
-            shape = changed(base, sizes)
+            shape = resize(base, sizes)
         except ValidationError:
             left_out[NO_MODEL] += 1
             continue
-        reason = refused(shape, space.budget)
+        reason = refusal(shape, space.budget)
         if reason:
             left_out[reason] += 1
         else:
@@ -55,7 +55,7 @@ def within(space: Space, base: ModelShape) -> tuple[list[tuple[Sizes, ModelShape
     return found, left_out
 
 
-def changed(base: ModelShape, sizes: Sizes) -> ModelShape:
+def resize(base: ModelShape, sizes: Sizes) -> ModelShape:
     """Make a model of other sizes.
 
     Key-value heads are as many as heads, and shared experts as wide as routed ones, where they are
@@ -71,7 +71,7 @@ def changed(base: ModelShape, sizes: Sizes) -> ModelShape:
     return type(base)(**{**base.model_dump(exclude={"sources"}), **new})
 
 
-def refused(shape: ModelShape, budget: Budget) -> str:
+def refusal(shape: ModelShape, budget: Budget) -> str:
     """Reason why a model does not keep to a budget; empty where it does."""
     count = parameters.count(shape)
     for found, wanted, reason in (

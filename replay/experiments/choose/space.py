@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from replay.errors import UserError, listed, unknown, value_text
+from replay.errors import UserError, quote_names, unknown, value_text
 from replay.experiments.base.spec import MOST
 from tracegen.shared import regular
 from tracegen.shared.strict import StrictDocument
@@ -207,5 +207,5 @@ def _first(error: ValueError) -> str:
     if problem["type"] == "extra_forbidden":
         tables: dict[str, type[StrictDocument]] = {"budget": Budget, "systems": Where}
         table = tables.get(str(problem["loc"][0]), Space)
-        return f"{where}: extra inputs are not permitted; known: {listed(table.model_fields)}"
+        return f"{where}: extra inputs are not permitted; known: {quote_names(table.model_fields)}"
     return f"{where}: {problem['msg'].lower()}; got {value_text(problem['input'])}"

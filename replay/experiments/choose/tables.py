@@ -9,7 +9,7 @@ from rich.text import Text
 
 from replay.experiments.choose.ranking import difference
 from replay.report.tables import table, time_unit, word_column
-from replay.report.words import explained
+from replay.report.words import explain_words
 from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def tables(result: SearchResult) -> Group:
             head = f"{found.system}, scheme {found.scheme}"
             parts += [Text(head), Text("\n".join(lines))]
     made = [part for part in parts if isinstance(part, Table)]
-    return Group(*parts, Text("\n".join(explained(made))))
+    return Group(*parts, Text("\n".join(explain_words(made))))
 
 
 def unit_of(rows: Sequence[CandidateRow]) -> tuple[str, float]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from replay.experiments.base.estimate import Need, Size
-from replay.experiments.dense.replay import replayed
+from replay.experiments.dense.replay import replay_layers
 from replay.model.work.transformer_layer import Enter, Leave, layer_of
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def estimate_of(setup: DenseSetup) -> TensorNeed:
     """Find out what a replay takes, by one of some of its tokens."""
     sample = _sample_of(setup)
     began = time.process_time()
-    graph = replayed(sample, sample.scheme)[2].graph
+    graph = replay_layers(sample, sample.scheme)[2].graph
     seconds = time.process_time() - began
     tokens = tokens_of_all(setup)
     size = Size.of(graph, rows_of(sample))

@@ -9,7 +9,7 @@ from replay.experiments.dense.experiment import EXPERIMENT
 from replay.experiments.dense.result import TensorComparison, TensorResult
 from replay.report.charts import parts_of
 from replay.report.command import command
-from replay.report.comparisons import beside, built, compare_command, label, labels, rests_on
+from replay.report.comparisons import beside, built_words, compare_command, label, labels, rests_on
 from replay.report.pages import filled_page, there
 from replay.report.tables import MB
 from replay.report.words import schemes_text
@@ -54,7 +54,7 @@ def summary(compared: TensorComparison) -> str:
         f"Its kernels alone take {first.products_us / whole:.1%} of that; for "
         f"{first.exposed_us / whole:.1%} of the time nothing hides communication and waiting"
     )
-    starred, without = built(compared)
+    starred, without = built_words(compared)
     if isinstance(without, TensorResult):
         starred += f"; without, {without.name} is the fastest: {without.layer_us:,.1f} us"
     return ". ".join([*lines, *([starred] if starred else [])]) + "."

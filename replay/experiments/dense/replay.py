@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 def carry_out(setup: DenseSetup, watch: ReplayWatcher) -> TensorResult:
     """Replay what was set up; an observer is called with the schedule and its machine."""
-    machine, ends, timeline = replayed(setup, setup.scheme)
+    machine, ends, timeline = replay_layers(setup, setup.scheme)
     watch.saw(timeline, machine)
-    alone = replayed(setup, NoCommunication(sequence_parallel=setup.scheme.sequence_parallel))[2]
+    alone = replay_layers(setup, NoCommunication(sequence_parallel=setup.scheme.sequence_parallel))[2]
     found = measures(timeline.graph, ends, machine, timeline, phases_separated=False)
     up, down = directions(found)
     return TensorResult(
@@ -54,7 +54,7 @@ def carry_out(setup: DenseSetup, watch: ReplayWatcher) -> TensorResult:
     )
 
 
-def replayed(setup: DenseSetup, scheme: TensorScheme) -> tuple[Machine, Ints, Timeline]:
+def replay_layers(setup: DenseSetup, scheme: TensorScheme) -> tuple[Machine, Ints, Timeline]:
     """Schedule the layers of all passes, one behind the other.
 
     Returns

@@ -11,7 +11,7 @@ from replay.experiments.base.identity import identity_of, model_by_value, scheme
 from replay.experiments.dense.spec import CODE, PASSES, TensorSpec
 from replay.model.work.transformer_layer import Sizes, TensorLayer, layer_of
 from replay.model.work.transformer_shape import load
-from replay.schemes.registry import find, supported
+from replay.schemes.registry import find, supporting_schemes
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -76,7 +76,7 @@ class DenseSetup:
         )
         if missing := scheme.lacks(system):
             reason = f"it needs {' and '.join(sorted(missing))}, which {system.name} lacks"
-            able = ", ".join(supported(system, "tp")) or "none"
+            able = ", ".join(supporting_schemes(system, "tp")) or "none"
             possible = f"; {system.name} can run {able}"
             raise refusal(scheme.name, reason, possible)
         for layer in layers:

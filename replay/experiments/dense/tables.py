@@ -111,13 +111,13 @@ def details_of(results: Sequence[TensorResult]) -> Iterator[Table]:
 def bytes_table(results: Sequence[TensorResult]) -> Table:
     """Payload of gathers and reductions, and all wire bytes, in both directions."""
 
-    def carried(kind: str, way: str) -> Callable[[TensorResult], float]:
+    def bytes_of(kind: str, way: str) -> Callable[[TensorResult], float]:
         return lambda one: _mean(getattr(getattr(one, way), f"{kind}_bytes")) / MB
 
     columns = []
     for kind in ("gather", "reduce", "wire"):
         up, down = word_column(f"{kind} up", "MB", ",.1f", word=kind), Column(f"{kind} down", "MB", ",.1f")
-        columns += [(up, carried(kind, "up")), (down, carried(kind, "down"))]
+        columns += [(up, bytes_of(kind, "up")), (down, bytes_of(kind, "down"))]
     title = "Bytes of a GPU, mean over the GPUs"
     return table("bytes", title, results, *columns, labels=labels(results))
 

@@ -46,10 +46,10 @@ class TraceExperiment(
     def usual_schemes(self, shared: AnyTracedSpec, given: Mapping[str, Any]) -> Sequence[str]:
         """All that the system supports."""
         import hwmodel
-        from replay.schemes import supported
+        from replay.schemes import supporting_schemes
 
         system = given.get("system")
-        return supported(system or hwmodel.load(shared.system, dict(shared.overrides)))
+        return supporting_schemes(system or hwmodel.load(shared.system, dict(shared.overrides)))
 
 
 class Layer(TraceExperiment[RunSpec, "TracedSetup", Result, Comparison]):

@@ -33,12 +33,12 @@ def result_of_first(document: Mapping[str, Any]) -> Document:
             "num_gpus": system.pop("num_gpus"),
             "values": system,
         },
-        "layers": [_held(layer) for layer in document["layers"]],
-        "chain": None if chain is None else _held(chain),
+        "layers": [_with_measures(layer) for layer in document["layers"]],
+        "chain": None if chain is None else _with_measures(chain),
     }
 
 
-def _held(part: Mapping[str, Any]) -> Document:
+def _with_measures(part: Mapping[str, Any]) -> Document:
     """A layer or a chain that holds its measures."""
     measures = {name: value for name, value in part.items() if name in _MEASURES}
     return {

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from replay.chains.chain import check_code_for, faults_of
-from replay.experiments.base.estimate import Estimate, ReplayCounts, Size, estimate, thinned
+from replay.experiments.base.estimate import Estimate, ReplayCounts, Size, estimate, thin_batch
 
 if TYPE_CHECKING:
     from replay.engine import Timeline
@@ -64,27 +64,27 @@ def estimate_of(setup: TracedSetup, *, is_observed: bool = False) -> Estimate:
     )
 
     with faults_of(whole.scheme):  # of the whole layer, which the sample is not
-        first = one.prepared(trace, [setup.first]).links[0]
+        first = one.prepare(trace, [setup.first]).links[0]
         check_code_for(whole.scheme, first.work(), whole.system)
 
-    def replayed(ranks: int) -> tuple[Size, int]:
-        batch = thinned(setup.first, ranks, of_each=whole.spec.sample_nodes is not None)
+    def replay_ranks(ranks: int) -> tuple[Size, int]:
+        batch = thin_batch(setup.first, ranks, of_each=whole.spec.sample_nodes is not None)
         sizes: list[Size] = []
 
-        def seen(timeline: Timeline) -> None:
+        def see(timeline: Timeline) -> None:
             of_layers = passes if asked.is_chain else 1
             pairs = batch.num_tokens * asked.topk * of_layers
             size = Size.of(timeline.graph, pairs)
             sizes.append(Size(*(value / of_layers for value in size)))
 
-        ready = one.prepared(trace, [batch])
+        ready = one.prepare(trace, [batch])
         if asked.is_chain:
-            ready.chain(observe=seen)
+            ready.chain(observe=see)
         else:
-            list(ready.apart(observe=seen))
+            list(ready.apart(observe=see))
         return max(sizes, key=lambda size: size.num_bytes), batch.num_tokens
 
-    return estimate(whole.scheme.name, asked, replayed)
+    return estimate(whole.scheme.name, asked, replay_ranks)
 
 
 def _trials(scheme: Scheme) -> int:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def carry_out(setup: TracedSetup, watch: ReplayWatcher) -> Result:
     """Replay what was set up; an observer is called with each `ReplayedSchedule`."""
     spec, settings = setup.setup.spec, setup.setup.chain_settings
-    ready, trials = setup.prepared().tuned(spec.tune)  # on the first layer, whichever are replayed
+    ready, trials = setup.prepare().tuned(spec.tune)  # on the first layer, whichever are replayed
     ready, sample = ready.sampled(spec.sample_layers)
     layers: list[LayerResult] = []
     chain: ChainResult | None = None
@@ -44,10 +44,10 @@ def carry_out(setup: TracedSetup, watch: ReplayWatcher) -> Result:
         chain = ready.chain(compare_barrier=spec.compare_barrier, progress=progress, observe=observe)
     else:
         layers = list(ready.apart(progress=progress, observe=observe))
-    return _described(setup, ready, trials, layers, chain, sample)
+    return _describe(setup, ready, trials, layers, chain, sample)
 
 
-def _described(
+def _describe(
     setup: TracedSetup,
     ready: Replay,
     trials: Sequence[Trial],

@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from replay.errors import UserError
-from replay.experiments.base.names import named, row_names
+from replay.experiments.base.names import find_one, row_names
 from replay.experiments.base.result import (
     ComparisonBase,
     SchemeDescription,
@@ -344,7 +344,7 @@ class TracedComparison(ComparisonBase[AnyTraced], Generic[AnyTraced]):
         Parameters
         ----------
         name
-            As `replay.experiments.base.names.named` takes it: ``"deepep-ll"``, ``"deepep-ll,
+            As `replay.experiments.base.names.find_one` takes it: ``"deepep-ll"``, ``"deepep-ll,
             eplb:40"``.
 
         Raises
@@ -352,7 +352,7 @@ class TracedComparison(ComparisonBase[AnyTraced], Generic[AnyTraced]):
         UserError
             If there is none, or a scheme has several; with the names that there are.
         """
-        return named(self.results, name)
+        return find_one(self.results, name)
 
     def __getitem__(self, name: str) -> AnyTraced:
         """Result by the name of its row, or of its scheme if that has one row."""

@@ -25,7 +25,7 @@ from replay.experiments.layer.normal_form import (
     system_reference,
 )
 from replay.experiments.layer.spec import RunSpec
-from replay.schemes import Scheme, find, supported
+from replay.schemes import Scheme, find, supporting_schemes
 from replay.schemes.ep.base import LayerRefusedError
 from replay.schemes.registry import COMPARED, names
 
@@ -79,7 +79,7 @@ class LayerSetup:
         """Settings of chains that the spec decides."""
         return ChainSettings.of(self.spec)
 
-    def prepared(self, trace: RoutingTrace, batches: Sequence[Batch] | None = None) -> Replay:
+    def prepare(self, trace: RoutingTrace, batches: Sequence[Batch] | None = None) -> Replay:
         """Make the replay ready; see `replay.chains.preparation.prepare`."""
         return prepare(Layers(self.chain_settings, trace, self.system, batches), self.scheme)
 
@@ -145,8 +145,8 @@ class TracedSetup:
         first = check_all(setup, trace, None if like is None else like.first)
         return cls(setup, like or Layers(settings, trace, system, first=first))
 
-    def prepared(self) -> Replay:
-        """Make the replay ready; see `LayerSetup.prepared`."""
+    def prepare(self) -> Replay:
+        """Make the replay ready; see `LayerSetup.prepare`."""
         return prepare(self.layers, self.setup.scheme)
 
     @property
@@ -335,7 +335,7 @@ def check_needs(scheme: Scheme, system: System) -> None:
     missing = scheme.lacks(system)
     if missing:
         why = f"needs {', '.join(sorted(missing))}, which system {system.name!r} lacks"
-        message = f"scheme {scheme.name!r} {why}; it supports: {', '.join(supported(system))}"
+        message = f"scheme {scheme.name!r} {why}; it supports: {', '.join(supporting_schemes(system))}"
         raise RefusedError(message, f"scheme {scheme.name!r}: it {why}")
 
 

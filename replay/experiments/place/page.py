@@ -53,7 +53,7 @@ def page(result: PlacementResult) -> Page:
     )
 
 
-def _named(result: PlacementResult) -> dict[str, str]:
+def _names_of(result: PlacementResult) -> dict[str, str]:
     return {**WHAT, "fitted": result.algorithm}
 
 
@@ -61,7 +61,7 @@ def _over_time(result: PlacementResult) -> Plot:
     """Imbalance of each window: mean of the layers, with the least and the largest as a band."""
     x = [float(window.steps[0]) for window in result.windows]
     lines = []
-    for field, name in _named(result).items():
+    for field, name in _names_of(result).items():
         values = [getattr(window, field) for window in result.windows]
         low, high = [min(of) for of in values], [max(of) for of in values]
         lines.append(Line(name, x, [tables.mean(of) for of in values], low, high))
@@ -82,5 +82,5 @@ def _layers_plot(window: WindowImbalance, result: PlacementResult, place: int) -
         f"Rows of the busiest GPU over the mean, {tables.steps_words(window)}",
         Axis("MoE layer", from_zero=False),
         Axis("busiest over mean", from_zero=False),
-        [Line(name, layers, getattr(window, field), form="points") for field, name in _named(result).items()],
+        [Line(name, layers, getattr(window, field), form="points") for field, name in _names_of(result).items()],
     )

@@ -14,7 +14,7 @@ from replay.errors import UserError
 from replay.experiments.base.result import package_version
 from replay.experiments.place.result import PlacementResult, WindowImbalance
 from replay.experiments.place.setup import WINDOWS
-from replay.model.work.placement import Placement, fitted, place
+from replay.model.work.placement import Placement, fit_placement, place
 
 if TYPE_CHECKING:
     from replay.experiments.base.experiment import ReplayWatcher
@@ -37,12 +37,12 @@ def carry_out(setup: PlaceSetup, watch: ReplayWatcher) -> PlacementResult:
     """
     spec, demand = setup.spec, setup.demand
     windows = _windows(setup)
-    found = _placed(setup, None if spec.fitted_on is None else windows[0][1])
+    found = _place(setup, None if spec.fitted_on is None else windows[0][1])
     watch.saw(demand, found)
     contiguous = [place("contiguous", demand.num_experts, setup.num_ranks)] * demand.num_layers
     followed = []
     for steps, window in windows:
-        fresh = found if setup.map_file else _placed(setup, window)
+        fresh = found if setup.map_file else _place(setup, window)
         followed.append(
             WindowImbalance(
                 steps=steps,
@@ -88,7 +88,7 @@ def _windows(setup: PlaceSetup) -> list[tuple[tuple[int, int], Any]]:
     return windows
 
 
-def _placed(setup: PlaceSetup, window: Any) -> list[Placement]:
+def _place(setup: PlaceSetup, window: Any) -> list[Placement]:
     """Placement of every layer for what a window demands, or for all; or that of the file."""
     spec, demand = setup.spec, setup.demand
     if setup.map_file:
@@ -97,7 +97,7 @@ def _placed(setup: PlaceSetup, window: Any) -> list[Placement]:
             for layer in range(demand.num_layers)
         ]
     return [
-        fitted(
+        fit_placement(
             spec.algorithm,
             demand.loads(window, layer),
             setup.num_slots,

@@ -118,7 +118,7 @@ class PlaceSetup:
             shape = load(spec.model)
             loads = _of_model(loads, shape)
         notes = [WITHOUT_TOKENS, *loads.notices]
-        loads = loads.numbered(shape)
+        loads = loads.number_layers(shape)
         if empty := loads.empty():
             which = ", ".join(map(str, empty))
             notes.append(f"{len(empty)} layers count nothing and were left out: {which}.")

@@ -19,7 +19,7 @@ OF_TOKENS = ("tokens_per_rank", "phase", "replicas")
 _STEPS = re.compile(r"(\d{1,18}):(\d{1,18})")
 
 
-def _said(name: str) -> str:
+def _describe(name: str) -> str:
     """Description of a setting that replays of layers have too."""
     return str(RunSpec.model_fields[name].description)
 
@@ -37,13 +37,13 @@ class PlaceSpec(Spec):
         If a setting does not exist or a value is not possible.
     """
 
-    trace: str | None = Field(None, description=_said("trace"))
+    trace: str | None = Field(None, description=_describe("trace"))
     loads: Several = Field(
         [],
         description="File of loads in place of a trace: tokens counted by layer and expert (.json, .csv, "
         ".npy, .pt, .parquet, TensorRT-LLM's folder). Repeatable: a file for each rank.",
     )
-    model: str | None = Field(None, description=f"{_said('model')} With --loads, it numbers their layers.")
+    model: str | None = Field(None, description=f"{_describe('model')} With --loads, it numbers their layers.")
     slots: Count | None = Field(
         None,
         description="Slots for experts on all GPUs together; more than experts make replicas [as many as experts].",
@@ -69,10 +69,10 @@ class PlaceSpec(Spec):
     windows: Count | None = Field(
         None, description="Windows of as many steps in which imbalance is measured, from the fitted one on [up to 4]."
     )
-    tokens_per_rank: Count | None = Field(None, description=_said("tokens_per_rank"))
-    phase: Phase | None = Field(None, description=_said("phase"))
+    tokens_per_rank: Count | None = Field(None, description=_describe("tokens_per_rank"))
+    phase: Phase | None = Field(None, description=_describe("phase"))
     replicas: ReplicaRule | None = Field(
-        None, description=f"{_said('replicas').removesuffix('.')} [same-gpu; with --loads, rows are shared evenly]."
+        None, description=f"{_describe('replicas').removesuffix('.')} [same-gpu; with --loads, rows are shared evenly]."
     )
 
     @field_validator("steps", mode="before")

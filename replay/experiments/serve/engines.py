@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hwmodel.units import PS_PER_US
-from replay.errors import UserError, listed, value_text
+from replay.errors import UserError, quote_names, value_text
 from replay.model.work.stacks import BARE, pays_hosts
 
 HOST_US = 900.0
@@ -50,7 +50,7 @@ class EngineHost:
     captured: tuple[int, ...] = ()
     pads_travel: bool = True
 
-    def padded(self, requests: int) -> int:
+    def pad(self, requests: int) -> int:
         """Requests that a batch is run as: the next captured size, or as many as there are."""
         place = bisect_left(self.captured, requests)
         return self.captured[place] if requests and place < len(self.captured) else requests
@@ -134,7 +134,7 @@ def engine_of_stack(stack: str | None) -> str | None:
         return None
     name = str(stack).partition(":")[0]
     if name not in STACKS:
-        message = f"--stack {stack}: a batch is served by an engine; possible are {listed([*STACKS, BARE])}"
+        message = f"--stack {stack}: a batch is served by an engine; possible are {quote_names([*STACKS, BARE])}"
         raise UserError(message)
     return STACKS[name]
 

@@ -11,9 +11,9 @@ from replay.experiments.base.scheme_experiment import AnyCompared, SchemeExperim
 from replay.experiments.serve.result import (
     InferComparison,
     InferResult,
-    named,
     options_by_scheme,
     result_of_old,
+    scheme_name,
 )
 from replay.experiments.serve.spec import CODE, InferSpec
 
@@ -59,7 +59,7 @@ class Serving(SchemeExperiment[AnyServed, AnySetup, AnyTimed, AnyCompared]):
         first, plus, second = reference.partition("+")
         made = shared.changed(scheme=second if plus else first, prefill_scheme=first if plus else None)
         prompts, decoding = _names_of(made)
-        return named(prompts, decoding), made.changed(
+        return scheme_name(prompts, decoding), made.changed(
             options=dict(options.get(decoding, {})),
             prefill_options={} if prompts == decoding else dict(options.get(prompts, {})),
         )

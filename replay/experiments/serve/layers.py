@@ -118,7 +118,7 @@ class ServedLayers:
     def launch(self) -> Launch:
         """Launches of kernels by hosts, as the scheme can be launched in this phase."""
         if self._launch is None:
-            self._launch = self._prepared(1).launch
+            self._launch = self._prepare(1).launch
         assert self._launch is not None
         return self._launch
 
@@ -142,10 +142,10 @@ class ServedLayers:
             Times are straight lines between powers of 2.
         """
         if not self.is_interleaved:
-            return self._replayed(tokens, self.positions)
+            return self._replay_layers(tokens, self.positions)
         low = 1 << max(positions, 1).bit_length() - 1
         share = (max(positions, 1) - low) / low
-        ends = self._replayed(tokens, low), self._replayed(tokens, 2 * low)
+        ends = self._replay_layers(tokens, low), self._replay_layers(tokens, 2 * low)
         return between(*ends, share)
 
     def near(self, tokens: float, positions: int) -> Moe:
@@ -182,7 +182,7 @@ class ServedLayers:
 
     # ---- one replay ------------------------------------------------------------------------------
 
-    def _prepared(self, tokens: int, place: int = 0) -> Replay:
+    def _prepare(self, tokens: int, place: int = 0) -> Replay:
         """One of the steps that stand for an iteration, by its place among them."""
         trace, settings = self.routing.of_size(tokens, self.phase)
         spec = self.setup.spec.changed(**settings)
@@ -193,9 +193,9 @@ class ServedLayers:
         step = self.routing.step(batch, place)
         if step:
             batch = setup.chain_settings.batch(trace, setup.system, step)
-        return setup.prepared(trace, [batch])
+        return setup.prepare(trace, [batch])
 
-    def _replayed(self, tokens: int, positions: int) -> Moe:
+    def _replay_layers(self, tokens: int, positions: int) -> Moe:
         key = (tokens, positions)
         if key not in self._exact:
             number = self.routing.sample_steps or 1
@@ -205,7 +205,7 @@ class ServedLayers:
         return self._exact[key]
 
     def _replay(self, tokens: int, positions: int, place: int) -> Moe:
-        ready = self._prepared(tokens, place)
+        ready = self._prepare(tokens, place)
         if self.is_interleaved and len(ready.links) < 2:
             message = (
                 f"interleave {self.setup.spec.interleave}: turns are timed from the end of a "

@@ -124,7 +124,7 @@ class EngineParts(Between):
     Parameters
     ----------
     shape
-        Shape of the model, with the heads of one GPU: see `sliced`.
+        Shape of the model, with the heads of one GPU: see `slice_heads`.
     """
 
     def moe(self, stream: KernelTotals, rows: LoadRows) -> None:
@@ -200,7 +200,7 @@ class EngineParts(Between):
         self._run(kernels, "output", context.whole)
 
 
-def sliced(shape: ModelShape, tp: int) -> ModelShape:
+def slice_heads(shape: ModelShape, tp: int) -> ModelShape:
     """The shape with the heads that one of `tp` GPUs has.
 
     Heads of keys and values are copied where there are fewer than GPUs, as engines do.

@@ -162,7 +162,7 @@ def lengths(text: str) -> Distribution:
     raise UserError(message)
 
 
-def drawn(
+def draw_requests(
     count: int,
     lengths: tuple[Distribution, Distribution] | TraceData,
     *,

@@ -22,7 +22,7 @@ from replay.experiments.serve.spec import PREFILL_SCHEMES, InferSpec
 from tracegen.shared.strict import Strict
 
 
-def named(prompts: str, decoding: str) -> str:
+def scheme_name(prompts: str, decoding: str) -> str:
     """Name the scheme of decoding, behind that of prompts where it is not the one it stands for."""
     is_usual = prompts == PREFILL_SCHEMES.get(decoding, decoding)
     return decoding if is_usual else f"{prompts}+{decoding}"
@@ -183,8 +183,8 @@ class InferResult(TimedResult):
 
     @property
     def name(self) -> str:
-        """Name in comparisons, see `named`."""
-        return named(self.prefill.scheme.name, self.decode.scheme.name)
+        """Name in comparisons, see `scheme_name`."""
+        return scheme_name(self.prefill.scheme.name, self.decode.scheme.name)
 
     @property
     def schemes(self) -> list[SchemeDescription]:

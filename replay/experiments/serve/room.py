@@ -111,10 +111,10 @@ def least_room_of(
         weights += plain * (layer.norms + layer.gate)
         if num_gpus is not None:
             weights += value * (layer.experts // num_gpus)
-    return ServingRoom(capacity, weights, iteration=0, position=len(numbers) * _cached(shape, tp))
+    return ServingRoom(capacity, weights, iteration=0, position=len(numbers) * _cache_bytes(shape, tp))
 
 
-def _cached(shape: ModelShape, tp: int) -> int:
+def _cache_bytes(shape: ModelShape, tp: int) -> int:
     """Bytes of a position in the cache of one layer."""
     if shape.kv_lora_rank:
         return CACHE_BYTES * (shape.kv_lora_rank + (shape.qk_rope_head_dim or 0))

@@ -18,7 +18,7 @@ from replay.experiments.layer.spec import RunSpec
 from replay.experiments.serve.batch import BatchLengths, batch_lengths
 from replay.experiments.serve.engines import EngineHost, engine_of
 from replay.experiments.serve.layers import ServedLayers
-from replay.experiments.serve.parts import EngineParts, sliced
+from replay.experiments.serve.parts import EngineParts, slice_heads
 from replay.experiments.serve.routing import RoutingSource
 from replay.experiments.serve.rules import Drafts
 from replay.experiments.serve.spec import CODE
@@ -163,7 +163,7 @@ class ServingSetup:
                 "prefill": self._layers("prefill", side),
                 "decode": self._layers("decode", side),
             },
-            parts=EngineParts(sliced(self.shape, side.tp), self.precision.gemm),
+            parts=EngineParts(slice_heads(self.shape, side.tp), self.precision.gemm),
             num_workers=side.workers,
             tp=side.tp,
             engine=self.engine,
@@ -195,7 +195,7 @@ class ServingSetup:
         """Per GPU that decodes, padding among them."""
         if self.engine is None:
             return self.spec.requests
-        return -(-self.engine.padded(self.spec.requests * self.spec.tp) // self.spec.tp)
+        return -(-self.engine.pad(self.spec.requests * self.spec.tp) // self.spec.tp)
 
     def _source(self, side: ServingSide) -> RoutingSource:
         # Layers that take turns are timed from the end of the first.

@@ -157,7 +157,7 @@ def said_of(engine: EngineHost, name: str | None) -> str:
     return f"Engine ({name or 'as given'}): its host takes {engine.host_us:,.0f} us a step, {how}; {sizes}."
 
 
-def launched(compared: InferComparison) -> Iterator[str]:
+def launch_notes(compared: InferComparison) -> Iterator[str]:
     """Notes on what launches kernels, and which schemes its list does not know."""
     stack = compared.results[0].spec.stack
     if not pays_hosts(stack):
@@ -191,7 +191,7 @@ def notes(compared: InferComparison) -> Iterator[str]:
                 f"{one.handover.bytes_per_gpu / GB:,.2f} GB of cache; "
                 f"{one.handover.exposed_us / US_PER_MS:,.2f} ms of it are behind the prefill."
             )
-    yield from launched(compared)
+    yield from launch_notes(compared)
     if (engine := engine_of(*first.spec.of_engine)) is not None:
         yield said_of(engine, first.spec.of_engine[0])
     if first.tpot.tokens_per_step != 1:

@@ -109,17 +109,17 @@ class ReplayedTimes:
             spent["launches"] += first_launch_ps(layers.setup, layers.launch)
             self._add_step(spent, loads)
             return spent
-        kernels = self._add_step(spent, self._padded(loads))
+        kernels = self._add_step(spent, self._pad(loads))
         launch_ps = None if layers.launch == "graph" else layers.call_ps or self.system.overheads.launch_ps
         spent["host"] = engine.exposed_ps(sum(spent.values()), kernels, launch_ps)
         return spent
 
-    def _padded(self, loads: Sequence[Load]) -> Sequence[Load]:
+    def _pad(self, loads: Sequence[Load]) -> Sequence[Load]:
         """Batches of decoding as graphs have them: all workers run the graph of the fullest one."""
         assert self.engine is not None
         if self._layers(loads).launch != "graph":
             return loads
-        most = self.engine.padded(max(load.decoding for load in loads))
+        most = self.engine.pad(max(load.decoding for load in loads))
         return [replace(load, decoding=most, idle=most - load.decoding) for load in loads]
 
     def _add_step(self, spent: dict[Spent, int], loads: Sequence[Load]) -> int:

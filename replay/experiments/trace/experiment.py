@@ -59,7 +59,7 @@ class Trace(TraceExperiment[TraceSpec, "TraceSetup", TraceResult, TraceCompariso
 
     def replay(self, setup: TraceSetup, watch: ReplayWatcher) -> TraceResult:
         """In this process, in a folder that goes again; nothing is observed."""
-        return self._kept(setup, progress=watch.progress)
+        return self._keep(setup, progress=watch.progress)
 
     def carry_out(
         self,
@@ -90,9 +90,9 @@ class Trace(TraceExperiment[TraceSpec, "TraceSetup", TraceResult, TraceCompariso
         del observe
         check_jobs(jobs)
         self.check_fit({"": setup}, max_memory, report, jobs=jobs)
-        return self._kept(setup, folder=folder, jobs=jobs, progress=progress, found=found, report=report)
+        return self._keep(setup, folder=folder, jobs=jobs, progress=progress, found=found, report=report)
 
-    def _kept(self, setup: TraceSetup, **how: Any) -> TraceResult:
+    def _keep(self, setup: TraceSetup, **how: Any) -> TraceResult:
         from replay.experiments.trace.replay import carry_out
 
         (found,) = carry_out({0: setup}, **how).values()

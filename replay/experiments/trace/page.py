@@ -8,7 +8,7 @@ from replay.experiments.base.names import row_names
 from replay.experiments.trace import tables
 from replay.experiments.trace.experiment import EXPERIMENT
 from replay.experiments.trace.result import TraceComparison, TraceResult
-from replay.report.command import command, repeated
+from replay.report.command import command, repeat_option
 from replay.report.comparisons import (
     compare_command,
     identities_table,
@@ -18,7 +18,7 @@ from replay.report.comparisons import (
 from replay.report.pages import filled_page, there
 from replay.report.provenance import IN_MEMORY, SEVERAL, assumptions, preset, provenance
 from replay.report.words import schemes_text
-from replay.schemes import supported
+from replay.schemes import supporting_schemes
 from tracegen.shared.display.content import Axis, BarPart, Bars, Line, Plot, Section
 
 if TYPE_CHECKING:
@@ -70,11 +70,11 @@ def _compare_command(compared: TraceComparison) -> str:
         ["moereplay", "compare"],
         compared,
         EXPERIMENT,
-        [] if system is None else supported(system),
+        [] if system is None else supporting_schemes(system),
         spec=common[0],
         leave_out=("scheme", "options", "placement"),
         defaults=CALL,
-        further=[] if placements == ["contiguous"] else repeated("--placement", placements),
+        further=[] if placements == ["contiguous"] else repeat_option("--placement", placements),
     )
 
 
@@ -139,7 +139,7 @@ def _some(compared: TraceComparison) -> dict[str, TraceResult]:
     return {name: one for name, one in named.items() if name in others or id(one) == base}
 
 
-def _thinned(
+def _thin(
     x: Sequence[float], y: Sequence[float]
 ) -> tuple[list[float], list[float], list[float] | None, list[float] | None]:
     """Places and values; of too many, means of neighbours with the least and the largest."""
@@ -152,7 +152,7 @@ def _thinned(
 
 
 def _over_time(name: str, result: TraceResult, y: Sequence[float]) -> Line:
-    return Line(name, *_thinned([float(one.step) for one in result.steps], y))
+    return Line(name, *_thin([float(one.step) for one in result.steps], y))
 
 
 def times_plot(drawn: dict[str, TraceResult]) -> Plot:

@@ -96,7 +96,7 @@ class TraceSetup:
 
         A library profiles once: all steps have the options that the first one chose.
         """
-        return self.first.prepared().tuned(self.spec.tune)
+        return self.first.prepare().tuned(self.spec.tune)
 
     def asked(self, ready: Replay, reference: str | None) -> AskedStep:
         """Give what asks for the first step, by itself.

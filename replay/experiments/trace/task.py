@@ -126,7 +126,7 @@ class StepTask:
             If scheme, system and trace do not fit together.
         """
         settings, number = self.setup.chain_settings, self.setup.spec.step
-        ready = self.setup.prepared(trace)
+        ready = self.setup.prepare(trace)
         found = step_times(ready, is_chain=settings.makes_chain(len(ready.links)))
         return StepResult(
             step=number,

@@ -270,7 +270,7 @@ class _Composition:
         timeline = schedule(self.graph.build())
         start, end = timeline.start_ps, timeline.end_ps
         step_ps = timeline.makespan_ps
-        spent = self._computed()
+        spent = self._causes()
         spent["jitter"] = self.jitter
         # Waiting for what was there before a stride began, and for the others in the middle.
         before = np.zeros_like(self.own_ps)
@@ -323,7 +323,7 @@ class _Composition:
             streaming,
         )
 
-    def _computed(self) -> dict[Spent, Ints]:
+    def _causes(self) -> dict[Spent, Ints]:
         """Causes of time as the parts state them."""
         none = np.zeros(self.times.num_ranks, np.int64)
         spent: dict[Spent, Ints] = {name: np.zeros(self.grid, np.int64) for name in SPENT}

@@ -46,9 +46,9 @@ class Train(SchemeExperiment[TrainSpec, "SchemedStep", TrainResult, TrainCompari
     def usual_schemes(self, shared: TrainSpec, given: Mapping[str, Any]) -> Sequence[str]:
         """All that the system supports."""
         from replay.experiments.train.setup import TrainingSetup
-        from replay.schemes.registry import supported
+        from replay.schemes.registry import supporting_schemes
 
-        return supported(TrainingSetup.of(shared, given.get("model")).system)
+        return supporting_schemes(TrainingSetup.of(shared, given.get("model")).system)
 
     def setup(self, spec: TrainSpec, given: SpecInputs[SchemedStep] = NOTHING) -> SchemedStep:
         """A shape may be given as ``model``; steps share what schemes do not decide."""

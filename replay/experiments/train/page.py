@@ -8,12 +8,12 @@ from replay.experiments.train import tables
 from replay.experiments.train.experiment import EXPERIMENT
 from replay.experiments.train.result import TrainComparison
 from replay.report.charts import parts_of
-from replay.report.comparisons import beside, built, compare_command, label, labels, rests_on, rivals
+from replay.report.comparisons import beside, built_words, compare_command, label, labels, rests_on, rivals
 from replay.report.pages import filled_page
 from replay.report.provenance import preset
 from replay.report.tables import GB
 from replay.report.words import schemes_text
-from replay.schemes import supported
+from replay.schemes import supporting_schemes
 from tracegen.shared.display.content import BarPart, Bars, Heat, Page, Section
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def page(result: TrainResult | TrainComparison) -> Page:
     first = compared.results[0]
     what = compared.base.name if compared is not result else schemes_text(len(compared.results))
     system = preset(first.system.name, first.spec.overrides)
-    usual = [] if system is None else supported(system)
+    usual = [] if system is None else supporting_schemes(system)
     words = compare_command(["moereplay", "train"], compared, EXPERIMENT, usual)
     title = f"Training {first.model['name']}: {what}"
     return filled_page(title, summary(compared), _sections(compared, words), words)
@@ -69,7 +69,7 @@ def summary(compared: TrainComparison) -> str:
         f"(MFU); {first.moe_share:.1%} of the step goes by with experts, exchange and waiting for "
         f"peers, {first.bubble_share:.1%} with waiting for other stages"
     )
-    starred, without = built(compared)
+    starred, without = built_words(compared)
     if without is not None:
         starred += f"; without, {without.name} is the fastest"
     return ". ".join([*lines, *([starred] if starred else [])]) + "."

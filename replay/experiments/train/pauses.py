@@ -82,7 +82,7 @@ def read(text: str) -> Collections | None:
     return Collections(kind == "manual", each, steps)
 
 
-def checked(text: str) -> str:
+def check(text: str) -> str:
     """Give the text, if it can be read."""
     read(text)
     return text

@@ -21,7 +21,7 @@ from replay.experiments.base.spec import (
     Overrides,
     Spec,
 )
-from replay.experiments.train.pauses import MOST_MS, OFF, checked
+from replay.experiments.train.pauses import MOST_MS, OFF, check
 from replay.model.work.precision import NumberType
 
 CODE = ("steps", "experiments/train")
@@ -73,7 +73,7 @@ class TrainSpec(Spec):
         description="Spread of hosts under a stack: standard deviation of the natural logarithm "
         "of what each GPU's host takes for a stage of a layer, at the same mean.",
     )
-    collections: Annotated[str, AfterValidator(checked)] = Field(
+    collections: Annotated[str, AfterValidator(check)] = Field(
         OFF,
         exclude_if=lambda collections: collections == OFF,
         description="Python's collections of garbage: manual:MS:STEPS, on all hosts behind every "

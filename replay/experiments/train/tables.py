@@ -159,7 +159,7 @@ def worth_table(compared: TrainComparison) -> Table:
         (Column("per GPU", "", ",.0f", 2), lambda one: one.efficiency.tokens_per_s_per_gpu),
         (Column("TFLOP/s per GPU", "", ",.1f", 3), lambda one: one.efficiency.tflop_per_s_per_gpu),
         (
-            Column("MFU", "", ".1%", says=_counted(results[0].efficiency)),
+            Column("MFU", "", ".1%", says=_count_text(results[0].efficiency)),
             lambda one: one.efficiency.mfu,
         ),
         (word_column("MoE", "", ".1%", 1), lambda one: one.moe_share),
@@ -168,7 +168,7 @@ def worth_table(compared: TrainComparison) -> Table:
     )
 
 
-def _counted(worth: Efficiency) -> str:
+def _count_text(worth: Efficiency) -> str:
     """Sentence on how MFU is counted."""
     return (
         f"{worth.flop_per_token / 1e9:,.1f} GFLOP per token, forward and backward, causal "

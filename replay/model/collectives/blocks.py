@@ -94,7 +94,7 @@ class KernelBlocks:
             return done
         machine = self._machine
         ends = machine.mark(machine.ranks, done)
-        kernels = machine.buffers.unnamed(f"{self._name} {{rank}}, {self._held}", 1)
+        kernels = machine.buffers.reserve_unlisted(f"{self._name} {{rank}}, {self._held}", 1)
         machine.graph.take(self._claims, kernels, 1, released_by=ends)
         return ends
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 BUFFERS = 3  # the tensor, the registered buffer, the result
 
 
-def copied(machine: Machine, kinds: PhaseKinds, nbytes: int, begun: Tasks) -> Tasks:
+def copy(machine: Machine, kinds: PhaseKinds, nbytes: int, begun: Tasks) -> Tasks:
     """One copy of a buffer: (rank,) tasks.
 
     Where all buffers fit the L2 cache, call after call finds them there. Beside its bytes a copy

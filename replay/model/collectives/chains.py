@@ -81,7 +81,7 @@ def run(
         if rank != order[-1]:
             block = machine.delay(kinds.send, passing, came, at)
             peer = int(order[place + 1])
-            sent, following = _passed(machine, kinds, protocol, chunks, rank, peer, block)
+            sent, following = _pass_on(machine, kinds, protocol, chunks, rank, peer, block)
             begins.append(block)
             ends.append(sent)
         for begin in begins:
@@ -101,7 +101,7 @@ def _chunks(nbytes: int, protocol: Protocol, channels: int) -> Ints:
     return np.diff(np.arange(count + 1) * nbytes // count)[::-1]
 
 
-def _passed(
+def _pass_on(
     machine: Machine,
     kinds: PhaseKinds,
     protocol: Protocol,

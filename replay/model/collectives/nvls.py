@@ -103,7 +103,7 @@ def exchange(call: CollectiveCall, begun: Tasks, *, channels: int) -> Tasks:
         busy = _working(machine, collective, of_slice).shared_by(channels)
         copied = []
         for _ in range(slices):
-            touched = blocks.touch(_touched(collective, of_slice, n), at)
+            touched = blocks.touch(_touched_bytes(collective, of_slice, n), at)
             at = blocks.both(blocks.work(kinds.send, busy, at), touched)
             # A slice is summed, or complete, when all ranks have copied their part of it.
             copied.append(machine.meet(at))
@@ -180,7 +180,7 @@ def chunk_pipeline(
             size = np.array([share_of(int(one), each, slices) for one in of_part])
             busy = _accessing(machine, collective, int(size.max())).shared_by(channels)
             at = blocks.work(kinds.send, busy, at, told)
-            touched = machine.stream(kinds.memory, _accessed(collective, size), ranks, at)
+            touched = machine.stream(kinds.memory, _memory_bytes(collective, size), ranks, at)
             done, of = [*done, touched], [*of, ranks]
             moved = np.flatnonzero(size)  # there may be fewer bytes than slices
             there, member, owner = at[moved], moved, moved
@@ -213,7 +213,7 @@ def _accessing(machine: Machine, collective: Collective, nbytes: int) -> Time:
     return time
 
 
-def _accessed(collective: Collective, nbytes: Bytes) -> Ints:
+def _memory_bytes(collective: Collective, nbytes: Bytes) -> Ints:
     """(rank,): bytes of memory that are read or written for so many of each owner's share.
 
     Every member is read for a sum, and written where it is spread; else its owner is.
@@ -261,7 +261,7 @@ def _working(machine: Machine, collective: Collective, nbytes: int) -> Time:
     return time
 
 
-def _touched(collective: Collective, nbytes: int, num_ranks: int) -> int:
+def _touched_bytes(collective: Collective, nbytes: int, num_ranks: int) -> int:
     """Bytes of a rank's memory that are read or written before so many of the buffer are spread.
 
     What is summed is copied (read and written), then read by the switch. A gather reads its own

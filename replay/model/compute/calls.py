@@ -124,7 +124,7 @@ class GemmCalls:
             tag=call.expert[rank],
         )
         done = machine.join(chain[-1], of, ranks)
-        return _ended(machine, done, ranks, begun, on)
+        return _mark_end(machine, done, ranks, begun, on)
 
     def read(self) -> None:
         """Let the tiles of all calls read their operands; all have been added."""
@@ -300,10 +300,10 @@ def gradient_call(
     of_expert, rows = np.zeros((2, work.num_experts), np.int64)
     of_expert[call.expert[on]], rows[call.expert[on]] = begun[on], call.rows[on]
     tasks, rank = weight_gradient_tasks(machine, work, projection, pool, of_expert, rows=rows)
-    return _ended(machine, tasks, rank, begun, on)
+    return _mark_end(machine, tasks, rank, begun, on)
 
 
-def _ended(machine: Machine, tasks: Tasks, rank: Ranks, begun: Tasks, on: Bools) -> Tasks:
+def _mark_end(machine: Machine, tasks: Tasks, rank: Ranks, begun: Tasks, on: Bools) -> Tasks:
     """(rank,): marks behind a call's tasks, or what precedes it where a GPU has none."""
     ends = begun.copy()
     ranks = np.flatnonzero(on)

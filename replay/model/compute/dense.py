@@ -128,7 +128,7 @@ class Between:
     def shared_experts(self, machine: Machine, context: Context, after: Tasks) -> Tasks:
         """Add the last part, the shared experts: (rank,) tasks; `after` if there are none."""
         kernels = self._kernels(machine, after)
-        self._shared(kernels, context)
+        self._run_shared(kernels, context)
         return kernels.end
 
     def layer(self, machine: Machine, context: Context, after: Tasks, *, is_dense: bool) -> Mapping[Section, Ints]:
@@ -156,7 +156,7 @@ class Between:
         if is_dense:
             self._dense(kernels, context)
         elif not self.shared_beside:
-            self._shared(kernels, context)
+            self._run_shared(kernels, context)
         return {"attention": attended, "dense": kernels.end}
 
     def hop(self, machine: Machine, context: Context, after: Tasks) -> Ints:
@@ -280,6 +280,6 @@ class Between:
             self._run(kernels, "norm", context)
             self._run(kernels, "network", context, inner=self.shape.dense_intermediate)
 
-    def _shared(self, kernels: ListedKernels, context: Context) -> None:
+    def _run_shared(self, kernels: ListedKernels, context: Context) -> None:
         if self._shared_width:
             self._run(kernels, "network", context, inner=self._shared_width)

@@ -134,7 +134,7 @@ class DenseKernels:
             return
         time = np.asarray(time_ps, np.int64)
         if self._sms == self._machine.sms.count:
-            self._timed(Kind.ATTENTION, time)
+            self._add_timed(Kind.ATTENTION, time)
         else:
             self._in_blocks(time)
 
@@ -199,9 +199,9 @@ class DenseKernels:
             if key not in self._known:
                 self._known[key] = time_ps(count)
         times = [self._known[self._sms, count, *sizes] for count in rows.tolist()]
-        self._timed(Kind.DENSE_GEMM, np.array(times, np.int64))
+        self._add_timed(Kind.DENSE_GEMM, np.array(times, np.int64))
 
-    def _timed(self, kind: Kind, time_ps: Picoseconds) -> None:
+    def _add_timed(self, kind: Kind, time_ps: Picoseconds) -> None:
         """Add a kernel that has all SMs for so long: (rank,)."""
         begun = self._machine.kernel(self.end, self.what)
         self.end = self._machine.delay(kind, Time(time_ps), begun)

@@ -220,7 +220,7 @@ def plan_tiles(
     last = gemm.n - (num_columns - 1) * block_n  # width of the last column of each row tile
     is_last = column == (num_columns - 1)[tile]
     widths = np.where(is_last, last[tile], block_n[tile])
-    rows = warps.multiplied(tiles.rows, tiles.block_m[tiles.kernel])
+    rows = warps.multiplied_rows(tiles.rows, tiles.block_m[tiles.kernel])
     duration = np.where(
         is_last,
         _column_ps(machine, tiles, rows, last, gemm.k, dtype, path)[tile],

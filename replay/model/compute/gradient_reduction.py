@@ -60,7 +60,7 @@ def reduce_gradients(machine: Machine, work: LayerWork, ends: Ints) -> Tasks:
     per_copy = len(size) // len(plan.copies)
     home = np.repeat([int(homes[one.expert]) for one in plan.copies], per_copy).astype(np.int64)
     slot = np.repeat([one.dst for one in plan.copies], per_copy).astype(np.int64)
-    return _reduced(machine, home, slot, size, begun, ends, plan.planner)
+    return _reduce(machine, home, slot, size, begun, ends, plan.planner)
 
 
 def _tiles(nbytes: int) -> Ints:
@@ -68,7 +68,7 @@ def _tiles(nbytes: int) -> Ints:
     return np.minimum(TILE_BYTES, nbytes - begins).astype(np.int64)
 
 
-def _reduced(machine: Machine, home: Ints, slot: Ints, size: Ints, begun: Tasks, ends: Ints, planner: str) -> Tasks:
+def _reduce(machine: Machine, home: Ints, slot: Ints, size: Ints, begun: Tasks, ends: Ints, planner: str) -> Tasks:
     """Load, add and clear tiles of GPUs `slot` for GPUs `home` (tile,): (rank,) tasks."""
     pool = machine.sms.pool("gradient reduction", NUM_SMS[planner])
     # The replica's gradients are complete: an exchange of the layer lies behind them.

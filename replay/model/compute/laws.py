@@ -23,7 +23,7 @@ ATOMIC_CLOCKS = 1.83
 takes 3712 us (the same table; 3709 on an H100)."""
 
 
-def strided(machine: Machine, kernels: IntsLike, values: int) -> Time:
+def strided_time(machine: Machine, kernels: IntsLike, values: int) -> Time:
     """Time of elementwise kernels that find the address of each value by itself.
 
     Parameters
@@ -35,7 +35,7 @@ def strided(machine: Machine, kernels: IntsLike, values: int) -> Time:
 
 
 def atomic(machine: Machine, kernels: IntsLike, values: int) -> Time:
-    """Time of kernels that add values up atomically; parameters as those of `strided`."""
+    """Time of kernels that add values up atomically; parameters as those of `strided_time`."""
     return _clocks(machine, np.multiply(kernels, values), ATOMIC_CLOCKS)
 
 
@@ -74,7 +74,7 @@ LAWS: dict[str, Callable[[Machine, IntsLike, int], Time]] = {
     "chunk map": chunk_map,
     "row walk": row_walk,
     "cast twice": cast_twice,
-    "strided": strided,
+    "strided": strided_time,
     "atomic": atomic,
     "chain": chain,
     "blocks": blocks,

@@ -67,7 +67,7 @@ class ListedKernels(DenseKernels):
 
     def run(self, rows: Iterable[ListedOperation] | Iterable[RankedOperation]) -> None:
         """Launch rows in their order; those that a graph holds in one launch."""
-        wanted = [row for row in map(self._ranked, rows) if self._is_wanted(row.of)]
+        wanted = [row for row in map(self._of_ranks, rows) if self._is_wanted(row.of)]
         stack = self._stack
         if stack is None:
             self._launch(wanted)
@@ -108,7 +108,7 @@ class ListedKernels(DenseKernels):
             else:
                 self.attention(context.scores(heads), key, value, row.moves)
 
-    def _ranked(self, row: ListedOperation | RankedOperation) -> RankedOperation:
+    def _of_ranks(self, row: ListedOperation | RankedOperation) -> RankedOperation:
         if isinstance(row, RankedOperation):
             return row
         return RankedOperation.alike(row, self._machine.num_ranks)
@@ -123,9 +123,9 @@ class ListedKernels(DenseKernels):
             if row.of.waits:
                 self._wait(row)
             else:
-                self._add(row, self._named(row.of))
+                self._add(row, self._operation(row.of))
 
-    def _named(self, row: ListedOperation) -> Operation:
+    def _operation(self, row: ListedOperation) -> Operation:
         """A row as a host launches it."""
         each_ps = None if self._stack is None else self._stack.each_ps(row)
         return Operation(row.name, row.kernels, source=row.source, host_ps=each_ps)
@@ -133,7 +133,7 @@ class ListedKernels(DenseKernels):
     def _wait(self, row: RankedOperation) -> None:
         """Kernels of a row and waits of the host in turn."""
         of, before = row.of, 0
-        one = self._named(of)
+        one = self._operation(of)
         for turn in range(of.waits):
             upto = of.kernels * (turn + 1) // of.waits
             if upto > before or not turn:

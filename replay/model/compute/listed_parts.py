@@ -143,7 +143,7 @@ class ListedParts(Between):
             rows += found
             if part in (SHARED, "dense") and not (found or self.stack.kernels.has(part)):
                 plain = self._kernels(machine, after)
-                (self._shared if part == SHARED else self._dense)(plain, context)
+                (self._run_shared if part == SHARED else self._dense)(plain, context)
                 after = plain.end
         return self._ran(machine, context, after, rows)
 

@@ -54,7 +54,7 @@ def matrix_kernel(
     ]
     if any(grid.slices > 1 for grid in grids):
         begun = machine.kernel(after, KIND_NAMES[gemm.kind], kind=gemm.kind, has_gap=not launched_early)
-        return _sliced(machine, work, gemm, grids, pool, begun, found)
+        return _multiply_slices(machine, work, gemm, grids, pool, begun, found)
     return gemm_kernel(
         machine,
         work,
@@ -67,7 +67,7 @@ def matrix_kernel(
     ).end
 
 
-def _sliced(
+def _multiply_slices(
     machine: Machine,
     work: LayerWork,
     gemm: Gemm,

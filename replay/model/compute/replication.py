@@ -118,7 +118,7 @@ def replicate(machine: Machine, work: LayerWork, start: Tasks) -> Tasks:
         begun = machine.kernel(planned, "weight prefetch")
         copied = copy_weights(machine, work, plan.copies, begun, begun, num_sms=MOONEP_SMS)
         return machine.sync.barrier(WEIGHTS, copied, stored="each")
-    planned = start if work.is_backward else _planned(machine, work, plan, start)
+    planned = start if work.is_backward else _plan(machine, work, plan, start)
     listed = _small(machine, 0, planned, "copy list")
     listed = _small(machine, 0, listed, "copy counters", 2)
     begun = machine.kernel(listed, "weight copies")
@@ -126,13 +126,13 @@ def replicate(machine: Machine, work: LayerWork, start: Tasks) -> Tasks:
     copied = copy_weights(machine, work, plan.copies, begun, relaying)
     if work.is_backward:
         return copied
-    return machine.gather(_rerouted(machine, work, planned), machine.ranks, copied)
+    return machine.gather(_reroute(machine, work, planned), machine.ranks, copied)
 
 
 # ---- plan ----------------------------------------------------------------------------------------
 
 
-def _planned(machine: Machine, work: LayerWork, plan: StepPlan, start: Tasks) -> Tasks:
+def _plan(machine: Machine, work: LayerWork, plan: StepPlan, start: Tasks) -> Tasks:
     """Gather the loads of all experts and solve the plan: (rank,) tasks."""
     num_experts, n = plan.num_experts, machine.num_ranks
     cleared = _small(machine, COUNT_BYTES * num_experts, start, "loads cleared")
@@ -141,7 +141,7 @@ def _planned(machine: Machine, work: LayerWork, plan: StepPlan, start: Tasks) ->
     begun = machine.kernel(copied, "loads gathered")
     sent = LL_FACTOR * COUNT_BYTES * num_experts
     src, dst = np.nonzero(~np.eye(n, dtype=bool))
-    gathered = _told(machine, src, dst, sent, begun)
+    gathered = _tell(machine, src, dst, sent, begun)
     summed = _small(machine, COUNT_BYTES * num_experts * (n + 1), gathered, "loads added up")
     tables = COUNT_BYTES * (work.num_experts + num_experts + 4 * num_experts * n)
     cleared = _small(machine, tables, summed, "plan cleared", TABLES)
@@ -171,19 +171,19 @@ def _planned_by_moonep(machine: Machine, work: LayerWork, plan: StepPlan, start:
     begun, n, costs = machine.kernel(start, "plan"), machine.num_ranks, machine.costs
     rank = machine.ranks[1:]
     zero = np.zeros_like(rank)
-    told = _told(machine, rank, zero, COUNT_BYTES * plan.num_experts, begun)
+    told = _tell(machine, rank, zero, COUNT_BYTES * plan.num_experts, begun)
     met = machine.sync.barrier(WEIGHTS, told, stored="each")
     rounds = costs.ns(plan.rounds * MOONEP_ROUND_SHUFFLES * SHUFFLE_NS)
     solved = machine.delay(Kind.PLAN, rounds + MOONEP_GRID_BARRIERS * costs.grid_barrier(), met)
     nbytes = COUNT_BYTES * (3 * plan.num_experts * n + 4 * n * work.num_experts)
-    told = _told(machine, zero, rank, nbytes, solved)
+    told = _tell(machine, zero, rank, nbytes, solved)
     met = machine.sync.barrier(WEIGHTS, told, stored="each")
     # Sorted by expert, twice read, and its place written.
     moved = MemoryTraffic(2 * _ids(work), _ids(work))
     return machine.stream(Kind.PLAN, moved, machine.ranks, met)
 
 
-def _rerouted(machine: Machine, work: LayerWork, planned: Ints) -> Tasks:
+def _reroute(machine: Machine, work: LayerWork, planned: Ints) -> Tasks:
     """Replace expert ids by slots in place: (rank,) tasks."""
     num_experts = work.step_plan.num_experts if work.step_plan else 0
     cleared = _small(machine, COUNT_BYTES * num_experts, planned, "reroute cleared")
@@ -200,7 +200,7 @@ def _small(machine: Machine, nbytes: Bytes | int, after: Tasks, name: str, count
     return machine.small_kernels(Kind.PLAN, nbytes, after, Operation(name, count))
 
 
-def _told(machine: Machine, src: Ranks, dst: Ranks, nbytes: int, after: Tasks) -> Tasks:
+def _tell(machine: Machine, src: Ranks, dst: Ranks, nbytes: int, after: Tasks) -> Tasks:
     """Store a few bytes into other GPUs, which poll for them: (rank,) tasks."""
     kinds = (Kind.LOADS_UP, Kind.LOADS_DOWN)
     arrived = machine.sync.flag(src, dst, nbytes, after[src], stored="nothing", kinds=kinds)

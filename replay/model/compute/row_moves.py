@@ -64,7 +64,7 @@ def row_map(machine: Machine, tokens: IntsLike, experts: IntsLike) -> Time:
     flags, blocks = tokens * experts, -(-tokens // BLOCK_TOKENS) * experts
     passes = (FIRST_PASS_PS + SECOND_PASS_PS) * flags + COUNT_PS * (blocks * (blocks - 1) // 2)
     sort = np.vectorize(_sort_ns, otypes=[float])(experts)
-    return _rounded(passes + tokens * sort * 1000 / machine.system.compute.num_sms)
+    return _round(passes + tokens * sort * 1000 / machine.system.compute.num_sms)
 
 
 def chunk_map(machine: Machine, rows: IntsLike, splits: int) -> Time:
@@ -81,7 +81,7 @@ def chunk_map(machine: Machine, rows: IntsLike, splits: int) -> Time:
     counts, times = np.array(CHUNK_NS).T
     each = float(np.interp(splits, counts, times))
     each += max(0, splits - high) * (most - some) / (high - before)
-    return _rounded(np.asarray(rows, np.int64) * each * 1000 / machine.system.compute.num_sms)
+    return _round(np.asarray(rows, np.int64) * each * 1000 / machine.system.compute.num_sms)
 
 
 def row_walk(machine: Machine, blocks: IntsLike, steps: int) -> Time:
@@ -96,7 +96,7 @@ def row_walk(machine: Machine, blocks: IntsLike, steps: int) -> Time:
     """
     blocks = np.asarray(blocks, np.int64)
     waves = np.maximum(blocks / (BLOCKS_PER_SM * machine.system.compute.num_sms), np.minimum(blocks, 1))
-    return _rounded(waves * (ENTRY_NS + STEP_NS * steps) * 1000)
+    return _round(waves * (ENTRY_NS + STEP_NS * steps) * 1000)
 
 
 def cast_twice(machine: Machine, casts: IntsLike, values: IntsLike) -> Time:
@@ -108,7 +108,7 @@ def cast_twice(machine: Machine, casts: IntsLike, values: IntsLike) -> Time:
         (rank,): casts, and values of each.
     """
     every = np.asarray(casts, np.int64) * np.asarray(values, np.int64)
-    return _rounded(every * (CAST_PS / machine.system.compute.num_sms))
+    return _round(every * (CAST_PS / machine.system.compute.num_sms))
 
 
 def _sort_ns(experts: int) -> float:
@@ -120,5 +120,5 @@ def _sort_ns(experts: int) -> float:
     return SORT_NS[most] * SORTED_BEYOND ** ((padded // most).bit_length() - 1)
 
 
-def _rounded(time_ps: npt.NDArray[np.floating[Any]]) -> Time:
+def _round(time_ps: npt.NDArray[np.floating[Any]]) -> Time:
     return Time(np.rint(time_ps).astype(np.int64))

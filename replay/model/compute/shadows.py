@@ -118,7 +118,7 @@ def choose(work: LayerWork, rates: Rates) -> Ints:
 def fetch(machine: Machine, work: LayerWork, expert: int, after: Tasks) -> Ints:
     """Copy an expert's parameters into its tensor, at home."""
     home = work.placement.expert_rank[expert : expert + 1].astype(np.int64)
-    return _copied(machine, work, FETCH, after, home)
+    return _copy(machine, work, FETCH, after, home)
 
 
 def broadcast(machine: Machine, work: LayerWork, expert: int, after: Tasks, channels: int) -> Ints:
@@ -134,26 +134,26 @@ def reduce(machine: Machine, work: LayerWork, expert: int, after: Tasks, channel
 def stash(machine: Machine, work: LayerWork, after: Tasks, *, is_first: bool) -> Ints:
     """Put a tensor in the place of an expert's parameters, which are copied first, if need be."""
     copies = 2 if is_first else 1
-    return _copied(machine, work, STASH, after, machine.ranks, copies=copies)
+    return _copy(machine, work, STASH, after, machine.ranks, copies=copies)
 
 
 def restore(machine: Machine, work: LayerWork, after: Tasks) -> Ints:
     """Put parameters back that were copied."""
-    return _copied(machine, work, RESTORE, after, machine.ranks)
+    return _copy(machine, work, RESTORE, after, machine.ranks)
 
 
 def collect(machine: Machine, work: LayerWork, rows: Counts, after: Tasks) -> Ints:
     """Copy gradients into the tensor; zeroes on GPUs that had no rows (rank,) for it."""
-    return _copied(machine, work, COLLECT, after, machine.ranks, read=np.minimum(rows, 1))
+    return _copy(machine, work, COLLECT, after, machine.ranks, read=np.minimum(rows, 1))
 
 
 def add(machine: Machine, work: LayerWork, expert: int, after: Tasks) -> Ints:
     """Add the sum of gradients to the home's own."""
     home = work.placement.expert_rank[expert : expert + 1].astype(np.int64)
-    return _copied(machine, work, ADD, after, home, read=2)
+    return _copy(machine, work, ADD, after, home, read=2)
 
 
-def _copied(
+def _copy(
     machine: Machine,
     work: LayerWork,
     what: Operation,

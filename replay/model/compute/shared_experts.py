@@ -22,7 +22,7 @@ from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import TileTasks, gemm_tasks
 from replay.model.compute.operands import WGMMA_TMA
 from replay.model.compute.row_tiles import RowTiles, row_tiles
-from replay.model.compute.weight_gradients import joined, weight_gradients_beside
+from replay.model.compute.weight_gradients import join, weight_gradients_beside
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import MemoryTraffic
 
@@ -116,7 +116,7 @@ def shared_tiles(
     """
     shared = work.shared
     if shared is None:
-        return joined([])
+        return join([])
     ready = _cast(machine, shared, begun)
     first, second = Gemm.first(shared, fused_activation=True), Gemm.second(shared)
     tiles = row_tiles(machine, shared, first, num_sms, tile_rows)
@@ -143,7 +143,7 @@ def shared_tiles(
             hold(tiles, tasks, done)
         done, inputs = tasks.done, tasks.outputs
     beside = weight_gradients_beside(machine, shared, pool, done, tiles.expert, priority=priority, begun=ready)
-    return joined([(done, tiles.rank), *beside])
+    return join([(done, tiles.rank), *beside])
 
 
 def _cast(machine: Machine, shared: LayerWork, after: Tasks) -> Tasks:

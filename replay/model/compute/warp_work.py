@@ -58,7 +58,7 @@ class WarpWork:
     staged_bytes: int = 0
     loads: int = 0
 
-    def multiplied(self, rows: Counts, height: Ints) -> Ints:
+    def multiplied_rows(self, rows: Counts, height: Ints) -> Ints:
         """(tile,): rows that are multiplied, of those that are there and those of a full tile."""
         return np.where(rows > 0, height, 0) if self.whole_tiles else rows
 

@@ -92,14 +92,14 @@ def copy_weights(
     pool = machine.sms.pool("weight copies", num_sms or machine.sms.count)
     direct = messages_of([one for one in copies if one.via < 0], matrices)
     sent = _send(machine, direct, pool, begun[direct.src])
-    done = _done(machine, direct, sent, begun)
+    done = _wait_for_copies(machine, direct, sent, begun)
     relayed = messages_of([one for one in copies if one.via >= 0], matrices)
     if not len(relayed.src):
         return done
     told = _chunks_told(machine, direct, sent.arrived)
     ready = machine.mark(relayed.src, relaying[relayed.src])
     machine.order(told[relayed.source_chunk], ready)
-    return _done(machine, relayed, _send(machine, relayed, pool, ready), done)
+    return _wait_for_copies(machine, relayed, _send(machine, relayed, pool, ready), done)
 
 
 def messages_of(copies: Sequence[Copy], matrices: tuple[int, ...]) -> WeightMessages:
@@ -158,7 +158,7 @@ def _send(machine: Machine, messages: WeightMessages, pool: Pools, after: Tasks)
     return SentWeights(arrived, written)
 
 
-def _done(machine: Machine, messages: WeightMessages, sent: SentWeights, after: Tasks) -> Ints:
+def _wait_for_copies(machine: Machine, messages: WeightMessages, sent: SentWeights, after: Tasks) -> Ints:
     """(rank,): what a GPU receives is written, and what it sent has been acknowledged."""
     left = machine.gather(sent.arrived, messages.src, after)
     sends = np.bincount(messages.src, minlength=len(after)) > 0

@@ -144,7 +144,7 @@ def weight_gradients_beside(
     ]
 
 
-def joined(blocks: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
+def join(blocks: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
     """Tasks and ranks of several blocks as one: two (task,)."""
     nothing = np.zeros(0, np.int64)
     tasks, ranks = zip((nothing, nothing), *blocks, strict=True)

@@ -49,7 +49,7 @@ class Buffers:
 
         return self._resources.once("buffers", (group, capacity, per_rank), make)
 
-    def unnamed(self, name: str, capacity: int) -> Ints:
+    def reserve_unlisted(self, name: str, capacity: int) -> Ints:
         """Buffers that no report lists: (rank,); `name` says where its ``{rank}`` stands."""
 
         def make() -> Ints:

@@ -59,7 +59,7 @@ __all__ = [
     "Launch",
     "Operation",
     "StageCalls",
-    "named",
+    "as_operation",
 ]
 
 
@@ -75,7 +75,7 @@ OUTSIDE, UNSTAGED = "", "layer"
 NO_CALLS = Calls({})
 
 
-def named(what: str | Operation) -> Operation:
+def as_operation(what: str | Operation) -> Operation:
     """The operation, or one kernel of which nothing but the name is said."""
     return what if isinstance(what, Operation) else Operation(what)
 
@@ -249,7 +249,7 @@ class Host:
             (rank,): GPUs whose programs have it; all by default. The others go on with `after`.
         """
         ranks = self._resources.ranks if on is None else np.flatnonzero(on)
-        one = self._named(what, 1, min(len(ranks), 1))
+        one = self._note_kernels(what, 1, min(len(ranks), 1))
         ready = after[ranks]
         begun = self._tasks.delay(Kind.LAUNCH, self._gap, ready, ranks) if has_gap else self._tasks.mark(ranks, ready)
         first = begun[:1]
@@ -258,7 +258,7 @@ class Host:
             self._tasks.order(graph[ranks], begun)
             self._notes.held_up.append((ready, begun, ranks))
         else:
-            launched = self._launched(one, 1 if on is None else on.astype(np.int64))
+            launched = self._launch_kernels(one, 1 if on is None else on.astype(np.int64))
             if launched is not None:
                 begun = self._later(begun, launched[ranks], ranks)
         if len(first):
@@ -293,7 +293,7 @@ class Host:
         count = len(each)
         if not count:
             return after
-        one = self._named(what, count, count)
+        one = self._note_kernels(what, count, count)
         row = _KernelRow(kind, each, times.of, self._gap)
         first, ranks, graph = self._tasks.count, self._resources.ranks, self._graph_launched()
         if graph is not None:
@@ -303,11 +303,11 @@ class Host:
         else:
             last = row.held_up(self._each(one), self._lead_ps)
             before = self._run(row, after, 0, last, gaps=last + 1)
-            launched = self._launched(one, last + 1)
+            launched = self._launch_kernels(one, last + 1)
             assert launched is not None
             ended = self._run(row, self._later(before, launched, ranks), last, count, gaps=count - 1 - last)
             if np.any(last + 1 < count):
-                self._launched(one, count - 1 - last)
+                self._launch_kernels(one, count - 1 - last)
             self._ahead.extend([(self._layer, after)] * count)  # as if all began with the first
         self._notes.kernels.append(KernelLaunches(first, ended, ranks, each.sum(axis=0)))
         return ended
@@ -321,9 +321,9 @@ class Host:
             after = self._tasks.delay(row.kind, NO_TIME, after, late=busy, each=row.single)
         return after
 
-    def _named(self, what: str | Operation, count: int, launches: int) -> Operation:
+    def _note_kernels(self, what: str | Operation, count: int, launches: int) -> Operation:
         """Note kernels of one name, and launches of a thread with most."""
-        one = named(what)._replace(launches=count)
+        one = as_operation(what)._replace(launches=count)
         self.script.append(ScriptLine("launch", self._stage, one, launches))
         return one
 
@@ -348,7 +348,7 @@ class Host:
         each = self._launch if one.host_ps is None else Time(one.host_ps)
         return each if self._paces is None else Time(np.rint(each.ps * self._paces).astype(np.int64), each.of)
 
-    def _launched(self, one: Operation, count: IntsLike) -> Tasks | None:
+    def _launch_kernels(self, one: Operation, count: IntsLike) -> Tasks | None:
         """Launch kernels one by one: (rank,) tasks; None if that was done long ago."""
         if self._lead_ps is None:
             return None

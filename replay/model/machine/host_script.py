@@ -206,7 +206,7 @@ class HostScript(list[ScriptLine]):
         """
         capture, each_ps, found, waits = GraphCapture(launch), overheads.launch_ps, 0, 0
 
-        def launched(time_ps: int) -> int:
+        def launch_kernel(time_ps: int) -> int:
             if not capture.is_on:
                 return time_ps
             if capture.is_launched:
@@ -223,14 +223,14 @@ class HostScript(list[ScriptLine]):
                         waits += 1
                         capture.cut()
                     if kernels:
-                        found += launched(each_ps * kernels)
+                        found += launch_kernel(each_ps * kernels)
             elif act == "launch":
                 assert operation is not None
-                found += launched((each_ps if operation.host_ps is None else operation.host_ps) * launches)
+                found += launch_kernel((each_ps if operation.host_ps is None else operation.host_ps) * launches)
             elif act == "spend":
                 assert operation is not None
                 if operation.host_ps and not capture.is_on:
-                    found += launched(operation.host_ps * launches)
+                    found += launch_kernel(operation.host_ps * launches)
             elif act == "wait":
                 waits += 1
                 capture.cut()

@@ -140,7 +140,7 @@ class InSwitch:
         served.
         """
         if self._resources.uplinks_take_turns and not self._input_buffers.are_finite and len(tasks):
-            self._graph.take(tasks, self._buffers.unnamed(f"uplink {{rank}} {name}", 1)[rank])
+            self._graph.take(tasks, self._buffers.reserve_unlisted(f"uplink {{rank}} {name}", 1)[rank])
 
     @property
     def _adders(self) -> Ints:

@@ -77,7 +77,7 @@ class InputBuffers:
         """
         if not self.are_finite or not len(left):
             return
-        pools = self._buffers.unnamed(f"switch input buffer {{rank}}, {traffic}", self._room)
+        pools = self._buffers.reserve_unlisted(f"switch input buffer {{rank}}, {traffic}", self._room)
         held = self._fabric.held_in_switch_bytes(wire_bytes, port_ps)
         units = np.minimum(np.maximum(held, 1), self._room)
         if of is None:

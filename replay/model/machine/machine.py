@@ -11,7 +11,7 @@ from replay.model.machine.buffers import Buffers
 from replay.model.machine.caches import Caches
 from replay.model.machine.communicators import runs_nccl
 from replay.model.machine.domains import Domains
-from replay.model.machine.host import OTHERS, Bools, Calls, Host, Launch, Operation, named
+from replay.model.machine.host import OTHERS, Bools, Calls, Host, Launch, Operation, as_operation
 from replay.model.machine.in_switch import InSwitch
 from replay.model.machine.input_buffers import InputBuffers
 from replay.model.machine.kinds import DISPATCH, EXPERTS, KIND_NAMES, Kind
@@ -266,7 +266,7 @@ class Machine:
         """
         if kind in self.graph.left_out:
             return after
-        one = named(what)
+        one = as_operation(what)
         each = self.costs.elementwise(0) * np.ones(one.launches - 1, np.int64)
         before = self.host.row(kind, each, after, one)
         return self.elementwise(kind, nbytes, self.kernel(before, one), least=least)

@@ -74,11 +74,11 @@ class NetworkPorts:
                 return self._resources.each(group, of)
             case ResourceClass.NIC_OUT | ResourceClass.NIC_IN:
                 beside = {gpu: rank for rank, gpu in enumerate(self._domains.gpu.tolist())}
-                return self._shared(group, of, self.nic, beside)
+                return self._add_shared(group, of, self.nic, beside)
             case _:
-                return self._shared(group, of, self.leaf, {})
+                return self._add_shared(group, of, self.leaf, {})
 
-    def _shared(self, group: str, of: ResourceClass, index: Ints, keepers: dict[int, int]) -> Ints:
+    def _add_shared(self, group: str, of: ResourceClass, index: Ints, keepers: dict[int, int]) -> Ints:
         """Make one resource for each thing that ranks share: (rank,).
 
         Parameters

@@ -163,7 +163,7 @@ class Notes:
     layer: int = 0
     _followed: dict[Way, list[tuple[int, Ints, Ints]]] = field(default_factory=lambda: {"sent": [], "combined": []})
 
-    def taken(self) -> Notes:
+    def choose_kernel(self) -> Notes:
         """Take everything that was noted since the last time, and forget it."""
         taken = replace(self)
         self.counters, self.ratios, self.touches, self.reads = {}, {}, {}, {}
@@ -208,7 +208,7 @@ class Notes:
         numbers = token if self.tokens is None else self.tokens[token]
         self._followed[what].append((self.layer, numbers, task))
 
-    def followed(self, what: Way) -> tuple[Ints, Ints]:
+    def remembered_tasks(self, what: Way) -> tuple[Ints, Ints]:
         """Tokens and tasks of all that was remembered: two (entry,)."""
         nothing = np.zeros(0, np.int64)
         tokens = [tokens for _, tokens, _ in self._followed[what]]

@@ -147,17 +147,17 @@ class Rdma:
             self._graph.edges(entered, arrived)
         if writes.in_flight:
             units = np.broadcast_to(np.clip(writes.each, 1, writes.in_flight), count)
-            self._wait_for_completions(src, posted, arrived, units, writes.in_flight, self.completed(path))
+            self._wait_for_completions(src, posted, arrived, units, writes.in_flight, self.complete(path))
         return left, arrived
 
     def _mark(self, rank: Ranks, *, after: Tasks | None = None, late_ps: int = 0) -> Ints:
         return self._graph.add(len(rank), resource=-1, latency_ps=late_ps, kind=Kind.MARK, rank=rank, after=after)
 
-    def completed(self, path: Path) -> Time:
+    def complete(self, path: Path) -> Time:
         """From the arrival of a path's messages until their sender knows."""
         return Time(self._network.completion_ps(over_spine=len(path.hops) > _PORTS_OF_RAIL))
 
-    def crossed(self, path: Path) -> Time:
+    def crossing_time(self, path: Path) -> Time:
         """From the moment a warp has posted a path's empty writes until they are there."""
         return Time(self._network.put_ps(over_spine=len(path.hops) > _PORTS_OF_RAIL, by="warp"))
 
@@ -234,6 +234,6 @@ class Rdma:
         self, src: Ranks, posted: Ints, arrived: Tasks, units: Ints, in_flight: int, late: Time
     ) -> None:
         """Let writes be posted only while fewer than the most are in flight."""
-        pools = self._buffers.unnamed("writes in flight of {rank}", in_flight)
+        pools = self._buffers.reserve_unlisted("writes in flight of {rank}", in_flight)
         completed = self._graph.add(len(src), resource=-1, duration_ps=late.ps, kind=Kind.MARK, rank=src, after=arrived)
         self._graph.take(posted, pools[src], units, released_by=completed)

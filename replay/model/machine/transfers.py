@@ -279,13 +279,13 @@ class Transfers:
             after=after,
         )
 
-    def completed(self, src: Ranks, dst: Ranks) -> Time:
+    def complete(self, src: Ranks, dst: Ranks) -> Time:
         """From the arrival of messages (message,) in other domains until their sources know."""
-        return self._of_paths(src, dst, self._rdma.completed)
+        return self._of_paths(src, dst, self._rdma.complete)
 
-    def crossed(self, src: Ranks, dst: Ranks) -> Time:
+    def crossing_time(self, src: Ranks, dst: Ranks) -> Time:
         """From the posting of empty writes (message,) to other domains until they are there."""
-        return self._of_paths(src, dst, self._rdma.crossed)
+        return self._of_paths(src, dst, self._rdma.crossing_time)
 
     def _of_paths(self, src: Ranks, dst: Ranks, time: Callable[[Path], Time]) -> Time:
         late = np.empty(len(src), np.int64)

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.errors import UserError
-from replay.model.work.eplb import packed
+from replay.model.work.eplb import pack_items
 
 if TYPE_CHECKING:
     from replay.model.arrays import Ints
@@ -31,7 +31,7 @@ MOST_LOAD = 1.03
 """Default of METIS for parts of a graph: ufactor 30 (METIS 5 manual, section 4.1)."""
 
 
-def counted(expert_ids: npt.NDArray[np.int32], num_experts: int) -> Ints:
+def count_pairs(expert_ids: npt.NDArray[np.int32], num_experts: int) -> Ints:
     """Count how often tokens choose two experts: (expert, expert), loads on the diagonal.
 
     Parameters
@@ -73,7 +73,7 @@ def experts_of_nodes(together: Ints, loads: Loads, num_nodes: int) -> list[Ints]
         raise UserError(message)
     node, weight = np.empty(num_experts, np.int64), np.array(together, np.float64)
     np.fill_diagonal(weight, 0)
-    for index, experts in enumerate(packed(loads, num_nodes)):
+    for index, experts in enumerate(pack_items(loads, num_nodes)):
         node[experts] = index
     load = np.bincount(node, loads, num_nodes)
     to_node = np.stack([weight[:, node == one].sum(axis=1) for one in range(num_nodes)], axis=1)

@@ -241,7 +241,7 @@ def _by_request(
 def tokens_of_each(trace: RoutingTrace, num_ranks: int) -> int:
     """Tokens that every rank has at least, where requests are dealt to the ranks in turn."""
     _, indptr = _by_request(trace, np.arange(trace.num_tokens, dtype=np.int64))
-    return int(_dealt(np.diff(indptr), num_ranks)[1].min())
+    return int(_deal(np.diff(indptr), num_ranks)[1].min())
 
 
 def steps_in(trace: RoutingTrace, first: Batch) -> int:
@@ -261,7 +261,7 @@ def steps_in(trace: RoutingTrace, first: Batch) -> int:
     return max(tokens // max(first.num_tokens, 1), 1)
 
 
-def _dealt(lengths: npt.NDArray[np.int64], num_ranks: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _deal(lengths: npt.NDArray[np.int64], num_ranks: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Rank of every token of the requests, one after another, and tokens of every rank."""
     owner = np.repeat(np.arange(len(lengths)) % num_ranks, lengths)
     return owner, np.bincount(owner, minlength=num_ranks)
@@ -271,7 +271,7 @@ def _prefill(trace: RoutingTrace, num_ranks: int, tokens_per_rank: int | None, s
     """Deal the requests to the ranks in turn; each rank takes consecutive tokens of its own."""
     rows, indptr = _by_request(trace, np.arange(trace.num_tokens, dtype=np.int64))
     lengths = np.diff(indptr)
-    owner, available = _dealt(lengths, num_ranks)
+    owner, available = _deal(lengths, num_ranks)
     least = int(available.min())
     wanted = tokens_per_rank
     if wanted is None:

@@ -57,7 +57,9 @@ def rebalance_experts(loads: Loads, num_slots: int, num_groups: int, num_nodes: 
         num_groups = num_nodes = 1
     group_size = num_experts // num_groups
     group_load = loads.reshape(num_groups, group_size).sum(axis=1)
-    nodes = [(groups[:, None] * group_size + np.arange(group_size)).ravel() for groups in packed(group_load, num_nodes)]
+    nodes = [
+        (groups[:, None] * group_size + np.arange(group_size)).ravel() for groups in pack_items(group_load, num_nodes)
+    ]
     return within_nodes(loads, nodes, num_slots, num_gpus)
 
 
@@ -79,7 +81,7 @@ def greedy(loads: Loads, num_slots: int, num_gpus: int) -> Ints:
         If there are fewer slots than experts, or GPUs do not divide the slots.
     """
     check_slots(num_slots, len(loads), num_gpus)
-    experts = replicated(loads, num_slots)
+    experts = replicate(loads, num_slots)
     share = (loads / np.bincount(experts, minlength=len(loads)))[experts]
     held: list[list[int]] = [[] for _ in range(num_gpus)]
     total = np.zeros(num_gpus)
@@ -137,14 +139,14 @@ def within_nodes(load: Loads, nodes: Sequence[Ints], num_slots: int, num_gpus: i
     """
     slots = []
     for experts in nodes:
-        local = replicated(load[experts], num_slots // len(nodes))
+        local = replicate(load[experts], num_slots // len(nodes))
         share = load[experts] / np.bincount(local, minlength=len(experts))
-        packs = packed(share[local], num_gpus // len(nodes))
+        packs = pack_items(share[local], num_gpus // len(nodes))
         slots += [experts[local[gpu]] for gpu in packs]
     return np.concatenate(slots)
 
 
-def packed(weights: npt.ArrayLike, num_packs: int) -> list[Ints]:
+def pack_items(weights: npt.ArrayLike, num_packs: int) -> list[Ints]:
     """Deal items to packs of equal size and nearly equal weight.
 
     The heaviest item comes first; each goes to the lightest pack that has room. Of packs of equal
@@ -175,7 +177,7 @@ def packed(weights: npt.ArrayLike, num_packs: int) -> list[Ints]:
     return [np.array(pack, np.int64) for pack in packs]
 
 
-def replicated(load: Loads, num_slots: int) -> Ints:
+def replicate(load: Loads, num_slots: int) -> Ints:
     """(slot,): expert of each slot; all experts once, then the one with most load per replica."""
     count = np.ones(len(load), np.int64)
     slots = list(range(len(load)))

@@ -79,7 +79,7 @@ class _TensorRt(_Map):
 
     @field_validator("initial_global_assignments", mode="before")
     @classmethod
-    def _numbered(cls, given: Any) -> Any:
+    def _by_number(cls, given: Any) -> Any:
         """Layers by number, which JSON has as text."""
         if not isinstance(given, dict):
             return given

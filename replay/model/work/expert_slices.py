@@ -56,7 +56,7 @@ def num_groups(num_slices: int, num_ranks: int, intermediate: int, placement: st
     return num_ranks // num_slices
 
 
-def sliced(
+def slice_experts(
     ids: npt.NDArray[np.int32], groups: Placement, shape: ExpertShape, num_slices: int
 ) -> tuple[npt.NDArray[np.int32], Placement, ExpertShape]:
     """Cut the experts of a layer.

@@ -116,9 +116,9 @@ def place(
     experts = np.arange(num_experts, dtype=np.int64)
     if kind in FITTED:
         slots, nodes = _slots_and_nodes(spec, argument)
-        found = fitted(
+        found = fit_placement(
             kind,
-            _known(spec, loads),
+            _known_loads(spec, loads),
             slots or num_experts,
             num_ranks,
             num_nodes=nodes,
@@ -282,14 +282,14 @@ def _slots_and_nodes(spec: str, text: str) -> tuple[int, int]:
     return _number(spec, slots), _number(spec, nodes) or 1
 
 
-def _known(spec: str, loads: Ints | None) -> Ints:
+def _known_loads(spec: str, loads: Ints | None) -> Ints:
     if loads is None:
         message = f"placement {spec!r} is computed from the loads of experts, and none are known"
         raise UserError(message)
     return loads
 
 
-def fitted(
+def fit_placement(
     kind: str,
     loads: Ints,
     num_slots: int,

@@ -113,10 +113,10 @@ class Precision:
     @property
     def name(self) -> str:
         """The short form where there is one, else the types in words."""
-        return self.gemm if self == Precision(self.gemm) else self.described
+        return self.gemm if self == Precision(self.gemm) else self.type_text
 
     @property
-    def described(self) -> str:
+    def type_text(self) -> str:
         """The types in words."""
         weights = f"{self.weights} weights, " if self.weights != self.gemm else ""
         return f"{self.gemm} GEMMs, {weights}{self.dispatch} rows out, {self.combine} rows back"

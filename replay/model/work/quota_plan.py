@@ -106,10 +106,10 @@ def plan(rows: Counts, num_ranks: int, reserved: int) -> QuotaPlan:
         if found is not None:
             return QuotaPlan(found, level, effort)
         level = min(high, level + step)
-    return _searched(search, low, high)
+    return _search(search, low, high)
 
 
-def _searched(search: _Search, low: int, high: int) -> QuotaPlan:
+def _search(search: _Search, low: int, high: int) -> QuotaPlan:
     """Search for the lowest level between two of which the upper can be kept."""
     found = search.attempt(low, LEAST_ROWS)
     if found is not None:

@@ -118,7 +118,7 @@ class ExpertSlots:
 def _index(rule: str, expert: Ints, source: Ints, held: ExpertSlots, layer: int) -> Ints:
     """(row,): number of the replica among those of its expert."""
     if rule in ("same-gpu", "nearest"):
-        return _fixed(held, layer if rule == "same-gpu" else None)[expert, source]
+        return _fixed_replicas(held, layer if rule == "same-gpu" else None)[expert, source]
     if rule == "random":
         return _generator(layer).integers(held.count[expert])
     begins = np.searchsorted(source, np.arange(held.num_ranks + 1))
@@ -129,7 +129,7 @@ def _index(rule: str, expert: Ints, source: Ints, held: ExpertSlots, layer: int)
     return (_places_of_equals(group + expert) + place // BLOCK + source) % held.count[expert]
 
 
-def _fixed(held: ExpertSlots, layer: int | None) -> Ints:
+def _fixed_replicas(held: ExpertSlots, layer: int | None) -> Ints:
     """(expert, rank): replica that rows of each rank go to, without knowing any load.
 
     Ranks without one share the replicas by the layer's random numbers; without a layer they all
@@ -158,7 +158,7 @@ def _by_load(expert: Ints, source: Ints, held: ExpertSlots) -> Ints:
     slot_of = np.full((len(rows), held.num_ranks), -1, np.int64)  # two on one GPU are as one
     of_slot = np.repeat(np.arange(len(rows)), held.count)
     slot_of[of_slot[::-1], held.rank[::-1]] = held.slot[::-1]
-    shares = planned(rows, slot_of >= 0)
+    shares = plan_rows(rows, slot_of >= 0)
     slot = held.slot[held.first[expert]]
     order, begins = np.argsort(expert, kind="stable"), firsts(rows)
     for one in np.flatnonzero(held.count > 1).tolist():
@@ -167,7 +167,7 @@ def _by_load(expert: Ints, source: Ints, held: ExpertSlots) -> Ints:
     return slot
 
 
-def planned(rows: Counts, hosts: npt.NDArray[np.bool_]) -> Ints:
+def plan_rows(rows: Counts, hosts: npt.NDArray[np.bool_]) -> Ints:
     """Divide the rows of experts among the ranks that host them.
 
     Parameters
@@ -192,7 +192,7 @@ def planned(rows: Counts, hosts: npt.NDArray[np.bool_]) -> Ints:
         is_better = False
         for one in several.tolist():
             on, others = hosts[one], load - shares[one]
-            level = _levelled(others[on], int(rows[one]))
+            level = _level(others[on], int(rows[one]))
             if ((others[on] + level) ** 2).sum() < (load[on] ** 2).sum():
                 shares[one, on], is_better = level, True
                 load = others + shares[one]
@@ -201,7 +201,7 @@ def planned(rows: Counts, hosts: npt.NDArray[np.bool_]) -> Ints:
     return shares
 
 
-def _levelled(load: Ints, rows: int) -> Ints:
+def _level(load: Ints, rows: int) -> Ints:
     """(rank,): parts of `rows` after which the largest load is as small as it can be."""
     low, high = 0, int(load.max(initial=0)) + rows
     while low < high:  # the least level that all rows fit below

@@ -111,7 +111,7 @@ class StepPlan:
             ]
             relays = num_relays(len(direct)) if self.planner == "ultraep" else 0
             if relays:
-                found += _relayed(direct, relays, sends)
+                found += _relay(direct, relays, sends)
             else:
                 sends[ranks[home]] += len(direct)
                 found += direct
@@ -197,12 +197,12 @@ def _ultraep(before: Placement, rows: Counts, plan: quota_plan.QuotaPlan) -> Ste
     share[home] = rows
     for expert, slots in enumerate(slots_of_expert):
         if len(slots) > 1:
-            share[slots] = divided(rows[expert], quota[slots], before.expert_rank[slots])
+            share[slots] = divide(rows[expert], quota[slots], before.expert_rank[slots])
     placed = Placement(before.expert_rank, num_ranks, before.description, logical)
     return StepPlan("ultraep", placed, quota, share, slots_of_expert, plan.effort)
 
 
-def divided(rows: Counts, quota: Ints, host: npt.NDArray[np.int32]) -> Ints:
+def divide(rows: Counts, quota: Ints, host: npt.NDArray[np.int32]) -> Ints:
     """Divide the rows of one expert among its slots, own rows first.
 
     What a GPU cannot keep goes to the other slots in proportion to the room that their own GPUs
@@ -242,7 +242,7 @@ def num_relays(replicas: int) -> int:
     return relays if replicas - most_sends >= RELAY_GAIN else 0
 
 
-def _relayed(direct: list[Copy], num: int, sends: Ints) -> list[Copy]:
+def _relay(direct: list[Copy], num: int, sends: Ints) -> list[Copy]:
     """Let replicas on the GPUs that send least pass an expert on to the others.
 
     Parameters

@@ -48,9 +48,9 @@ def choose(work: LayerWork, of_rank: Ints, index: Ints, number: int) -> NodeSamp
     return NodeSample(tuple(nodes.tolist()), of_rank, models, work.summary())
 
 
-def thinned(work: LayerWork, sample: NodeSample) -> LayerWork:
+def thin(work: LayerWork, sample: NodeSample) -> LayerWork:
     """Leave out the rows between nodes that are not sampled."""
     holds, ids = sample.holds, work.expert_ids
     meets = holds[work.source_rank][:, None] | holds[work.placement.expert_rank][ids]
     left = np.where(meets, ids, -1).astype(ids.dtype)
-    return work.replaced(expert_ids=left, step_plan=None, sample=sample)
+    return work.replace_section(expert_ids=left, step_plan=None, sample=sample)

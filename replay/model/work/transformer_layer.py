@@ -287,7 +287,7 @@ class _Counted:
     def __init__(self, shape: LayerShape, num_ranks: int, sizes: Sizes, is_backward: bool) -> None:
         self._shape, self._n, self._sizes, self._is_backward = shape, num_ranks, sizes, is_backward
         self._bare = load("bare")
-        self._options = self._bare.chosen(gated=shape.gated)
+        self._options = self._bare.option_values(gated=shape.gated)
         self._of_gpu = KernelSizes(
             tokens=sizes.tokens,
             positions=sizes.positions,

@@ -110,7 +110,7 @@ def _busy_after(graph: TaskGraph, timeline: Timeline, machine: Machine, of: Ints
 
 def sms(case: AnyCase) -> Iterator[str]:
     """SMs in use at every instant of a chain."""
-    timeline, machine = case.chained
+    timeline, machine = case.chain_run
     most = most_in_use(timeline, machine)
     if most.sms > machine.sms.count:
         yield (

@@ -219,7 +219,7 @@ class AnyCase(ABC):
 
     @property
     @abstractmethod
-    def chained(self) -> tuple[Timeline, Machine]:
+    def chain_run(self) -> tuple[Timeline, Machine]:
         """The layer three times in a chain whose GPUs come late by turns: schedule and machine."""
 
     def machine(self, system: System | None = None) -> Machine:
@@ -296,14 +296,14 @@ class Case(AnyCase):
         return LayerRun(self.scheme, self.work, self.machine(far_system(self.scheme.platform)), begins_ps)
 
     @cached_property
-    def carried(self) -> CarriedLayer:
-        """The layer as the scheme carries it out; `checks.carried` relates it to the layer."""
+    def carried_layer(self) -> CarriedLayer:
+        """The layer as the scheme carries it out; `checks.check_carried` relates it to the layer."""
         return self.scheme.carries_on(self.work, self.system)
 
     @cached_property
     def routing(self) -> RoutingLists:
         """The routing that is carried out as plain lists."""
-        return routing_of(self.carried.work, self.domain_size)
+        return routing_of(self.carried_layer.work, self.domain_size)
 
     @property
     def refusal(self) -> str:
@@ -336,7 +336,7 @@ class Case(AnyCase):
         return layer_result(self.link, self.chain, self.timeline, self.scheme)
 
     @cached_property
-    def chained(self) -> tuple[Timeline, Machine]:
+    def chain_run(self) -> tuple[Timeline, Machine]:
         """The layer three times in a chain whose GPUs come late by turns: schedule and machine."""
         built = chain_of(self.work, self.system, self.scheme)
         return schedule(built.graph), built.machine
@@ -355,7 +355,7 @@ class Case(AnyCase):
 
     def tasks_of_token(self, what: Literal["sent", "combined"], machine: Machine | None = None) -> dict[int, list[int]]:
         """Tasks that were followed, by token; `checks.tokens` says if their numbers differ."""
-        tokens, tasks = (machine or self.built.machine).notes.followed(what)
+        tokens, tasks = (machine or self.built.machine).notes.remembered_tasks(what)
         found: defaultdict[int, list[int]] = defaultdict(list)
         for token, task in zip(tokens.tolist(), tasks.tolist(), strict=False):
             found[token].append(task)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from replay.model.work.layer import ExpertShape
 
 
-def multiplied(case: Case) -> Iterator[str]:
+def check_multiplied(case: Case) -> Iterator[str]:
     """Rows that each expert's GEMMs multiply."""
     graph, machine = case.unpadded.graph, case.unpadded.machine
     on_sm = np.isin(graph.resource, machine.sms.resources)
@@ -80,9 +80,9 @@ def _experts(case: Case, kind: Kind) -> Iterator[tuple[int, int, int, int, str]]
             yield expert, rank, int(rows), flops(shared.shape), "shared expert"
 
 
-def carried(case: Case) -> Iterator[str]:
+def check_carried(case: Case) -> Iterator[str]:
     """Rows that are carried out against those of the layer, and what is noted of the others."""
-    work, done = case.work, case.carried
+    work, done = case.work, case.carried_layer
     noted = case.built.machine.notes.counters
     if done.token.shape != (work.num_tokens,) or len(np.unique(done.token)) != work.num_tokens:
         yield "carries: each token of the layer has a place of its own among those carried out"
@@ -112,11 +112,11 @@ def tokens(case: Case) -> Iterator[str]:
     timeline, work = case.timeline, case.work
     sent, combined = case.tasks_of_token("sent"), case.tasks_of_token("combined")
     for what in ("sent", "combined"):
-        given = [len(ids) for ids in case.built.machine.notes.followed(what)]
+        given = [len(ids) for ids in case.built.machine.notes.remembered_tasks(what)]
         if given[0] != given[1]:
             yield f'notes.follow("{what}", ...) was given {given[0]} tokens and {given[1]} tasks'
             return
-    ids = case.carried.work.expert_ids[case.carried.token]
+    ids = case.carried_layer.work.expert_ids[case.carried_layer.token]
     routed = np.flatnonzero((ids >= 0).any(axis=1)).tolist()
     for what, found in (("sent", sent), ("combined", combined)):
         missing = [token for token in routed if token not in found]
@@ -177,8 +177,8 @@ CHECKS = {
     "ways": Check("rows go from owner to expert and back", EVERY, ways),
     "wire": Check("packets have headers", EVERY, wire),
     "control": Check("stores are acknowledged, loads requested", (WIDE,), control),
-    "carried": Check("what is padding, or dropped, is counted", EVERY, carried),
-    "rows": Check("experts multiply exactly their rows", EVERY, multiplied),
+    "carried": Check("what is padding, or dropped, is counted", EVERY, check_carried),
+    "rows": Check("experts multiply exactly their rows", EVERY, check_multiplied),
     "tokens": Check("every token is sent and combined", EVERY, tokens),
     "waits": Check("experts wait for rows, owners for results", WAITED, experts_wait),
     "sums": Check("a token's sum waits for all its experts", (*TINY_NAMES, *TINY_ACROSS), tokens_wait),

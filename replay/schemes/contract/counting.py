@@ -118,14 +118,14 @@ def legs(routing: RoutingLists, traffic: str, network: str = "") -> Iterator[Leg
     """Rows of the dispatch."""
     for token, source in enumerate(routing.owner):
         if network in ("node", "gather", "ring"):
-            yield from _forwarded(routing, traffic, network, token, source)
+            yield from _forward_legs(routing, traffic, network, token, source)
             continue
         if network == "rings" and len(routing.domains) > 1:
             yield from _around(routing, source)
             continue
         everyone = [*range(routing.num_ranks)]
         for one, ranks in messages(traffic, source, routing.ranks(token), everyone):
-            yield from _sent(routing, network, one, ranks)
+            yield from _send_legs(routing, network, one, ranks)
 
 
 def legs_back(routing: RoutingLists, traffic: str, network: str = "") -> Iterator[tuple[bool, Leg]]:
@@ -141,10 +141,10 @@ def legs_back(routing: RoutingLists, traffic: str, network: str = "") -> Iterato
         everyone = [*range(routing.num_ranks)]
         for one, ranks in messages(back, owner, routing.ranks(token), everyone):
             for rank in ranks:
-                yield from ((True, leg) for leg in _sent(routing, network, rank, [one]))
+                yield from ((True, leg) for leg in _send_legs(routing, network, rank, [one]))
 
 
-def _sent(routing: RoutingLists, network: str, source: int, ranks: list[int]) -> Iterator[Leg]:
+def _send_legs(routing: RoutingLists, network: str, source: int, ranks: list[int]) -> Iterator[Leg]:
     """A row from its GPU to others, straight or by way of a GPU of its own domain."""
     home = routing.domain(source)
     if all(routing.domain(rank) == home for rank in ranks):
@@ -159,7 +159,7 @@ def _sent(routing: RoutingLists, network: str, source: int, ranks: list[int]) ->
     yield Leg("nic", relay, [rank])
 
 
-def _forwarded(routing: RoutingLists, traffic: str, network: str, token: int, source: int) -> Iterator[Leg]:
+def _forward_legs(routing: RoutingLists, traffic: str, network: str, token: int, source: int) -> Iterator[Leg]:
     """A row once to each domain that gets it, and from where it came in to the others there."""
     home, num = routing.domain(source), len(routing.domains)
     around = [(home + hop) % num for hop in range(num)]

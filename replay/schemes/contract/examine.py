@@ -67,7 +67,7 @@ def examine(scheme: AnyScheme) -> Iterator[Finding]:
     -------
     What is wrong, layer by layer; nothing for a scheme that keeps the contract.
     """
-    wrong, known = list(declared(scheme)), _is_counted(scheme)
+    wrong, known = list(check_declaration(scheme)), _is_counted(scheme)
     yield from (Finding("declared", "", sentence, stops=not known) for sentence in wrong)
     if not known:
         return  # nothing can be counted
@@ -123,7 +123,7 @@ def _is_counted(scheme: AnyScheme) -> bool:
     return isinstance(scheme, Scheme) and scheme.traffic in TRAFFIC and scheme.network in NETWORK
 
 
-def declared(scheme: AnyScheme) -> Iterator[str]:
+def check_declaration(scheme: AnyScheme) -> Iterator[str]:
     """Faults in what a scheme says about itself, in sentences."""
     if not NAME.fullmatch(scheme.name) or scheme.name in RESERVED:
         yield (

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from replay.model.work.expert_slices import sliced
+from replay.model.work.expert_slices import slice_experts
 from replay.model.work.layer import ExpertShape, LayerWork, Precision
 from replay.model.work.placement import Placement, place
 from replay.schemes.contract.counting import RoutingLists
@@ -66,15 +66,15 @@ def routing_of(layer: LayerWork, domain_size: int | None = None) -> RoutingLists
     )
 
 
-def _sliced(ids: Ids, num_groups: int, num_experts: int, num_slices: int, *, is_backward: bool = False) -> LayerWork:
+def _slice(ids: Ids, num_groups: int, num_experts: int, num_slices: int, *, is_backward: bool = False) -> LayerWork:
     """A layer whose experts are placed on groups of ranks, each rank with a slice of them."""
     groups = place("round-robin", num_experts, num_groups)
-    chosen, placed, shape = sliced(ids, groups, SHAPE, num_slices)
+    chosen, placed, shape = slice_experts(ids, groups, SHAPE, num_slices)
     owner = np.arange(len(ids), dtype=np.int32) * placed.num_ranks // len(ids)
     return LayerWork(chosen, owner, placed, shape, Precision("bf16"), is_backward=is_backward)
 
 
-def _emptied(ids: Ids, share: float) -> Ids:
+def _empty(ids: Ids, share: float) -> Ids:
     holes = ids.copy()
     holes[np.random.default_rng(5).random(ids.shape) < share] = -1
     return holes
@@ -99,7 +99,7 @@ ORDINARY: dict[str, Callable[[], LayerWork]] = {
     "experts do not divide": lambda: work(draw(33, 10, 3), 3, 10),
     "several tiles": lambda: work(draw(600, 4, 2, skew=0.5), 2, 4),
     "odd row": lambda: work(draw(24, 8, 3), 4, 8, shape=ExpertShape(100, 40, gated=False)),
-    "experts in two slices": lambda: _sliced(_emptied(draw(41, 6, 3, skew=0.8), 0.2), 2, 6, 2),
+    "experts in two slices": lambda: _slice(_empty(draw(41, 6, 3, skew=0.8), 0.2), 2, 6, 2),
 }
 
 #: Gradients on their way back.
@@ -136,7 +136,7 @@ DEGENERATE: dict[str, Callable[[], LayerWork]] = {
     ),
     "other ranks only": lambda: work((np.repeat(np.arange(4, dtype=np.int32), 5)[:, None] + 1) % 4, 4, 4),
     "all slots empty": lambda: work(np.full((20, 3), -1, np.int32), 4, 8),
-    "some slots empty": lambda: work(_emptied(draw(40, 8, 4), 0.5), 4, 8),
+    "some slots empty": lambda: work(_empty(draw(40, 8, 4), 0.5), 4, 8),
 }
 
 #: Layers on more GPUs than one board has.
@@ -166,7 +166,7 @@ TINY: dict[str, Callable[[], LayerWork]] = {
     "three ranks, several tiles": lambda: work(draw(130, 2, 1), 3, 2, tokens_of_rank=[60, 60, 10]),
     "skewed": lambda: work(draw(12, 6, 3, skew=1.5), 3, 6),
     "backward": lambda: work(draw(9, 4, 2), 2, 4, is_backward=True),
-    "holes": lambda: work(_emptied(draw(8, 4, 2), 0.4), 2, 4),
+    "holes": lambda: work(_empty(draw(8, 4, 2), 0.4), 2, 4),
 }
 
 #: Four ranks with a token each, five experts per token.
@@ -208,7 +208,7 @@ ACROSS: dict[str, Across] = {
     "3 domains of 2, zipf fp8": Across(2, lambda: work(draw(60, 24, 6, skew=1.0), 6, 24, precision="fp8")),
     "2 domains of 3, uneven ranks": Across(
         3,
-        lambda: work(_emptied(draw(43, 12, 4, skew=0.8), 0.3), 6, 12, tokens_of_rank=[0, 25, 1, 9, 8, 0]),
+        lambda: work(_empty(draw(43, 12, 4, skew=0.8), 0.3), 6, 12, tokens_of_rank=[0, 25, 1, 9, 8, 0]),
     ),
     "4 domains of 2, round robin": Across(2, lambda: work(draw(40, 16, 4), 8, 16, placement="round-robin")),
     "3 domains of 1": Across(1, lambda: work(draw(30, 6, 3), 3, 6)),

@@ -23,7 +23,7 @@ GEMMS = {Kind.GEMM1: "GEMM-1", Kind.GEMM2: "GEMM-2"}
 def experts_wait(case: Case) -> Iterator[str]:
     """Experts wait for their rows, and owners for their experts' results."""
     work, waits, sizes = case.work, case.waits, row_bytes(case)
-    carried = case.carried.work
+    carried = case.carried_layer.work
     first, second = case.gemm_tasks(Kind.GEMM1), case.gemm_tasks(Kind.GEMM2)
     ends = case.built.ends.tolist()
     before_end = [waits.before([end]) for end in ends]
@@ -75,7 +75,7 @@ def tokens_wait(case: Case) -> Iterator[str]:
     waits = case.waits
     sent, combined = case.tasks_of_token("sent"), case.tasks_of_token("combined")
     tiles = {kind: case.gemm_tasks(kind) for kind in GEMMS}
-    for token, row in enumerate(case.carried.work.expert_ids[case.carried.token].tolist()):
+    for token, row in enumerate(case.carried_layer.work.expert_ids[case.carried_layer.token].tolist()):
         if token not in sent or token not in combined:
             continue  # `tokens` says so
         after, before = waits.after(sent[token]), waits.before(combined[token])
@@ -117,7 +117,7 @@ def stores_known(case: Case) -> Iterator[str]:
     enters = np.isin(np.array([*graph.resources.groups, "none"])[graph.resource], WAYS_IN) & (graph.payload_bytes > 0)
     on_sm = np.isin(graph.resource, far.machine.sms.resources)
     multiplied = np.flatnonzero(on_sm & (graph.kind == int(Kind.GEMM1)))
-    token, combined = far.machine.notes.followed("combined")
+    token, combined = far.machine.notes.remembered_tasks("combined")
     for phase, users, ranks, asked, kind in (
         ("dispatch", multiplied, graph.rank[multiplied], Kind.DISPATCH_REQUEST_UP, Kind.DISPATCH_DOWN),
         ("combine", combined, case.work.source_rank[token], Kind.COMBINE_REQUEST_UP, Kind.COMBINE_DOWN),

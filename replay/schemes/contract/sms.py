@@ -79,7 +79,7 @@ def _uses(timeline: Timeline, machine: Machine) -> tuple[Ints, Ints, Ints, Ints]
     task = task[is_sm[graph.resource[task]]]
     resource = graph.resource[task]
     alone = sm_of[resource] < 0
-    merged = _merged(timeline, task[~alone], sm_of[resource[~alone]])
+    merged = _merge(timeline, task[~alone], sm_of[resource[~alone]])
     task = np.concatenate((task[alone], merged[0]))
     end = np.concatenate((timeline.end_ps[task[: alone.sum()]], merged[1]))
     is_whole = (graph.resource < 0) | ~is_sm[graph.resource]  # a kernel that is no blocks
@@ -92,7 +92,7 @@ def _uses(timeline: Timeline, machine: Machine) -> tuple[Ints, Ints, Ints, Ints]
     )
 
 
-def _merged(timeline: Timeline, task: Tasks, sm: Ints) -> tuple[Ints, Ints]:
+def _merge(timeline: Timeline, task: Tasks, sm: Ints) -> tuple[Ints, Ints]:
     """First task and end of each time without a pause at one SM: two (use,)."""
     order = np.lexsort((timeline.start_ps[task], sm))
     task, sm = task[order], sm[order]

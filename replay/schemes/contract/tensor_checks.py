@@ -103,7 +103,7 @@ class TensorCase(AnyCase):
         return None if self.num_ranks == 1 else self.scheme.communication_sms(self.built.machine)
 
     @cached_property
-    def chained(self) -> tuple[Timeline, Machine]:
+    def chain_run(self) -> tuple[Timeline, Machine]:
         """The layer three times in a row on GPUs that begin one after another."""
         run = self.run(one_after_another(self.num_ranks), 3)
         return run.timeline, run.machine

@@ -127,7 +127,7 @@ class CannEp(StagedScheme):
 
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
         """Both halves of the window, which stays; rows in order of experts."""
-        received, tokens = memory.received(work), int(memory.tokens(work).max(initial=0))
+        received, tokens = memory.received_rows(work), int(memory.tokens(work).max(initial=0))
         choices = work.expert_ids.shape[1]
         beside = SCALE_BYTES + INDEX_BYTES
         slot, back = (

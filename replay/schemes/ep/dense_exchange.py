@@ -49,7 +49,7 @@ class DenseExchange(StagedScheme):
 
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
         """Two symmetric buffers of all tokens, which stay, and its own experts' rows."""
-        received, slots = memory.received(work), work.whole_choices
+        received, slots = memory.received_rows(work), work.whole_choices
         gathered = work.dispatch_row_bytes + slots * (ID_BYTES + WEIGHT_BYTES)
         sums = work.num_tokens * work.combine_row_bytes
         return (

@@ -132,20 +132,20 @@ class FlashInferPush(Scheme):
 
     def build(self, work: LayerWork, machine: Machine, start: Tasks) -> Tasks:
         """Add a round."""
-        begun, reserved = self._reserved(work, machine, start)
+        begun, reserved = self._reserve(work, machine, start)
         flags = self._dispatch(work, machine, begun)
-        ready = self._expanded(work, machine, machine.gather(reserved, machine.ranks, flags))
+        ready = self._expand(work, machine, machine.gather(reserved, machine.ranks, flags))
         # Blocks of tokens leave hardly an SM: shared experts run behind the kernel.
         every = self.split(machine, blocks=machine.sms.count)
         ready = shared_kernels(machine, work, every, start, ready)
         pool = machine.sms.pool("sm", machine.sms.count)
         done = separate_kernels(machine, work, pool, ready)
         returned = self._combine(work, machine, done)
-        return self._summed(work, machine, returned)
+        return self._sum_up(work, machine, returned)
 
     # ---- dispatch --------------------------------------------------------------------------------
 
-    def _reserved(self, work: LayerWork, machine: Machine, start: Tasks) -> tuple[Ints, Ints]:
+    def _reserve(self, work: LayerWork, machine: Machine, start: Tasks) -> tuple[Ints, Ints]:
         """Count rows and reserve room: (rank,) end of this, and when all peers' room is known."""
         costs, tokens, n = machine.costs, memory.tokens(work), work.num_ranks
         zeroes = MemoryTraffic(0 * tokens, memory.on_each(work, self._inbox(work)))
@@ -203,9 +203,9 @@ class FlashInferPush(Scheme):
         whole = machine.join(arrived[group], which, source, begun[source])
         machine.order(there[group], whole[which])
         home = work.placement.expert_rank[expert].astype(np.int64)
-        return self._flagged(machine, source, home, whole, kinds, begun)
+        return self._flag(machine, source, home, whole, kinds, begun)
 
-    def _flagged(
+    def _flag(
         self,
         machine: Machine,
         src: Ranks,
@@ -224,13 +224,13 @@ class FlashInferPush(Scheme):
         sent = machine.gather(whole, src, begun)
         return machine.gather(seen, dst, sent)
 
-    def _expanded(self, work: LayerWork, machine: Machine, flagged: Ints) -> Tasks:
+    def _expand(self, work: LayerWork, machine: Machine, flagged: Ints) -> Tasks:
         """Add counts up and copy rows to their experts: (rank,) tasks."""
         each = work.num_experts // work.num_ranks
         begun = machine.kernel(flagged, WAIT_ROWS)
         adding = machine.costs.ns(SHARED_NS * each * work.num_ranks)
         counted = machine.delay(DISPATCH.sync, adding, begun)
-        rows = memory.received(work)
+        rows = memory.received_rows(work)
         moved = MemoryTraffic(
             rows * (work.dispatch_row_bytes + RECORD_BYTES),
             rows * (work.operand_row_bytes + RECORD_BYTES),
@@ -242,7 +242,7 @@ class FlashInferPush(Scheme):
 
     def _combine(self, work: LayerWork, machine: Machine, done: Ints) -> Ints:
         """Add results up by (token, GPU) and store sums to owners: (rank,) when all are flagged."""
-        costs, rows = machine.costs, memory.received(work)
+        costs, rows = machine.costs, memory.received_rows(work)
         slots = memory.on_each(work, int(memory.tokens(work).max(initial=0)) * work.num_ranks)
         cleared = machine.small_kernels(Kind.UNPERMUTE, ID_BYTES * slots, done, CLEAR)
         moved = rows * (RECORD_BYTES + 2 * ID_BYTES)
@@ -263,9 +263,9 @@ class FlashInferPush(Scheme):
         whole = machine.join(arrived, which, src, begun[src])
         machine.order(read, whole[which])
         kinds = Kind.NOTIFY_UP, Kind.NOTIFY_DOWN
-        return self._flagged(machine, src, dst, whole, kinds, begun)
+        return self._flag(machine, src, dst, whole, kinds, begun)
 
-    def _summed(self, work: LayerWork, machine: Machine, returned: Ints) -> Tasks:
+    def _sum_up(self, work: LayerWork, machine: Machine, returned: Ints) -> Tasks:
         """Add up the rows of each token, and end the round: (rank,) tasks."""
         tokens, owner = memory.tokens(work), work.source_rank
         seen = machine.kernel(returned, WAIT_RESULTS)

@@ -37,7 +37,7 @@ from replay.model.compute.gemm import Gemm
 from replay.model.compute.least import least_experts
 from replay.model.compute.row_tiles import row_tiles
 from replay.model.compute.shared_experts import PLACED, shared_kernels, shared_tiles
-from replay.model.compute.weight_gradients import joined, weight_gradients_beside
+from replay.model.compute.weight_gradients import join, weight_gradients_beside
 from replay.model.machine.kinds import COMBINE, DISPATCH
 from replay.model.work.precision import NUMBER_TYPES
 from replay.schemes.ep import memory
@@ -110,7 +110,7 @@ class Ideal(Scheme):
         if self.options.form not in ("fused", "kernels"):
             return ()
         fused = self.options.form == "fused"
-        return memory.intermediates(work, memory.received(work), fuses_activation=fused)
+        return memory.intermediates(work, memory.received_rows(work), fuses_activation=fused)
 
     def build(self, work: LayerWork, machine: Machine, start: Tasks) -> Tasks:
         """Add the experts of each rank on all its SMs, its ports, or both.
@@ -202,7 +202,7 @@ class Ideal(Scheme):
         ready = begun[tiles.rank]
         done, behind = fused_tiles(machine, work, tiles, pool, ready, tile_order="expert")
         beside = weight_gradients_beside(machine, work, pool, done, tiles.expert, priority=behind, begun=begun)
-        tasks, rank = joined([(done, tiles.rank), *beside, shared_tiles(machine, work, pool, every, start)])
+        tasks, rank = join([(done, tiles.rank), *beside, shared_tiles(machine, work, pool, every, start)])
         return machine.gather(tasks, rank, begun)
 
     def _kernels(self, work: LayerWork, machine: Machine, pool: Pools, start: Tasks, begun: Tasks) -> Ints:

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from replay.model.work.layer import LayerWork
 
 
-def received(work: LayerWork) -> Ints:
+def received_rows(work: LayerWork) -> Ints:
     """(rank,): rows that are routed to the experts of each GPU, its own tokens' included."""
     rows: Counts = work.matrix("pairs").sum(axis=0)
     return rows
 
 
-def returned(work: LayerWork) -> Ints:
+def returned_rows(work: LayerWork) -> Ints:
     """(rank,): rows that the experts send back for each GPU's tokens, its own experts' included."""
     rows: Counts = work.matrix("pairs").sum(axis=1)
     return rows

@@ -41,7 +41,7 @@ from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import TileTasks, gemm_tasks
 from replay.model.compute.row_tiles import RowTiles
 from replay.model.compute.shared_experts import shared_tiles
-from replay.model.compute.weight_gradients import DOWN, UP, joined, weight_gradient_tasks
+from replay.model.compute.weight_gradients import DOWN, UP, join, weight_gradient_tasks
 from replay.model.machine import multimem
 from replay.model.machine.block_scheduler import BlockScheduler
 from replay.model.machine.host import Operation
@@ -283,22 +283,22 @@ class _Kernel:
         """Add the kernel, which runs from (rank,) tasks on: (rank,) marks of its end."""
         machine, work, tiles = self.machine, self.work, self.tiles
         come, last = self._pull(begun)
-        first = self._gemm(Gemm.first(work, fused_activation=False), self._told(come)[self.minibatch])
+        first = self._gemm(Gemm.first(work, fused_activation=False), self._when_known(come)[self.minibatch])
         blocks = BlockScheduler(machine, self.num_computing)
-        shared = self._shared(blocks, begun)
+        shared = self._shared_tiles(blocks, begun)
         of_gate = first.column_index * TILE_COLUMNS < work.shape.intermediate
         turn = self.minibatch * TURNS
         self._hold(blocks, first.begins, first.columns, first.column_tile, begun, turn, GATE + ~of_gate)
         acted, activated, results = self._activate(first, blocks, begun)
         second = self._gemm(
-            Gemm.second(work), machine.delay(Kind.GEMM2_SYNC, self._seen, activated, tiles.rank), results
+            Gemm.second(work), machine.delay(Kind.GEMM2_SYNC, self._visibility, activated, tiles.rank), results
         )
         self._hold(blocks, second.begins, second.columns, second.column_tile, begun, turn, SECOND_GEMM)
         made = machine.join(second.done, self.minibatch, self.ranks_of_minibatch, begun[self.ranks_of_minibatch])
         ends = [shared, self._push(made, last), (second.done, tiles.rank), (acted, tiles.rank[self._acts])]
         if work.has_weight_gradients:
             ends += self._weight_gradients(blocks, begun, activated)
-        return machine.gather(*joined(ends), begun)
+        return machine.gather(*join(ends), begun)
 
     # ---- minibatches -----------------------------------------------------------------------------
 
@@ -325,13 +325,13 @@ class _Kernel:
         return self._minibatches[0] % self.work.num_ranks
 
     @property
-    def _seen(self) -> Time:
+    def _visibility(self) -> Time:
         """From a count in own memory until other SMs have seen it."""
         return self.machine.costs.visible() + self.machine.costs.poll()
 
-    def _told(self, minibatches: Ints) -> Ints:
+    def _when_known(self, minibatches: Ints) -> Ints:
         """(minibatch,) tasks at which SMs that multiply know of its rows."""
-        return self.machine.delay(DISPATCH.sync, self._seen, minibatches, self.ranks_of_minibatch)
+        return self.machine.delay(DISPATCH.sync, self._visibility, minibatches, self.ranks_of_minibatch)
 
     @cached_property
     def rows(self) -> RowsInTurn:
@@ -478,7 +478,7 @@ class _Kernel:
         saved = types.operand_row_bytes(shape.gemm1_columns) if work.is_backward else 0
         parts = max(len(tile) // max(len(tiles), 1), 1)
         rank, rows = tiles.rank[tile], tiles.moved_rows[tile]
-        seen = machine.delay(Kind.GEMM2_SYNC, self._seen, first.done, tiles.rank)
+        seen = machine.delay(Kind.GEMM2_SYNC, self._visibility, first.done, tiles.rank)
         act = machine.serve(
             self.computing[rank],
             machine.costs.sm_add(-(-rows * (read + saved) // parts), -(-rows * copies * written // parts)),
@@ -506,7 +506,7 @@ class _Kernel:
         self._hold(blocks, act, act, tile, begun, self.minibatch * TURNS, ACTIVATION)
         return act, machine.join(act, tile, tiles.rank), results
 
-    def _shared(self, blocks: BlockScheduler, begun: Tasks) -> tuple[Ints, Ints]:
+    def _shared_tiles(self, blocks: BlockScheduler, begun: Tasks) -> tuple[Ints, Ints]:
         """Shared experts, whose tiles blocks take first: tasks and their ranks, two (task,)."""
 
         def hold(tiles: RowTiles, tasks: TileTasks, ready: Tasks) -> None:
@@ -577,7 +577,7 @@ class _Kernel:
         src, moved = rank[task[message]], np.bincount(task[message], count * nbytes, len(tasks)).astype(np.int64)
         whole = machine.mark(rank)
         machine.order(made[self.minibatch[tile]], whole[task])
-        seen = machine.delay(COMBINE.sync, self._seen, whole, rank)
+        seen = machine.delay(COMBINE.sync, self._visibility, whole, rank)
         read = machine.stream(COMBINE.memory, MemoryTraffic(moved, 0 * moved), rank, seen)
         # An SM stores the rows of one owner after the other.
         to = task[message]
@@ -597,4 +597,4 @@ class _Kernel:
         machine.order(read[to[far]], stored.left)
         own = count[near] * nbytes[near]
         kept = machine.stream(COMBINE.memory, MemoryTraffic(0 * own, own), src[near], sent[near])
-        return joined([(stored.arrived, src[far]), (kept, src[near]), (sent, src), (read, rank)])
+        return join([(stored.arrived, src[far]), (kept, src[near]), (sent, src), (read, rank)])

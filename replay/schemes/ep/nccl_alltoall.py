@@ -61,7 +61,7 @@ COUNT_BYTES = 8  # the rows that a rank has for an expert, an int64
 PROB_BYTES = 4  # the gate weight of a pair, FP32, in an all-to-all of its own
 
 
-def _sorted(rows: Counts, row_bytes: int) -> MemoryTraffic:
+def _sort_traffic(rows: Counts, row_bytes: int) -> MemoryTraffic:
     """Rows brought into the order of their experts, or back."""
     return MemoryTraffic(rows * row_bytes, rows * row_bytes)
 
@@ -123,11 +123,11 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
 
         moved = MemoryTraffic(tokens * b_d, sent_rows * b_d)
         shared = shared_before_wait(machine, work, self.channels(machine), start)
-        permuted, counted = self._permuted(work, machine, moved, start)
+        permuted, counted = self._permute_rows(work, machine, moved, start)
         permuted = yield permuted
         if counted is not None:
             machine.host.wait(DISPATCH, counted)
-        arrived = self._dispatched(work, machine, permuted)
+        arrived = self._send_rows(work, machine, permuted)
         if not work.is_backward:  # the gate weights travel with the rows, their gradients back
             arrived = self._probs(work, machine, DISPATCH, arrived)
         arrived = yield arrived
@@ -135,12 +135,12 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
         # One expert per rank needs no sorting by expert.
         several = work.num_experts > work.num_ranks
         if several:
-            arrived = self._mapped(work, machine, got_rows, arrived)
-            arrived = machine.memory_kernel(Kind.PERMUTE, _sorted(got_rows, row_bytes), arrived, SORT)
+            arrived = self._map_rows(work, machine, got_rows, arrived)
+            arrived = machine.memory_kernel(Kind.PERMUTE, _sort_traffic(got_rows, row_bytes), arrived, SORT)
         done = self._experts(work, machine, shared(arrived))
         if several:
-            done = self._mapped(work, machine, got_rows, done)
-            done = machine.memory_kernel(Kind.UNPERMUTE, _sorted(got_rows, result), done, SORT)
+            done = self._map_rows(work, machine, got_rows, done)
+            done = machine.memory_kernel(Kind.UNPERMUTE, _sort_traffic(got_rows, result), done, SORT)
         arrived = done = yield cast_results(machine, work, got_rows, done)
         if machine.num_ranks > 1:
             back = work.matrix("pairs").T * b_c
@@ -174,7 +174,7 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
 
     # ---- dispatcher ------------------------------------------------------------------------------
 
-    def _permuted(
+    def _permute_rows(
         self, work: LayerWork, machine: Machine, moved: MemoryTraffic, start: Tasks
     ) -> tuple[Ints, Ints | None]:
         """Permute: (rank,) tasks when rows can go, and when counts can that are not known yet."""
@@ -207,7 +207,7 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
         least = NO_TIME if work.is_backward else _walk(work, machine, COPIED_COLUMNS)
         return machine.memory_kernel(Kind.PERMUTE, moved, after, PERMUTE, least=least)
 
-    def _mapped(self, work: LayerWork, machine: Machine, rows: Counts, after: Tasks) -> Tasks:
+    def _map_rows(self, work: LayerWork, machine: Machine, rows: Counts, after: Tasks) -> Tasks:
         """Find where the sort moves each row, which a backward pass remembers: (rank,) tasks."""
         if work.is_backward:
             return after
@@ -219,7 +219,7 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
             least=chunk_map(machine, rows, work.num_experts),
         )
 
-    def _dispatched(self, work: LayerWork, machine: Machine, ready: Tasks) -> Tasks:
+    def _send_rows(self, work: LayerWork, machine: Machine, ready: Tasks) -> Tasks:
         """Send the rows to their experts: (rank,) tasks. A rank alone has them."""
         if machine.num_ranks == 1:
             machine.notes.follow("sent", work.pair_token, ready[work.pair_source])

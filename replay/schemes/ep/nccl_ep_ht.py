@@ -167,7 +167,7 @@ class NcclEpHt(StagedScheme):
         shared = shared_before_wait(machine, work, split, start)
         ready = yield start
         if not (self.options.cached_layout or work.is_backward):
-            ready = self._mapped(work, machine, ready)
+            ready = self._map_rows(work, machine, ready)
         received = yield self._dispatch(work, machine, ready)
         copies, pairs = (work.matrix(what).sum(axis=0) for what in ("copies", "pairs"))
         row, back = work.dispatch_row_bytes, work.combine_row_bytes
@@ -182,7 +182,7 @@ class NcclEpHt(StagedScheme):
         summed = yield machine.memory_kernel(Kind.UNPERMUTE, added, done, moves="every result, their sums by GPU")
         return (yield self._combine(work, machine, summed))
 
-    def _mapped(self, work: LayerWork, machine: Machine, after: Tasks) -> Tasks:
+    def _map_rows(self, work: LayerWork, machine: Machine, after: Tasks) -> Tasks:
         """Gather who wants which token, and place all rows: (rank,) tasks."""
         n, every = machine.num_ranks, np.ones(machine.num_ranks, np.int64)
         local, experts = all_experts(work)

@@ -73,7 +73,7 @@ class Plain(Scheme):
 
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
         """Rows as they come to either side, and what is cast."""
-        received, returned = memory.received(work), memory.returned(work)
+        received, returned = memory.received_rows(work), memory.returned_rows(work)
         return (
             *memory.cast_tokens(work),
             Buffer("received rows", received * work.dispatch_row_bytes),

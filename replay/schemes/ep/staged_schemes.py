@@ -131,7 +131,7 @@ class StagedScheme(Scheme):
         assert held is not None, "a scheme with a stream of its own states its SMs"
         return held
 
-    def interleaved(self, kind: Interleave) -> Self:
+    def interleave(self, kind: Interleave) -> Self:
         """The scheme as an engine calls it that launches stages in such an order."""
         assert kind in self.interleaves
         return self

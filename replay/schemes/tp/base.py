@@ -117,7 +117,7 @@ class TensorScheme(AnyScheme):
         if owned and is_plain(step):
             done = self.gather_and_multiply(kernels, step.product, after)
         else:
-            ready = kernels.works(step.before, self.gathered(kernels, after))
+            ready = kernels.works(step.before, self.gather_rows(kernels, after))
             done = kernels.product(step.product, Kind.GEMM1, ready)
         return kernels.gradient(step.product, done) if kernels.layer.is_backward else done
 
@@ -136,7 +136,7 @@ class TensorScheme(AnyScheme):
         assert isinstance(step, Leave)
         is_backward = kernels.layer.is_backward
         # The rows that the forward pass gathered, which the weights' gradient needs.
-        ready = self.gathered(kernels, after) if is_backward else after
+        ready = self.gather_rows(kernels, after) if is_backward else after
         if is_plain(step) and kernels.layer.num_ranks > 1:
             summed = self.multiply_and_reduce(kernels, step.product, ready)
         else:
@@ -144,7 +144,7 @@ class TensorScheme(AnyScheme):
             summed = self.reduce(kernels, done) if kernels.layer.num_ranks > 1 else done
         return kernels.gradient(step.product, summed) if is_backward else summed
 
-    def gathered(self, kernels: TensorKernels, after: Tasks) -> Tasks:
+    def gather_rows(self, kernels: TensorKernels, after: Tasks) -> Tasks:
         """(rank,) tasks when every GPU has the rows of all tokens: `after`, if it has them."""
         alone = kernels.layer.num_ranks == 1
         return after if alone or not self.sequence_parallel else self.gather(kernels, after)
@@ -167,7 +167,7 @@ class TensorScheme(AnyScheme):
 
         A scheme overrides it in which the two are one.
         """
-        return kernels.product(product, Kind.GEMM1, self.gathered(kernels, after))
+        return kernels.product(product, Kind.GEMM1, self.gather_rows(kernels, after))
 
     def multiply_and_reduce(self, kernels: TensorKernels, product: Product, after: Tasks) -> Tasks:
         """Multiply and add partial sums up, likewise: (rank,) tasks."""

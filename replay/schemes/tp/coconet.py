@@ -176,7 +176,7 @@ class CoCoNet(OverlapScheme):
         )
         done = machine.gather(tiled.tasks.done, tiles.rank, running)
         ready = self._flags(machine, layer, blocks, tiled, running, done)
-        ends = self._fed(machine, layer, REDUCE, self._sum, begun, split, ready).ends
+        ends = self._feed(machine, layer, REDUCE, self._sum, begun, split, ready).ends
         return machine.gather(ends, machine.ranks, done)
 
     def gather_and_multiply(self, kernels: TensorKernels, product: Product, after: Tasks) -> Ints:
@@ -185,7 +185,7 @@ class CoCoNet(OverlapScheme):
         split = self._split(machine)
         begun = machine.kernel(after, _title("all_gather"))
         running = machine.kernel(after, KIND_NAMES[Kind.GEMM1])
-        gathered = self._fed(machine, layer, GATHER, "all_gather", begun, split)
+        gathered = self._feed(machine, layer, GATHER, "all_gather", begun, split)
         # Blocks of rows in their order: owner, then round or part of its share.
         known = gathered.known.reshape(n, -1)
         blocks = OverlapBlocks.of(layer.tokens, n, known.shape[1] // n)
@@ -236,7 +236,7 @@ class CoCoNet(OverlapScheme):
             return part
         return part * num_ranks + (first - owner) % num_ranks
 
-    def _fed(
+    def _feed(
         self,
         machine: Machine,
         layer: TensorLayer,

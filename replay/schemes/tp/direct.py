@@ -56,13 +56,13 @@ class Direct(TensorScheme):
     def gather(self, kernels: TensorKernels, after: Tasks) -> Ints:
         """Store every row to each GPU that does not own it."""
         owner, other = self._pairs(kernels)
-        return self._stored(kernels, GATHER, owner, other, kernels.machine.kernel(after, "gather"))
+        return self._store(kernels, GATHER, owner, other, kernels.machine.kernel(after, "gather"))
 
     def reduce(self, kernels: TensorKernels, after: Tasks) -> Ints:
         """Store every partial sum to the row's owner, who adds them up."""
         machine, layer = kernels.machine, kernels.layer
         owner, other = self._pairs(kernels)
-        landed = self._stored(kernels, REDUCE, other, owner, machine.kernel(after, "reduce"))
+        landed = self._store(kernels, REDUCE, other, owner, machine.kernel(after, "reduce"))
         own = np.full(layer.num_ranks, layer.owned * layer.row_bytes)
         # Reads the sums of all GPUs, writes their sum.
         summed = MemoryTraffic(read=own * layer.num_ranks, written=own)
@@ -77,7 +77,7 @@ class Direct(TensorScheme):
         owner, other = np.repeat(ranks, len(ranks) * owned), np.tile(ranks, len(ranks) * owned)
         return owner[owner != other], other[owner != other]
 
-    def _stored(self, kernels: TensorKernels, kinds: PhaseKinds, src: Ranks, dst: Ranks, begun: Tasks) -> Tasks:
+    def _store(self, kernels: TensorKernels, kinds: PhaseKinds, src: Ranks, dst: Ranks, begun: Tasks) -> Tasks:
         """Store a row per pair: (rank,) tasks after which every GPU has all of its rows."""
         machine, row_bytes = kernels.machine, kernels.layer.row_bytes
         num_sms = self._sms(machine)

@@ -22,7 +22,7 @@ BY_VALUE = ("system", "scheme", "overrides", "options", "prefill_scheme", "prefi
 """Settings of a spec that a result describes by value."""
 
 
-def loaded(given: object) -> Any:
+def load(given: object) -> Any:
     """Read a file, or take what is a result or a comparison already.
 
     Raises
@@ -70,7 +70,7 @@ def inputs_of(result: ResultBase) -> dict[str, Any]:
     found |= {name: one for name, one in document["spec"].items() if name not in BY_VALUE}
     parts = {name: document[name] for name in sorted(result.ENTERED & document.keys())}
     found |= {path: one for name in parts for path, one in _leaves(parts[name], name)}
-    for path, described in _described(document):
+    for path, described in _descriptions(document):
         if path.endswith("system"):
             values = {f"{path}.{key}": value for key, value in described["values"].items()}
             found |= {f"{path}.name": described["name"], **values}
@@ -131,13 +131,13 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def _described(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def _descriptions(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     """Systems and schemes of a result or of its phases."""
     for name, value in document.items():
         if name in ("system", "scheme") and isinstance(value, Mapping):
             yield f"{path}{name}", value
         elif isinstance(value, Mapping) and name != "spec":
-            yield from _described(value, f"{path}{name}.")
+            yield from _descriptions(value, f"{path}{name}.")
 
 
 def _unit(path: str) -> str:

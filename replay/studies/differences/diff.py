@@ -35,7 +35,7 @@ def diff(before: Given, after: Given) -> Difference:
     UserError
         If a file cannot be read or holds neither, or they are of two experiments.
     """
-    one, other = of_any.loaded(before), of_any.loaded(after)
+    one, other = of_any.load(before), of_any.load(after)
     experiment = of_any.experiment_of(one, other, "diff")
     paired = pair(_results(one), _results(other))
     inputs = changes(paired.pairs) + _of_comparisons(one, other)
@@ -52,7 +52,7 @@ def diff(before: Given, after: Given) -> Difference:
         only_after=paired.only_after,
         order_before=[each.name for each in pairs],
         order_after=now,
-        swapped=_swapped(outcomes),
+        swapped=_swaps(outcomes),
         notes=_notes(pairs, inputs),
     )
 
@@ -75,7 +75,7 @@ def _of_comparisons(one: object, other: object) -> list[Change]:
     return found
 
 
-def _swapped(outcomes: Sequence[SchemeDifference]) -> list[tuple[str, str]]:
+def _swaps(outcomes: Sequence[SchemeDifference]) -> list[tuple[str, str]]:
     """Pairs of schemes whose order is another."""
     return [
         (one.name, other.name)

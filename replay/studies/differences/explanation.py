@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from replay.errors import UserError, listed, unknown
+from replay.errors import UserError, quote_names, unknown
 from replay.experiments.base.names import LACKING
 from replay.experiments.base.result import ComparisonBase, Document, TimedResult
 from replay.experiments.collective.result import CollectiveResult
@@ -25,7 +25,7 @@ from replay.schemes.modules import modules_of
 from replay.schemes.registry import EVERY
 from replay.studies.differences import any_experiment as of_any
 from replay.studies.differences.inputs import changes_of
-from replay.studies.differences.outcome import changed
+from replay.studies.differences.outcome import compare_quantities
 from replay.studies.differences.pairs import alike, names_of
 from replay.studies.differences.parts import Change, QuantityDifference
 from replay.studies.differences.path import ps
@@ -255,7 +255,7 @@ def explain(one: ResultBase | str | Path, other: ResultBase | str | Path) -> Exp
         If a file cannot be read, holds no single result, or another number of layers; or if the
         results are of two experiments, or of one without parts of a time, with the reason.
     """
-    before, after = of_any.loaded(one), of_any.loaded(other)
+    before, after = of_any.load(one), of_any.load(other)
     experiment = of_any.experiment_of(before, after, "explain")
     _check_single(one, before)
     _check_single(other, after)
@@ -271,11 +271,11 @@ def explain(one: ResultBase | str | Path, other: ResultBase | str | Path) -> Exp
         names = _apart(names_of(results), [one.system.name for one in results])
         described |= {"heading": _heading(before, after), "notes": _notes(results), "sure": _sure(before, after)}
         first, second = first._replace(name=names[0]), second._replace(name=names[1])
-        return _explained(first, second, code=_code(first, second, before, after), **described)
+        return _explain(first, second, code=_code(first, second, before, after), **described)
     names = _apart([first.name, second.name])
     first, second = first._replace(name=names[0]), second._replace(name=names[1])
     code = _code(first, second, before, after)
-    return _explained(first, second, experiment=experiment.name, code=code, **described)
+    return _explain(first, second, experiment=experiment.name, code=code, **described)
 
 
 def _apart(names: list[str], *more: list[str]) -> list[str]:
@@ -301,12 +301,12 @@ def _about(*results: ResultBase) -> list[str]:
             if isinstance(scheme, Scheme):
                 text += f"; moves {TRAFFIC[scheme.traffic].moves}"
                 text += f". It loses with {scheme.loses}" if scheme.loses else ""
-            counted = _counted(result)
+            counted = _count_text(result)
             found[scheme.name] = f"{text}. Counted: {counted}." if counted else f"{text}."
     return [*found.values(), *([f"More: `moereplay schemes {list(found)[-1]}`."] if found else [])]
 
 
-def _counted(result: TimedResult) -> str:
+def _count_text(result: TimedResult) -> str:
     """Counts of the mechanisms of a result, in words; empty where all are zero."""
     counts: Counter[str] = Counter()
     for one in result.measured:
@@ -326,8 +326,8 @@ def _sure(*results: Result) -> list[str]:
     lines = list(dict.fromkeys(lines))
     if vague:
         lines.append(
-            f"Little or nothing was measured of how {listed(vague)} {'communicate' if vague[1:] else 'communicates'} "
-            "(`moereplay validate`)."
+            f"Little or nothing was measured of how {quote_names(vague)} "
+            f"{'communicate' if vague[1:] else 'communicates'} (`moereplay validate`)."
         )
     if names[1:]:
         asked = " ".join(f"--scheme {name}" for name in names)
@@ -354,7 +354,7 @@ def _check_layers(first: Result, second: Result) -> None:
         raise UserError(message)
 
 
-def _explained(one: Side, other: Side, **described: Any) -> Explanation:
+def _explain(one: Side, other: Side, **described: Any) -> Explanation:
     spans = one.spans_us if one.spans_us and other.spans_us else {}
     return Explanation(
         one=one.name,
@@ -379,7 +379,7 @@ def _explained(one: Side, other: Side, **described: Any) -> Explanation:
             )
             for phase in ({**spans, **other.spans_us} if spans else ())
         ],
-        quantities=changed(one.numbers, other.numbers),
+        quantities=compare_quantities(one.numbers, other.numbers),
         inputs=[each for each in changes_of([("", one.inputs, other.inputs)]) if not _is_of_the_scheme(each.what)],
         overhead=_overhead(one, other),
         places=[share for side in (one, other) for share in _places(side)],
@@ -519,7 +519,7 @@ def results_of_file(path: str | Path, one: str, other: str) -> tuple[Any, Any]:
     UserError
         If the file cannot be read, holds one result alone, or :func:`pick` refuses a name.
     """
-    compared = of_any.loaded(path)
+    compared = of_any.load(path)
     if not isinstance(compared, ComparisonBase | CollectiveResult):
         message = f"{path} holds one result, not a comparison of {one} and {other}"
         raise UserError(message)
@@ -540,7 +540,7 @@ def _check_single(given: object, found: Any) -> None:
         names = [f"{row.algorithm}, {size_text(row.bytes)}" for row in found.rows]
     else:
         return
-    message = f"{given} holds a comparison; name two of its schemes: {listed(names)}"
+    message = f"{given} holds a comparison; name two of its schemes: {quote_names(names)}"
     raise UserError(message)
 
 

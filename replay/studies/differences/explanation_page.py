@@ -126,7 +126,7 @@ def gpu_line(found: Explanation) -> list[str]:
 
 def summary(found: Explanation) -> list[str]:
     """Lines that answer the question: the difference, what entered otherwise, and values that turn it round."""
-    return [sentence(found), *others(found), *fitted(found), *turning(found), *found.sure]
+    return [sentence(found), *others(found), *fitted_lines(found), *turning(found), *found.sure]
 
 
 def sentence(found: Explanation) -> str:
@@ -192,7 +192,7 @@ def others(found: Explanation) -> list[str]:
     return [f"{text}."]
 
 
-def fitted(found: Explanation) -> list[str]:
+def fitted_lines(found: Explanation) -> list[str]:
     """Line on values that are a large part and no time of one thing; none where there are none."""
     least = max(LARGE * abs(found.difference_us), SMALL)
     keys = [
@@ -221,10 +221,10 @@ def turning(found: Explanation) -> list[str]:
 
 
 def _reason(share: Share) -> str:
-    return f"{_named(share)} {share.difference_us:+,.1f} us"
+    return f"{_share_name(share)} {share.difference_us:+,.1f} us"
 
 
-def _named(share: Share | CodeShare) -> str:
+def _share_name(share: Share | CodeShare) -> str:
     return share.what if share.where == NO_PHASE else f"{share.what} in {share.where}"
 
 
@@ -317,7 +317,7 @@ def short_key(key: str) -> str | None:
 def values_table(found: Explanation) -> Table:
     """Table of the time of both paths by value of the system, with what is known of the value."""
     seen = [share for share in found.values if max(share.one_us, share.other_us) >= SMALL][:MOST_VALUES]
-    rows: list[Sequence[Cell]] = [(*_trusted(share), *(of(share) for of in _TIMES)) for share in seen]
+    rows: list[Sequence[Cell]] = [(*_trust(share), *(of(share) for of in _TIMES)) for share in seen]
     total = _times(found)
     rest = [whole - sum(of(share) for share in seen) for whole, of in zip(total, _TIMES, strict=True)]
     rows += [("all else", None, *rest), ("in all", None, *total)]
@@ -325,7 +325,7 @@ def values_table(found: Explanation) -> Table:
     return Table("values", title, (Column("value"), Column("confidence"), *_columns(found)), rows)
 
 
-def _trusted(share: ValueShare) -> tuple[str | None, str | None]:
+def _trust(share: ValueShare) -> tuple[str | None, str | None]:
     """A value, and what is known of it; of several each with its own confidence behind it."""
     keys, levels = short_key(share.key), share.says.split(", ")
     names = (keys or "").split(", ")
@@ -347,7 +347,7 @@ def _code_table(found: Explanation, name: str) -> Table:
         (
             share.place.removeprefix("replay/") or UNTOLD,
             share.time_us,
-            f"{_named(share)} {share.part_us:,.1f}",
+            f"{_share_name(share)} {share.part_us:,.1f}",
         )
         for share in seen
     ]
@@ -490,7 +490,7 @@ def page(found: Explanation, command: str = "") -> Page:
 
 def steps(found: Explanation) -> Waterfall:
     """From the first's time to the second's, one step for each part of the critical path."""
-    changes = [(_named(share), share.difference_us) for share in found.path[:MOST_STEPS]]
+    changes = [(_share_name(share), share.difference_us) for share in found.path[:MOST_STEPS]]
     return Waterfall(
         name="steps",
         title=f"From {found.one} to {found.other}: "

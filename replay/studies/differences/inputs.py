@@ -34,16 +34,16 @@ def inputs_of(result: ResultBase) -> dict[str, Any]:
     if not isinstance(result, Result):
         return of_any.inputs_of(result)
     found: dict[str, Any] = {"version of moereplay": result.version}
-    found |= _dotted("trace", result.trace.model_dump(mode="json"))
+    found |= _flatten("trace", result.trace.model_dump(mode="json"))
     found |= {"system.name": result.system.name, "system.num_gpus": result.system.num_gpus}
-    found |= _dotted("system", result.system.values)
+    found |= _flatten("system", result.system.values)
     scheme = result.scheme.model_dump(mode="json")
     found |= {"scheme.name": scheme["name"], "scheme.code": scheme["code"]}
     found |= {f"scheme.{name}": scheme[name] for name in RESTS_ON}
     found |= {f"scheme.{name}": ", ".join(scheme[name]) for name in ("proposes", "lacking")}
-    found |= _dotted("option", scheme["options"])
-    found |= _dotted("batch", result.batch.model_dump(mode="json"))
-    found |= _dotted("type", result.types.model_dump(mode="json"))
+    found |= _flatten("option", scheme["options"])
+    found |= _flatten("batch", result.batch.model_dump(mode="json"))
+    found |= _flatten("type", result.types.model_dump(mode="json"))
     found |= {"placement": result.placement, "launch": result.launch}
     settings = result.spec.model_dump(mode="json", by_alias=True, exclude=set(BY_RESULT))
     # Ranks, tokens and phase may be left to the trace: the batch says what they came to.
@@ -90,5 +90,5 @@ def _layers(result: Result) -> list[int]:
     return list(dict.fromkeys(layer.layer_index for layer in result.replayed_layers))
 
 
-def _dotted(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def _flatten(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{prefix}.{name}": value for name, value in values.items()}

@@ -41,9 +41,9 @@ def outcome(pair: Pair) -> SchemeDifference:
     then, now = pair.before, pair.after
     is_of_layers = isinstance(then, Result)
     if is_of_layers:
-        quantities = changed(numbers_of(then), numbers_of(now))
+        quantities = compare_quantities(numbers_of(then), numbers_of(now))
     else:
-        quantities = sorted(changed(came_out(then), came_out(now)), key=lambda one: -one.moved)
+        quantities = sorted(compare_quantities(came_out(then), came_out(now)), key=lambda one: -one.moved)
     return SchemeDifference(
         name=pair.name,
         before_us=then.headline_us,
@@ -79,7 +79,7 @@ def _parts(before: Ps, after: Ps) -> list[TimePart]:
     return sorted(parts, key=lambda part: -abs(part.change_us))
 
 
-def changed(then: Numbers, now: Numbers) -> list[QuantityDifference]:
+def compare_quantities(then: Numbers, now: Numbers) -> list[QuantityDifference]:
     """Give what is measured or counted in both, and is not the same."""
     before, after = _one_way(then, now), _one_way(now, then)
     return [
@@ -109,10 +109,10 @@ def numbers_of(result: TimedResult, phases: Mapping[str, str] = MappingProxyType
     phases
         Words of the result's experiment for phases, where it has others.
     """
-    return dict(_measured(result, phases))
+    return dict(_quantities(result, phases))
 
 
-def _measured(result: TimedResult, phases: Mapping[str, str]) -> Iterator[tuple[tuple[str, str], float]]:
+def _quantities(result: TimedResult, phases: Mapping[str, str]) -> Iterator[tuple[tuple[str, str], float]]:
     all_of = result.measured
     exposed = sum(one.exposed_communication_us for one in all_of)
     yield ("exposed communication, mean of the GPUs", "us"), exposed

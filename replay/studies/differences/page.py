@@ -41,7 +41,7 @@ def difference_tables(found: Difference) -> Group:
         parts.append(inputs_table(found.inputs))
         parts.append(times_table(found))
         parts.append(Text("\n".join(order_lines(found))))
-    moved = _moved(found)
+    moved = _changes(found)
     for one in moved[:MOST_SCHEMES]:
         parts += explained_tables(one)
     if len(moved) > MOST_SCHEMES:
@@ -50,7 +50,7 @@ def difference_tables(found: Difference) -> Group:
     return Group(*parts)
 
 
-def _moved(found: Difference) -> list[SchemeDifference]:
+def _changes(found: Difference) -> list[SchemeDifference]:
     """Outcomes whose time changed, the largest change first, relative to it."""
     return sorted(
         (one for one in found.outcomes if one.change_us),
@@ -68,8 +68,8 @@ def inputs_table(changes: Sequence[Change]) -> Table | Text:
         changes,
         (Column("what"), lambda one: one.what),
         (Column("unit", rank=1), lambda one: one.unit),
-        (Column("before"), lambda one: _shown(one.before)),
-        (Column("after"), lambda one: _shown(one.after)),
+        (Column("before"), lambda one: _value_text(one.before)),
+        (Column("after"), lambda one: _value_text(one.after)),
         (Column("of schemes", rank=2), lambda one: ", ".join(one.schemes) if one.schemes else "all"),
     )
 
@@ -170,7 +170,7 @@ def quantity_columns(
     ]
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     return "-" if value is None or value == "" else str(value)
 
 
@@ -187,12 +187,12 @@ def page(found: Difference, before: str = "BEFORE", after: str = "AFTER", *compa
     compared
         The file that has these rows, if they are rows.
     """
-    moved = _moved(found)
+    moved = _changes(found)
     sections = [
         Section("How do the times differ?", [times_table(found), *order_lines(found)]),
         Section("What entered otherwise?", there(inputs_table(found.inputs))),
         *(
-            Section(f"{one.name}: where do {one.change_us:+,.1f} us come from?", list(_explained(one, place)))
+            Section(f"{one.name}: where do {one.change_us:+,.1f} us come from?", list(_explanation_items(one, place)))
             for place, one in enumerate(moved, 1)
         ),
         Section("What else is to be known?", [f"{note}." for note in found.notes]),
@@ -223,7 +223,7 @@ def _summary(found: Difference, moved: Sequence[SchemeDifference]) -> str:
     return f"{said}. {entered}."
 
 
-def _explained(one: SchemeDifference, place: int) -> Iterator[Item]:
+def _explanation_items(one: SchemeDifference, place: int) -> Iterator[Item]:
     changes = [(part.name, part.change_us) for part in one.by_cause[:MOST_STEPS]]
     yield Waterfall(
         name=f"steps-{place}",

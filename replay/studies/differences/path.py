@@ -147,12 +147,12 @@ def paths_of(result: TimedResult) -> list[CriticalPathTimes]:
 
 def by_phase(result: TimedResult) -> Ps:
     """Time of the path by phase."""
-    return _summed(result, 0)
+    return _sum_up(result, 0)
 
 
 def by_cause(result: TimedResult) -> Ps:
     """Time of the path by cause; older versions tell queueing apart here alone."""
-    spent = _summed(result, 1)
+    spent = _sum_up(result, 1)
     for path in paths_of(result):
         if path.behind_by_kind_us is None:
             for served, time in path.queueing_behind_us.items():
@@ -161,7 +161,7 @@ def by_cause(result: TimedResult) -> Ps:
     return {cause: time for cause, time in spent.items() if time}
 
 
-def _summed(result: TimedResult, place: int) -> Counter[str]:
+def _sum_up(result: TimedResult, place: int) -> Counter[str]:
     spent: Counter[str] = Counter()
     for part, time in by_phase_and_cause(result).items():
         spent[part[place]] += time

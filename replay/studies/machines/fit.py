@@ -22,10 +22,10 @@ from replay.studies.machines import machine_file
 from replay.studies.machines.least_squares import (
     USUAL_ERROR,
     Floats,
-    determined,
     deviations,
-    fitted,
+    fit_values,
     is_share,
+    keep_determined,
     slopes,
 )
 from replay.studies.machines.log import Log
@@ -170,7 +170,7 @@ def fit(
     parts: list[TableLines] = []
     left = {(log.name, reason): count for log in logs for reason, count in log.left.items()}
     for table, keys in CONSTANTS.items():
-        rows = _predicted(table, logs, left)
+        rows = _predict(table, logs, left)
         used, held = split(rows, hold_out)
         start = {key: here[key] for key in keys if here.get(key) and key not in found}
         if used:
@@ -242,13 +242,13 @@ def outcomes(logs: Sequence[Log], hold_out: float = 0.0) -> list[Outcome]:
     """
     every: list[Outcome] = []
     for table in CONSTANTS:
-        rows = _predicted(table, logs, {})
+        rows = _predict(table, logs, {})
         if chosen := split(rows, hold_out)[1] if hold_out else rows:
             every.append(_outcome(table, chosen, {}))
     return every
 
 
-def _predicted(table: str, logs: Sequence[Log], left: dict[tuple[str, str], int]) -> list[MeasurementRow]:
+def _predict(table: str, logs: Sequence[Log], left: dict[tuple[str, str], int]) -> list[MeasurementRow]:
     """Rows of a table that their machine can be asked for; others are counted in `left`."""
     rows, bench = [], Bench()
     for log in logs:
@@ -300,11 +300,11 @@ def _constants(table: str, start: dict[str, float], errors: Callable[[Mapping[st
     keys, values, rest = list(start), start, errors(start)
     matrix = slopes(errors, values, rest)
     # What was found may show less of a constant than the base did.
-    while (fewer := determined(keys, matrix)) != keys or values is start:
+    while (fewer := keep_determined(keys, matrix)) != keys or values is start:
         keys = fewer
         if not keys:
             return []
-        values = fitted({key: start[key] for key in keys}, errors, ROUNDS)
+        values = fit_values({key: start[key] for key in keys}, errors, ROUNDS)
         rest = errors(values)
         matrix = slopes(errors, values, rest)
     known = deviations(matrix, _line_error(rest, len(keys)))

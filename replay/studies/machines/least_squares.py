@@ -25,7 +25,7 @@ KNOWN_WITHIN = 0.2  # one standard deviation of a constant that lines determine
 LEAST_SLOPE = 0.02
 
 
-def rounded(value: float) -> float:
+def round_value(value: float) -> float:
     """Keep three digits, so that fitting again gives the same value."""
     return float(f"{value:.3g}")
 
@@ -45,7 +45,7 @@ def slopes(errors: Errors, values: Mapping[str, float], now: Floats) -> Floats:
     return np.array(found).reshape(len(values), len(now)).T
 
 
-def fitted(start: Mapping[str, float], errors: Errors, rounds: int = ROUNDS) -> dict[str, float]:
+def fit_values(start: Mapping[str, float], errors: Errors, rounds: int = ROUNDS) -> dict[str, float]:
     """Fit by Gauss-Newton on relative errors, and return the best round's values.
 
     Parameters
@@ -65,7 +65,7 @@ def fitted(start: Mapping[str, float], errors: Errors, rounds: int = ROUNDS) -> 
         move = np.linalg.lstsq(matrix, -now * weight, rcond=None)[0]
         before = dict(values)
         for key, change in zip(values, np.clip(move, -LARGEST_MOVE, LARGEST_MOVE), strict=True):
-            values[key] = rounded(values[key] * (1 + float(change)))
+            values[key] = round_value(values[key] * (1 + float(change)))
             if is_share(key):
                 values[key] = min(values[key], 1.0)
         if values == before:
@@ -85,7 +85,7 @@ def deviations(matrix: Floats, error: float) -> Floats:
     return error * np.sqrt(np.where(variance > 0, variance, np.inf))
 
 
-def determined(keys: Iterable[str], matrix: Floats) -> list[str]:
+def keep_determined(keys: Iterable[str], matrix: Floats) -> list[str]:
     """Keep the constants that lines determine.
 
     With lines that are `USUAL_ERROR` off at random, each would be known within `KNOWN_WITHIN`.

@@ -83,7 +83,7 @@ def read(path: str | Path, system: str) -> Log:
     if not log.rows:
         why = "; ".join(log.left) or "it ends before the first result"
         raise UserError(f"the log {path} of {' and '.join(log.tools)} has no line to use: {why}")
-    log.rows[:] = _merged(log.rows)
+    log.rows[:] = _merge(log.rows)
     if len(log.rows) > MOST_LINES:
         message = f"the log {path} has {len(log.rows)} different settings; at most {MOST_LINES}"
         raise UserError(f"{message} are fitted")
@@ -109,7 +109,7 @@ def _read(reader: Reader, log: Log, path: str | Path, *document: Any) -> None:
         raise UserError(f"the log {path} of {reader.tool} is damaged: {what}") from None
 
 
-def _merged(rows: Sequence[MeasurementRow]) -> list[MeasurementRow]:
+def _merge(rows: Sequence[MeasurementRow]) -> list[MeasurementRow]:
     """Rows of the same setting as one, with the median of their measurements."""
     found: dict[tuple[object, ...], list[MeasurementRow]] = {}
     for row in rows:

@@ -18,8 +18,8 @@ def file_text(text: str, key: str, value: float, source: str, spread: str | tupl
         A word, or the range that the value lies in nine times of ten.
     """
     section, _, leaf = key.partition(".")
-    how = quoted(spread) if isinstance(spread, str) else f"{{ low = {spread[0]!r}, high = {spread[1]!r} }}"
-    says = f'value = {value!r}, source = {quoted(source)}, confidence = "medium"'
+    how = quote(spread) if isinstance(spread, str) else f"{{ low = {spread[0]!r}, high = {spread[1]!r} }}"
+    says = f'value = {value!r}, source = {quote(source)}, confidence = "medium"'
     line = f"{leaf} = {{ {says}, spread = {how} }}"
     lines = text.splitlines()
     if f"[{section}]" not in lines:
@@ -42,10 +42,10 @@ def head_text(name: str, base: str, summary: str, remarks: Sequence[str]) -> str
     """Head of a file that takes all else from a base."""
     texts = {"base": base, "name": name, "summary": summary}
     lines = [*(f"# {_printable(one)}".rstrip() for one in remarks), ""]
-    return "\n".join([*lines, *(f"{key} = {quoted(text)}" for key, text in texts.items())]) + "\n"
+    return "\n".join([*lines, *(f"{key} = {quote(text)}" for key, text in texts.items())]) + "\n"
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     r"""Write a text as TOML has it, whatever it holds: names of files hold anything.
 
     Examples

@@ -87,7 +87,7 @@ def needs(environment: Mapping[str, str]) -> str:
     )
 
 
-def prepared(environment: Mapping[str, str]) -> Any:
+def prepare(environment: Mapping[str, str]) -> Any:
     """Import torch and choose this process's GPU.
 
     Raises
@@ -133,19 +133,19 @@ def measure(torch: Any, environment: Mapping[str, str] | None = None) -> dict[st
     Parameters
     ----------
     torch
-        The module, as `prepared` returns it.
+        The module, as `prepare` returns it.
     environment
         As for `needs`.
     """
     environment = os.environ if environment is None else environment
     try:
-        return _measured(torch, process(environment))
+        return _measure(torch, process(environment))
     except (RuntimeError, ValueError) as error:  # CUDA's and NCCL's are of the former
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(f"hardware measure: torch says {value_text(lines[0])}") from None
 
 
-def _measured(torch: Any, of: Process) -> dict[str, Any] | None:
+def _measure(torch: Any, of: Process) -> dict[str, Any] | None:
     samples: list[Sample] = []
     if of.rank == 0:
         samples = [*_products(torch), *_memory(torch), *_launches(torch)]
@@ -162,7 +162,7 @@ def _measured(torch: Any, of: Process) -> dict[str, Any] | None:
     return {"schema": SCHEMA, "measured": about, "samples": samples}
 
 
-def _timed(torch: Any, call: Callable[[], object]) -> float:
+def _time(torch: Any, call: Callable[[], object]) -> float:
     """Median seconds of a call on the GPU whose data is not in the L2 cache."""
     flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
     for _ in range(WARM_UPS):
@@ -188,7 +188,7 @@ def _products(torch: Any) -> list[Sample]:
     for m, n, k in SHAPES:
         a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
         b = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
-        seconds = _timed(torch, partial(torch.mm, a, b.t()))
+        seconds = _time(torch, partial(torch.mm, a, b.t()))
         found.append({"what": "gemm-bf16", "m": m, "n": n, "k": k, "seconds": seconds})
     return found
 
@@ -203,7 +203,7 @@ def _memory(torch: Any) -> list[Sample]:
             (size, 0, source.sum),
             (0, size, target.zero_),
         ):
-            seconds = _timed(torch, call)
+            seconds = _time(torch, call)
             found.append({"what": "memory", "read": read, "written": written, "seconds": seconds})
     return found
 
@@ -221,7 +221,7 @@ def _launches(torch: Any) -> list[Sample]:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             row()
-        seconds = _timed(torch, graph.replay)
+        seconds = _time(torch, graph.replay)
         found.append({"what": "kernels-graph", "kernels": kernels, "seconds": seconds})
         # Long kernels first, so that the launches are ahead of the GPU.
         ahead = torch.empty(1 << 30, dtype=torch.int8, device="cuda")
@@ -275,6 +275,6 @@ def _copies(torch: Any) -> list[Sample]:
     for size in MESSAGE_BYTES if peers else ():
         sent = torch.zeros(size // 2, dtype=torch.bfloat16, device="cuda")
         far = torch.empty_like(sent, device=f"cuda:{peers[0]}")
-        seconds = _timed(torch, partial(far.copy_, sent))
+        seconds = _time(torch, partial(far.copy_, sent))
         found.append({"what": "pair-copy", "bytes": size, "seconds": seconds})
     return found

@@ -54,7 +54,7 @@ def read_text(log: Log) -> None:
             why_not = "times of the host (-C)"
         if match := LINE.match(line):
             size, time, wrong = int(match[1]), match[2], match[3]
-            reason = why_not or _paired(program, version)
+            reason = why_not or _pairing_fault(program, version)
             _take(log, number, program, devices, size, time, wrong, reason)
 
 
@@ -68,7 +68,7 @@ def read_json(log: Log, document: dict[str, Any]) -> None:
     config, program = document["config"], NAMED.search(str(document.get("args", [""])[:1]))
     ranks = len(config["devices"]) * int(config["nthreads"]) * int(config["ngpus"])
     why_not = _unlike(int(config["aggregated_iterations"]), int(config["graph"]))
-    why_not = why_not or _paired(program[1] if program else "", int(document["nccl_version"]))
+    why_not = why_not or _pairing_fault(program[1] if program else "", int(document["nccl_version"]))
     if config.get("blocking_collectives"):
         why_not = "calls that wait for each other (-z)"
     for number, one in enumerate(document["results"], start=1):
@@ -88,7 +88,7 @@ def _unlike(aggregated: int, graphs: int) -> str:
     return "several calls in a group (-m)" if aggregated > 1 else ""
 
 
-def _paired(program: str, version: int) -> str:
+def _pairing_fault(program: str, version: int) -> str:
     """Reason why sends and receives of a version are not like those before; empty if they are."""
     if program == "sendrecv_perf" and version >= PAIRED:
         return "sendrecv of NCCL 2.30 and later, where two peers share all channels"

@@ -206,7 +206,7 @@ class Contest:
         lead = 0.0 if second is None else self._behind(values[first], values[second])
         error = None if second is None else self._error(place, first, second)
         near = tuple(rival for rival in values if self._behind(values[first], values[rival]) < LEVEL)
-        return Lead(place, first, second, values[first], lead, error, self._agreed(place, first), near)
+        return Lead(place, first, second, values[first], lead, error, self._agreement(place, first), near)
 
     def _behind(self, first: float, second: float) -> float:
         """Share of the second of two values by which the first is better."""
@@ -245,7 +245,7 @@ class Contest:
         there = [[value for value in values if value is not None] for values in by_seed]
         return [self._best(values) if values else None for values in there]
 
-    def _agreed(self, place: Place, first: str) -> tuple[int, int]:
+    def _agreement(self, place: Place, first: str) -> tuple[int, int]:
         """Seeds of which a rival is first, and all."""
         by_rival = {rival: values for rival in self.rivals if (values := self._seed_values(place, rival))}
         wins = 0
@@ -279,7 +279,7 @@ class Contest:
 
         def crossings(values: list[list[float | None]]) -> list[float]:
             pairs = zip(itertools.pairwise(marks), itertools.pairwise(values), strict=True)
-            return [one for ends, means in pairs if (one := _crossed(ends, list(means))) is not None]
+            return [one for ends, means in pairs if (one := _crossing(ends, list(means))) is not None]
 
         at = next(
             (
@@ -367,7 +367,7 @@ class Contest:
             return " is fastest"
         return f" has the {'most' if self.answer.most else 'least'} {self.answer.column}"
 
-    def _told(
+    def _rival_lines(
         self,
         assumed: Place | None = None,
         within: Place | None = None,
@@ -435,7 +435,7 @@ class Contest:
 
     def _sentence(self, of: str) -> str:
         if self.answer.base is not None:
-            told = ", ".join(self._told(placed=True)) or "nobody can run"
+            told = ", ".join(self._rival_lines(placed=True)) or "nobody can run"
             told += "" if self._is_time else f" {self.answer.column}"
             against = f"against {self._named(self.answer.base)}"
             head = f"{of} and {against}, " if of else f"A{against[1:]}, "
@@ -468,8 +468,15 @@ class Contest:
         elif self.answer.base is not None and self._tells_along(courses[0] if courses else []):
             if self.answer.rivals == OF_SCHEMES:
                 said += [f"First is {self.course_text(courses[0])}."]
-            said += [f"{one}." for one in self._told(along=self.answer.along)]
-        return [*said, *self._of_families(courses), *self._added(), *self._edge(), self.error_line(), *self.turns()]
+            said += [f"{one}." for one in self._rival_lines(along=self.answer.along)]
+        return [
+            *said,
+            *self._of_families(courses),
+            *self._added_time(),
+            *self._edge(),
+            self.error_line(),
+            *self.turns(),
+        ]
 
     def _of_families(self, courses: Sequence[Sequence[Lead]]) -> list[str]:
         """Lines on who is the best of each family, where the places are few."""
@@ -497,7 +504,7 @@ class Contest:
         leads = any(one.near == (most,) for course in self.courses() for one in course)
         return [f"{value_words(self.answer.rivals, most)} is the most that was tried."] if leads else []
 
-    def _added(self) -> list[str]:
+    def _added_time(self) -> list[str]:
         """Line on the time that is added to the base: beside the experts' work alone where that was replayed."""
         is_us = self._is_time and self.answer.column.endswith("us")
         if self.answer.base is None or not is_us or self.answer.rivals == OF_SCHEMES:
@@ -511,7 +518,7 @@ class Contest:
                 now = self._mean(one.place, rival)
                 added[rival] += [] if was is None or now is None else [(one.place, now - was)]
 
-        def told(found: Sequence[tuple[Place, float]]) -> str:
+        def time_range(found: Sequence[tuple[Place, float]]) -> str:
             """Least and largest time for each scheme; for all together where no bound is beside them."""
             said = []
             for scheme in self._labels[OF_SCHEMES] if bounds else [""]:
@@ -527,12 +534,12 @@ class Contest:
         places = {_key(rest(place)): rest(place) for found in added.values() for place, _ in found}
         if bounds and len(places) * len(others) <= MOST_COSTS:
             said = [
-                f"{self._named(rival)}{self._at(at)} {told([one for one in found if rest(one[0]) == at])}"
+                f"{self._named(rival)}{self._at(at)} {time_range([one for one in found if rest(one[0]) == at])}"
                 for at in places.values()
                 for rival, found in added.items()
             ]
         else:
-            said = [f"{self._named(rival)} {told(found)}" for rival, found in added.items()]
+            said = [f"{self._named(rival)} {time_range(found)}" for rival, found in added.items()]
         return [f"In time: {'; '.join(said)}."]
 
     def _by_value(self, place: Place) -> list[str]:
@@ -542,7 +549,7 @@ class Contest:
             f"{value_words(axis, label)}: {said}."
             for axis in free
             for label in self._labels[axis]
-            if len(self._labels[axis]) > 1 and (said := ", ".join(self._told(within={axis: label})))
+            if len(self._labels[axis]) > 1 and (said := ", ".join(self._rival_lines(within={axis: label})))
         ]
 
     def _tells_along(self, course: Sequence[Lead]) -> bool:
@@ -554,7 +561,7 @@ class Contest:
             return self.course_text(course)
         along = self.answer.along
         within = {axis: label for axis, label in course[0].place.items() if axis != along}
-        return "; ".join(self._told(within=within, along=along if self._tells_along(course) else None))
+        return "; ".join(self._rival_lines(within=within, along=along if self._tells_along(course) else None))
 
     def _where(self, place: Place) -> str:
         """Place of a course in words."""
@@ -663,7 +670,7 @@ class Contest:
                 told = [
                     f"{_capital(together(_conditions(place)))}, {turned}."
                     for place in (dict(zip(axes, labels, strict=True)) for labels in others)
-                    if (turned := self._turned(place))
+                    if (turned := self._turns(place))
                 ]
                 stated = together([self._labels[axis][0] for axis in axes])
                 name = _capital(together([words(axis) for axis in axes]))
@@ -744,7 +751,7 @@ class Contest:
                 found.append(replace(now, second=was.first, ahead=ahead[was.first]))
         return found, every
 
-    def _turned(self, assumed: Place) -> str:
+    def _turns(self, assumed: Place) -> str:
         """Words for what other values of assumptions say, and the cases that they turn; empty where there are none."""
         courses = self.courses(assumed)
         if not courses:
@@ -756,7 +763,7 @@ class Contest:
             flips, count = self._flips({}, assumed)
             is_short = len(courses) == 1 and self._tells_along(courses[0])
             along = self.answer.along if is_short else None
-            before, after = (self._told(held, along=along, placed=True) for held in ({}, assumed))
+            before, after = (self._rival_lines(held, along=along, placed=True) for held in ({}, assumed))
             if not after:
                 return "nobody can be compared"
             told = [one for one in after if one not in before]
@@ -879,7 +886,7 @@ def _in_order(labels: Sequence[str]) -> list[str]:
     return sorted(labels, key=float)
 
 
-def _crossed(ends: Sequence[float], values: Sequence[Sequence[float | None]]) -> float | None:
+def _crossing(ends: Sequence[float], values: Sequence[Sequence[float | None]]) -> float | None:
     """Find where two lines cross between two ends.
 
     Parameters

@@ -63,7 +63,7 @@ def check_claims(table: GridTable) -> None:
             raise UserError(message)
 
 
-def replayed(claim: Claim, table: GridTable) -> ReplayedValue:
+def replay_claim(claim: Claim, table: GridTable) -> ReplayedValue:
     """Value of a claim's points, each as the mean over its seeds."""
     cells = _cells(claim, table)
     values = [cell.mean for cell in cells.values() if cell is not None]
@@ -97,7 +97,7 @@ def claim_lines(table: GridTable) -> list[list[str]]:
     """Rows of the table of claims, under `HEADINGS`; the first `NUM_LABELS` come from the study."""
     rows = []
     for claim in table.grid.claims:
-        found = replayed(claim, table)
+        found = replay_claim(claim, table)
         digits = column_of(claim, table).digits
         ratio = "-" if found.value is None else f"{found.value / claim.published:.2f}"
         rows.append([claim.says, f"{claim.published:g}", found.text(digits), ratio])
@@ -106,7 +106,7 @@ def claim_lines(table: GridTable) -> list[list[str]]:
 
 def claims_json(table: GridTable) -> list[dict[str, Any]]:
     """Claims as objects, each with the number that was replayed."""
-    found = [(claim, replayed(claim, table)) for claim in table.grid.claims]
+    found = [(claim, replay_claim(claim, table)) for claim in table.grid.claims]
     return [
         {
             **claim.model_dump(),

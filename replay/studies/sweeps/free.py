@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError, unknown
 from replay.report.command import command_words
-from replay.studies.sweeps.claims import column_of, replayed, without_value
+from replay.studies.sweeps.claims import column_of, replay_claim, without_value
 from replay.studies.sweeps.points import LABEL, axes_of, check_labels, place, show
 from replay.studies.sweeps.study import Grid, Labels, Scalar, Study
 from replay.studies.sweeps.sweep_file import ClaimValue, FreeInput, SweptClaim, inputs_text
@@ -94,7 +94,7 @@ def _variations(study: Study) -> list[Grid]:
         held |= {one.input for one in free}
         if free:
             asked = grid.model_copy(update={"free": free})
-            found += [_varied(study, number, asked, inputs) for inputs in _values(asked, where)]
+            found += [_vary(study, number, asked, inputs) for inputs in _values(asked, where)]
     if problem is not None and problem[0] not in held:
         raise problem[1]
     return found
@@ -126,13 +126,13 @@ def _values(grid: Grid, where: str) -> Iterator[dict[str, str]]:
     yield from (dict(corner) for corner in grid.corners)
 
 
-def _varied(study: Study, number: int, grid: Grid, inputs: Mapping[str, str]) -> Variation:
+def _vary(study: Study, number: int, grid: Grid, inputs: Mapping[str, str]) -> Variation:
     fixed, axes = dict(grid.fixed), _of_claims(grid, axes_of(grid, place(study, number)))
     for free in grid.free:
         for other in free.others:
             if other[LABEL] == inputs.get(free.input):
                 settings = {key: value for key, value in other.items() if key != LABEL}
-                fixed, axes = _changed(fixed, axes, settings, free.at)
+                fixed, axes = _change(fixed, axes, settings, free.at)
     columns = {claim.column for claim in grid.claims}
     values = inputs_text(inputs) or "as stated"
     return Variation.model_validate(
@@ -168,7 +168,7 @@ def _of_claims(grid: Grid, axes: Mapping[str, Sequence[Choice]]) -> dict[str, li
     return kept
 
 
-def _changed(
+def _change(
     fixed: Mapping[str, Scalar], axes: Axes, settings: Mapping[str, Scalar], at: Labels
 ) -> tuple[dict[str, Scalar], dict[str, list[dict[str, Scalar]]]]:
     """Settings of a grid with other ones at some values of an axis, or for all its points."""
@@ -229,7 +229,7 @@ def swept_claims(tables: Sequence[GridTable]) -> list[SweptClaim]:
             others = missing ^ stated.setdefault(at, missing)  # what is stated comes first
             one = ClaimValue(
                 inputs=table.grid.inputs,
-                value=None if others else replayed(claim, table).value,
+                value=None if others else replay_claim(claim, table).value,
                 num_missing=len(others),
             )
             if at not in claims:
@@ -291,7 +291,7 @@ def section(tables: Sequence[GridTable]) -> list[str]:
     return lines + [line for note in table.notes for line in (escape.markdown(note), "")]
 
 
-def replaced(page: str, tables: Sequence[GridTable], where: str) -> str:
+def replace_section(page: str, tables: Sequence[GridTable], where: str) -> str:
     """A page with this section in place of the one that it has.
 
     Raises

@@ -294,7 +294,7 @@ def check_setting(experiment: str, key: str, value: Scalar, where: str) -> None:
         raise UserError(message) from None
 
 
-def grouped(settings: Mapping[str, Scalar]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+def split_groups(settings: Mapping[str, Scalar]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Settings without a group, and those of each group that there is, by name."""
     plain: dict[str, Any] = {}
     groups: dict[str, dict[str, Any]] = {}

@@ -107,7 +107,7 @@ class SweepResult(Exhibit):
         }
         return json_text(document)
 
-    def shown(self) -> list[RenderableType]:
+    def screen_tables(self) -> list[RenderableType]:
         """Title, question and tables, as a terminal draws them."""
         said = [line for head, lines in answers(self.races()) for line in (head, *lines)]
         return renderables(self.plan.study, self.plan.tables, said)
@@ -118,7 +118,7 @@ class SweepResult(Exhibit):
 
         from replay.report.text import render
 
-        return render(Group(*self.shown()), WIDE)
+        return render(Group(*self.screen_tables()), WIDE)
 
     def races(self) -> list[Contest]:
         """Races of its grids, without those that vary free inputs."""

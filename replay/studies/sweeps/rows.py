@@ -156,7 +156,7 @@ def load_table(folder: str | Path) -> pandas.DataFrame:
             [[column["header"] for column in grid["columns"]] for grid in grids],
             [grid.get("experiment", LAYER) for grid in grids],
         )
-        asked = [one for number, grid in enumerate(grids) for one in _asked(number, grid)]
+        asked = [one for number, grid in enumerate(grids) for one in _points(number, grid)]
     except FileNotFoundError:
         message = f"{folder} holds no finished sweep: there is no sweep.json"
         raise UserError(message) from None
@@ -185,7 +185,7 @@ class _Asked:
     failed: str | None
 
 
-def _asked(number: int, grid: Mapping[str, Any]) -> Iterator[_Asked]:
+def _points(number: int, grid: Mapping[str, Any]) -> Iterator[_Asked]:
     """Every point of a grid. There is a row per combination of labels, and a point per seed."""
     experiment = grid.get("experiment", LAYER)
     seeds_per_row = max(1, len(grid["seeds"]))

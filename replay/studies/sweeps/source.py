@@ -94,8 +94,8 @@ class TraceOrigin:
             raise UnreadableError(message)
 
 
-def recorded(given: Mapping[str, Scalar], shape: Mapping[str, Scalar]) -> TraceOrigin:
-    """Describe a recorded trace; parameters as those of `generated`.
+def recorded_origin(given: Mapping[str, Scalar], shape: Mapping[str, Scalar]) -> TraceOrigin:
+    """Describe a recorded trace; parameters as those of `generated_origin`.
 
     Raises
     ------
@@ -125,7 +125,7 @@ def forget_files() -> None:
     _content_id.cache_clear()
 
 
-def generated(
+def generated_origin(
     given: Mapping[str, Scalar], shape: Mapping[str, Scalar], spec: RunSpec, system: System
 ) -> tuple[TraceOrigin, RunSpec]:
     """Describe a trace that is generated for a replay.

@@ -330,11 +330,11 @@ def parse_study(text: str, name: str, where: str) -> Study:
         if key in document:
             message = f"{where}: {key} stands beside [[grid]]; write it in the grid it is for"
             raise UserError(message)
-    _known(document, {"title", "question", "notes"}, {"grid", *_SHARED, *_OF_ONE_GRID}, where)
+    _check_known(document, {"title", "question", "notes"}, {"grid", *_SHARED, *_OF_ONE_GRID}, where)
     complete = []
     for number, grid in enumerate(grids):
         place = f"{where}: grid {number}"
-        _known(grid, set(Grid.model_fields), set(), place)
+        _check_known(grid, set(Grid.model_fields), set(), place)
         complete.append(_complete(shared, grid, place))
     try:
         return Study.model_validate({**document, "name": name, "grids": complete})
@@ -354,7 +354,7 @@ _SHARED = {
 }  # they hold for every grid
 
 
-def _known(given: dict[str, Any], here: set[str], also: set[str], where: str) -> None:
+def _check_known(given: dict[str, Any], here: set[str], also: set[str], where: str) -> None:
     for key in given:
         if key not in here:
             message = f"{where}: {unknown('key', key, here | also)}"

@@ -99,12 +99,12 @@ class SweptClaim(_Read):
     @property
     def lowest(self) -> ClaimValue | None:
         """The least of all as they are shown, of equals the first."""
-        return min(self._there(), key=self._shown, default=None)
+        return min(self._there(), key=self._as_written, default=None)
 
     @property
     def highest(self) -> ClaimValue | None:
         """The largest of all as they are shown, of equals the first."""
-        return max(self._there(), key=self._shown, default=None)
+        return max(self._there(), key=self._as_written, default=None)
 
     @property
     def decides(self) -> str:
@@ -112,10 +112,10 @@ class SweptClaim(_Read):
         spans: dict[str, list[float]] = {}
         for one in self._there():
             if len(one.inputs) == 1:
-                spans.setdefault(next(iter(one.inputs)), []).append(self._shown(one))
+                spans.setdefault(next(iter(one.inputs)), []).append(self._as_written(one))
         if self.stated is None or not spans:
             return "-"
-        ranges = {name: _edges([*found, self._shown(self.stated)]) for name, found in spans.items()}
+        ranges = {name: _edges([*found, self._as_written(self.stated)]) for name, found in spans.items()}
         name = max(ranges, key=lambda name: ranges[name][1] - ranges[name][0])
         low, high = ranges[name]
         if low == high:
@@ -129,7 +129,7 @@ class SweptClaim(_Read):
         values = f" ({inputs_text(found.inputs)})" if of and found.inputs else ""
         return f"{found.value:,.{self.digits}f}{values}"
 
-    def _shown(self, found: ClaimValue) -> float:
+    def _as_written(self, found: ClaimValue) -> float:
         """A number as it is written: what differs by less decides nothing."""
         return round(found.value or 0.0, self.digits)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replay.studies.sweeps.claims import column_of, replayed
+from replay.studies.sweeps.claims import column_of, replay_claim
 from replay.studies.sweeps.free import Variation, free_table, swept_claims, swept_grids
 from replay.studies.sweeps.words import words
 from tracegen.shared.display.content import Column, Table
@@ -69,7 +69,7 @@ def claims_table(table: GridTable, name: str) -> Table:
     ]
     rows: list[tuple[Cell, ...]] = []
     for claim in table.grid.claims:
-        found = replayed(claim, table)
+        found = replay_claim(claim, table)
         value, digits = found.value, column_of(claim, table).digits
         rows.append(
             (

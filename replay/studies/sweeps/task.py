@@ -15,7 +15,7 @@ from replay.experiments.base.experiment import EXPERIMENTS, SpecInputs
 from replay.experiments.base.identity import code_identity, code_of, identity
 from replay.experiments.base.scheme_experiment import SchemeExperiment
 from replay.schemes.registry import EVERY, find
-from replay.studies.sweeps.points import Point, grouped
+from replay.studies.sweeps.points import Point, split_groups
 from replay.studies.sweeps.study import LAYER
 from replay.studies.sweeps.trace_task import TracedTask, traced_task
 
@@ -137,7 +137,7 @@ def spec_of(point: Point, allow_code: AllowCode = False) -> Spec:
     Parameters and errors as those of `make_task`.
     """
     experiment = EXPERIMENTS.find(point.experiment)
-    settings, options = grouped(point.settings)
+    settings, options = split_groups(point.settings)
     if "system" in options:
         settings["overrides"] = options.pop("system")
     for other, given in options.items():  # mistakes in the options of others are mistakes too

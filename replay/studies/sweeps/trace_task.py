@@ -15,8 +15,8 @@ from replay.experiments.layer.experiment import EXPERIMENT
 from replay.experiments.layer.setup import LayerSetup, TracedSetup, find_scheme, set_up, spec_of
 from replay.schemes import Scheme
 from replay.schemes.registry import COMPARED
-from replay.studies.sweeps.points import GROUPS, Point, grouped
-from replay.studies.sweeps.source import TraceOrigin, generated, recorded
+from replay.studies.sweeps.points import GROUPS, Point, split_groups
+from replay.studies.sweeps.source import TraceOrigin, generated_origin, recorded_origin
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -72,7 +72,7 @@ class TracedTask:
 
 def traced_task(point: Point, allow_code: AllowCode = False) -> TracedTask:
     """Make the task of a point of layers; parameters and errors as those of `make_task`."""
-    settings, given = grouped(point.settings)
+    settings, given = split_groups(point.settings)
     groups = {name: given.get(name, {}) for name in (*GROUPS, "system", *COMPARED)}
     scheme = _scheme(settings.pop("scheme", None), groups, allow_code)
     system = _system(settings.pop("system", DEFAULT_SYSTEM), groups["system"])
@@ -80,9 +80,9 @@ def traced_task(point: Point, allow_code: AllowCode = False) -> TracedTask:
         _share_tokens(settings, system)
     spec, _, _ = spec_of(None, {**settings, "system": system, "scheme": scheme})
     if "file" in groups["trace"]:
-        source = recorded(groups["trace"], groups["shape"])
+        source = recorded_origin(groups["trace"], groups["shape"])
     else:
-        source, spec = generated(groups["trace"], groups["shape"], spec, system)
+        source, spec = generated_origin(groups["trace"], groups["shape"], spec, system)
     task = TracedTask(source, set_up(spec, source.identity, system, scheme))
     assert task.id  # what it is made of, a placement file for one, can be read
     return task

@@ -102,7 +102,7 @@ def sureness(
             raise UserError(message)
         return _of_layers(found, draws, seed, chosen, max_memory, progress, allow_code=allow_code)
     results = list(found.results) if isinstance(found, ComparisonBase) else [found]
-    again = _Again(experiment, results, seed, _allowed(experiment, results, allow_code=allow_code))
+    again = _Again(experiment, results, seed, _allow(experiment, results, allow_code=allow_code))
     notes = again.notes()
     drawn: list[tuple[Times, dict[str, float]]] = []
     begun = time.monotonic()
@@ -156,7 +156,7 @@ def _of_layers(
     )
 
 
-def _allowed(experiment: AnyExperiment, results: Sequence[Any], *, allow_code: bool) -> AllowCode:
+def _allow(experiment: AnyExperiment, results: Sequence[Any], *, allow_code: bool) -> AllowCode:
     """Execute files of schemes where that is allowed, if they are those the results were made with.
 
     Returns

@@ -100,13 +100,13 @@ def assess(
         notes.append(reason)
         chosen.remove("routing")
     results = sorted(compared.results, key=lambda one: one.totals.makespan_us)
-    found = list(_drawn(results, trace, system, known, draws, seed, chosen, progress))
+    found = list(_draw_results(results, trace, system, known, draws, seed, chosen, progress))
     return compared.model_copy(update={"uncertainty": summary(_rows(results), found, seed, chosen, notes)})
 
 
 def spread_notes(system: System) -> list[str]:
     """Say which values of a machine no draw changes though nothing says that they are exact."""
-    silent = ", ".join(machines.unstated(system.spec))
+    silent = ", ".join(machines.keys_without_spread(system.spec))
     return [f"held, as {system.name} states no spread of them: {silent}"] if silent else []
 
 
@@ -138,7 +138,7 @@ def _system_of(result: Result) -> System:
     return hwmodel.load(result.spec.system, result.spec.overrides)
 
 
-def _drawn(
+def _draw_results(
     results: Sequence[Result],
     trace: RoutingTrace,
     system: System,
@@ -161,7 +161,7 @@ def _drawn(
         used = timer
         if used is None:
             layers = 1 + max(link for result in results for link in _positions(result))
-            used = Timer(results, routing.drawn(trace, seed, number, layers), system, schemes)
+            used = Timer(results, routing.draw_routing(trace, seed, number, layers), system, schemes)
         times = np.full(len(results), np.nan)
         for index in range(len(results)):
             by_kind, by_part = factors(parts[index] if "model" in of else {}, lies)

@@ -24,7 +24,7 @@ def why_not(trace: RoutingTrace) -> str:
     return "routing is not drawn: the trace has one request, and no generator made it"
 
 
-def drawn(trace: RoutingTrace, seed: int, number: int, num_layers: int) -> RoutingTrace:
+def draw_routing(trace: RoutingTrace, seed: int, number: int, num_layers: int) -> RoutingTrace:
     """Draw routing.
 
     Parameters

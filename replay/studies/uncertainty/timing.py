@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from replay.engine.taskgraph import slowed
+from replay.engine.taskgraph import slow_down
 from replay.experiments.layer.setup import LayerSetup, find_scheme
 from replay.measure.token_latency import us
 from replay.schemes.ep.base import LayerRefusedError
@@ -60,7 +60,7 @@ class Timer:
             found = known.get(result.scheme.name) or find_scheme(result.spec.scheme, allow_code=False)
             scheme = found.with_options(result.scheme.options)
             setup = LayerSetup(result.spec, {}, system, scheme)
-            ready, _ = setup.prepared(trace).sampled(result.spec.sample_layers)
+            ready, _ = setup.prepare(trace).sampled(result.spec.sample_layers)
             if len(ready.links) <= MOST_KEPT:
                 links = [self._keeping(link, result.spec.placement) for link in ready.links]
                 ready = dataclasses.replace(ready, links=links)
@@ -85,7 +85,7 @@ class Timer:
         """
         is_chain, ready = self._ready[index]
         ready = ready.under(ready.scheme, system)
-        change = functools.partial(slowed, factors=factors)
+        change = functools.partial(slow_down, factors=factors)
         try:
             if is_chain:
                 return us(ready.makespan_ps(change))

@@ -235,7 +235,7 @@ ROUTING_KERNELS, SORT_KERNELS, SORTED_AT_ONCE, GROUP_KERNELS = 1, 3, 256, 1
 INDEX_BYTES = 4
 
 
-def _sorted(row: MeasurementRow, machine: Machine, start: Ints, others: int) -> Ints:
+def _sort_tokens(row: MeasurementRow, machine: Machine, start: Ints, others: int) -> Ints:
     """Add the kernels that sort tokens by experts, and others: (rank,) marks of their end."""
     pairs = np.array([row["global_tokens"] * row["topk"]])
     sorting = SORT_KERNELS if row["global_tokens"] > SORTED_AT_ONCE else 1
@@ -254,7 +254,7 @@ def _moe_deepgemm(work: LayerWork, row: MeasurementRow, machine: Machine, start:
     hidden, rows = work.shape.hidden, np.array([work.num_tokens])
     tokens, pool = np.array([row["global_tokens"]]), machine.sms.pool("sm", machine.sms.count)
     wide = rows * 2 * hidden
-    at = machine.memory_kernel(Kind.PERMUTE, MemoryTraffic(wide, wide, rows), _sorted(row, machine, start, 0))
+    at = machine.memory_kernel(Kind.PERMUTE, MemoryTraffic(wide, wide, rows), _sort_tokens(row, machine, start, 0))
     expert_of_pair = 2 * INDEX_BYTES * tokens * row["topk"]
     at = machine.memory_kernel(Kind.PERMUTE, expert_of_pair, at)
     quantised = MemoryTraffic(wide, _quantise_bytes(rows, hidden) - wide, rows)
@@ -273,7 +273,7 @@ def _moe(work: LayerWork, row: MeasurementRow, machine: Machine, start: Ints) ->
     fp8 = work.precision.gemm == "fp8"
     slower = TRTLLM_ELEMENTWISE_FP8 if fp8 else 1
     tokens = np.array([row["global_tokens"]])
-    start = _sorted(row, machine, start, GROUP_KERNELS)
+    start = _sort_tokens(row, machine, start, GROUP_KERNELS)
     nbytes = rows * hidden * (1 if fp8 else 2)
     copied = MemoryTraffic(nbytes, nbytes, rows)
     if fp8:  # in the same kernel, from BF16; the scale of 128 values has 4 bytes

@@ -25,10 +25,10 @@ from replay.model.collectives.algorithm import CollectiveCall
 from replay.model.machine.kinds import DISPATCH, Kind
 from replay.studies.validate import symmetric_memory
 from replay.studies.validate.bench import Bench
-from replay.studies.validate.nccl import timed
+from replay.studies.validate.nccl import time_collective
 from replay.studies.validate.symmetric_memory import in_graph
 from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, Prediction, has
-from tracegen.shared.errors import listed
+from tracegen.shared.errors import quote_names
 
 if TYPE_CHECKING:
     from replay.model.arrays import Ints
@@ -51,7 +51,7 @@ TRTLLM_MOST = {2: 16_000_000, 4: 8_000_000, 8: 8_000_000}
 TRTLLM_TWO_SHOT = {2: 32 * MIB, 4: 2 * MIB, 8: 512 * KIB}  # from so many bytes on
 
 
-def taken(framework: str, num_gpus: int, nbytes: int) -> str:
+def choose_kernel(framework: str, num_gpus: int, nbytes: int) -> str:
     """Kernel that an engine takes for so many bytes.
 
     Raises
@@ -60,7 +60,7 @@ def taken(framework: str, num_gpus: int, nbytes: int) -> str:
         If it has no rule for so many GPUs.
     """
     if num_gpus not in VLLM_MOST:
-        raise UserError(f"kernels of {framework} are known for {listed(map(str, VLLM_MOST))} GPUs, not {num_gpus}")
+        raise UserError(f"kernels of {framework} are known for {quote_names(map(str, VLLM_MOST))} GPUs, not {num_gpus}")
     if framework == "vllm":
         if nbytes < VLLM_MOST[num_gpus]:
             most = {2: nbytes, 4: 512 * KIB - 1, 8: 256 * KIB - 1}[num_gpus]
@@ -91,9 +91,9 @@ def build(framework: str, name: str, nbytes: int, machine: Machine, start: Ints)
 def predict(bench: Bench, row: MeasurementRow) -> Prediction:
     """Predict a time in microseconds."""
     framework, n, nbytes = row["framework"], row["num_gpus"], row["bytes"]
-    name = taken(framework, n, nbytes)
+    name = choose_kernel(framework, n, nbytes)
     if name == NCCL:
-        alone = bench.once(("nccl", n, nbytes), lambda: timed(bench, SYSTEM, "all_reduce", n, nbytes))
+        alone = bench.once(("nccl", n, nbytes), lambda: time_collective(bench, SYSTEM, "all_reduce", n, nbytes))
         return alone._replace(kernel=f"NCCL {alone.kernel}")
     return Prediction(bench.time_us(bench.system(SYSTEM), n, partial(build, framework, name, nbytes)), name)
 

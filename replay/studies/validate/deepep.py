@@ -92,10 +92,10 @@ def predict(bench: Bench, row: MeasurementRow) -> float:
     )
     phase, system = getattr(DeepEp(options), row["phase"]), bench.system(row["system"])
 
-    def replayed(work: LayerWork) -> float:
+    def replay(work: LayerWork) -> float:
         return bench.time_us(system, row["ep_size"], partial(phase, work))
 
-    return _normal(row, lambda tokens, draw: _once(bench, row, tokens, draw, replayed))
+    return _normal(row, lambda tokens, draw: _once(bench, row, tokens, draw, replay))
 
 
 def predict_low_latency(bench: Bench, row: MeasurementRow) -> float:
@@ -133,11 +133,11 @@ def _transmit(bench: Bench, row: MeasurementRow, tokens: int, draw: Callable[...
     scheme = DeepEp().with_options({"num_sms": row["num_sms"], **INTERNODE_RINGS})
     kernel = scheme.dispatch_kernel if row["phase"] == "dispatch" else scheme.combine_kernel
 
-    def replayed(work: LayerWork) -> _Transmit:
+    def replay(work: LayerWork) -> _Transmit:
         timeline, ends_ps = _ends(bench, row, partial(kernel, work))
         return _Transmit(timeline.makespan_ps / PS_PER_US, Time(ends_ps - ends_ps.min()))
 
-    return _once(bench, row, tokens, draw, replayed)
+    return _once(bench, row, tokens, draw, replay)
 
 
 def _ends(bench: Bench, row: MeasurementRow, build: Build) -> tuple[Timeline, Picoseconds]:

@@ -74,13 +74,13 @@ def predict(bench: Bench, row: MeasurementRow) -> float:
     """Predict a time in microseconds."""
     is_graph = row["layout"] == "masked"
     gap = {"overheads__kernel_gap_stream_us": GRAPH_GAP_US} if is_graph else {}
-    system, build = bench.system(SYSTEM, **gap), _masked if is_graph else _contiguous
+    system, build = bench.system(SYSTEM, **gap), _masked_kernels if is_graph else _contiguous
     shape = ExpertShape(row["hidden"], row["intermediate"])
     works = (one_rank(rows, shape, "fp8") for rows in measured_rows(row))
     return float(np.mean([bench.time_us(system, 1, partial(build, work, row)) for work in works]))
 
 
-def _masked(work: LayerWork, row: MeasurementRow, machine: Machine, start: Ints) -> Ints:
+def _masked_kernels(work: LayerWork, row: MeasurementRow, machine: Machine, start: Ints) -> Ints:
     """Add scales into order, GEMM-1, activation with quantisation, scales into order, GEMM-2."""
     slots = np.array([SLOTS * row["num_experts"]])
     pool = machine.sms.pool("sm", machine.sms.count)

@@ -51,19 +51,19 @@ def build(collective: str, nbytes: int, machine: Machine, start: Ints) -> tuple[
     return done, "sends and receives"
 
 
-def timed(bench: Bench, system: str, collective: str, num_gpus: int, nbytes: int) -> Prediction:
+def time_collective(bench: Bench, system: str, collective: str, num_gpus: int, nbytes: int) -> Prediction:
     """Time of a collective, the gap before its kernel included, in microseconds, and its kernel."""
     names: list[str] = []
 
-    def added(machine: Machine, start: Ints) -> None:
+    def add(machine: Machine, start: Ints) -> None:
         names.append(build(collective, nbytes, machine, start)[1])
 
-    return Prediction(bench.time_us(bench.system(system), num_gpus, added), names[0])
+    return Prediction(bench.time_us(bench.system(system), num_gpus, add), names[0])
 
 
 def predict(bench: Bench, row: MeasurementRow) -> Prediction:
     """Predict a time in microseconds."""
-    return timed(bench, row["system"], row["collective"], row["num_gpus"], row["bytes"])
+    return time_collective(bench, row["system"], row["collective"], row["num_gpus"], row["bytes"])
 
 
 def predict_bus(bench: Bench, row: MeasurementRow) -> Prediction:
@@ -72,11 +72,11 @@ def predict_bus(bench: Bench, row: MeasurementRow) -> Prediction:
     algorithm = library.find(row["algorithm"])
     names: list[str] = []
 
-    def added(machine: Machine, start: Ints) -> None:
+    def add(machine: Machine, start: Ints) -> None:
         names.append(algorithm.way(machine, what, nbytes).name)
         algorithm.build(machine, DISPATCH, what, nbytes, machine.kernel(start))
 
-    time_us = bench.time_us(bench.system(row["system"]), row["num_gpus"], added)
+    time_us = bench.time_us(bench.system(row["system"]), row["num_gpus"], add)
     bus = nbytes / time_us / 1e3 * bus_factor(what, row["num_gpus"])
     return Prediction(bus, names[0])
 

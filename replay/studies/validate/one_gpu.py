@@ -100,7 +100,7 @@ def stack_of(row: MeasurementRow, speed: float = 1.0) -> Stack:
     """Plain PyTorch as a row runs it."""
     kernels = load("pytorch")
     variant = row["variant"]
-    options = kernels.chosen(graphs=GRAPHS[variant], waits=variant == "waits")
+    options = kernels.option_values(graphs=GRAPHS[variant], waits=variant == "waits")
     return Stack("pytorch", kernels, options, load_costs("pytorch", speed))
 
 

@@ -25,7 +25,7 @@ MOST_POINTS = 2000
 
 def page(given: Sequence[Outcome] | SavedValidation) -> Page:
     """Make the page of a validation."""
-    found = given if isinstance(given, SavedValidation) else _saved(given)
+    found = given if isinstance(given, SavedValidation) else _save(given)
     tables = found.tables
     parts = [part for table in tables for part in table.parts]
     missed = [part for part in parts if not part.holds]
@@ -51,7 +51,7 @@ def page(given: Sequence[Outcome] | SavedValidation) -> Page:
     )
 
 
-def _saved(outcomes: Sequence[Outcome]) -> SavedValidation:
+def _save(outcomes: Sequence[Outcome]) -> SavedValidation:
     return SavedValidation.model_validate(as_json(outcomes))
 
 

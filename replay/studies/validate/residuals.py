@@ -89,7 +89,7 @@ def quantiles(name: str, outcomes: Mapping[str, Outcome]) -> Floats:
         found = _ratios(outcomes[table], holds)
         ratios.append(found)
         weights.append(np.full(len(found), 1 / len(found)))
-    return _weighted(np.concatenate(ratios), np.concatenate(weights))
+    return _quantiles(np.concatenate(ratios), np.concatenate(weights))
 
 
 def num_rows(name: str, outcomes: Mapping[str, Outcome]) -> int:
@@ -104,7 +104,7 @@ def _ratios(outcome: Outcome, holds: Holds) -> Floats:
     return 1 / ratio if outcome.table.unit == "GB/s" else ratio
 
 
-def _weighted(values: Floats, weights: Floats) -> Floats:
+def _quantiles(values: Floats, weights: Floats) -> Floats:
     """Quantiles of values that count differently, each standing in the middle of its weight."""
     order = np.argsort(values, kind="stable")
     sorted_weights = weights[order]

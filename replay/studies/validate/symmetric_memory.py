@@ -34,9 +34,9 @@ def in_graph(machine: Machine, after: Ints) -> Ints:
 
 
 def _between_copies(run: Callable[..., Ints], machine: Machine, nbytes: int, start: Ints) -> Ints:
-    inside = buffer_copies.copied(machine, DISPATCH, nbytes, in_graph(machine, start))
+    inside = buffer_copies.copy(machine, DISPATCH, nbytes, in_graph(machine, start))
     summed = _alone(run, machine, nbytes, inside)
-    return buffer_copies.copied(machine, DISPATCH, nbytes, in_graph(machine, summed))
+    return buffer_copies.copy(machine, DISPATCH, nbytes, in_graph(machine, summed))
 
 
 def _alone(run: Callable[..., Ints], machine: Machine, nbytes: int, start: Ints) -> Ints:

@@ -40,7 +40,7 @@ class ListReplay(NamedTuple):
         return self.weight_bytes + self.activation_bytes
 
 
-def replayed(shape: GroupedShape, dtype: str, order: str, system: System) -> ListReplay:
+def replay_order(shape: GroupedShape, dtype: str, order: str, system: System) -> ListReplay:
     """Predict a list of tiles by the replay's model of tiles, L2 cache and memory.
 
     Tiles begin in the order of the list, each as soon as an SM is free, and read the blocks that
@@ -93,20 +93,20 @@ def shape_of(row: MeasurementRow) -> GroupedShape:
     )
 
 
-def _replayed(bench: Bench, row: MeasurementRow) -> ListReplay:
+def _replay(bench: Bench, row: MeasurementRow) -> ListReplay:
     shape, dtype, order = shape_of(row), row["gemm_dtype"], row["order"]
     system = bench.system(row["system"])
-    return bench.once((row["system"], shape, dtype, order), lambda: replayed(shape, dtype, order, system))
+    return bench.once((row["system"], shape, dtype, order), lambda: replay_order(shape, dtype, order, system))
 
 
 def predict_time(bench: Bench, row: MeasurementRow) -> float:
     """Predict a time in microseconds."""
-    return 1e6 * _replayed(bench, row).seconds
+    return 1e6 * _replay(bench, row).seconds
 
 
 def predict_read(bench: Bench, row: MeasurementRow) -> float:
     """Predict bytes that are read from memory."""
-    return float(_replayed(bench, row).read_bytes)
+    return float(_replay(bench, row).read_bytes)
 
 
 def predict_moved(bench: Bench, row: MeasurementRow) -> float:

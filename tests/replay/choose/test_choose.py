@@ -12,7 +12,7 @@ from replay.cli.app import main
 from replay.errors import UserError
 from replay.experiments.choose import experiment as choose_experiment
 from replay.experiments.choose import replay, search
-from replay.experiments.choose.candidate import Candidate, make_task, simulated
+from replay.experiments.choose.candidate import Candidate, make_task, simulate
 from replay.experiments.choose.cost import Cost
 from replay.experiments.choose.result import SearchResult
 from replay.experiments.choose.search import Possible, everywhere
@@ -84,7 +84,7 @@ def test_a_cost_is_that_of_the_training_step(space: Path, folder: Path) -> None:
         for one in candidates_of(space).bounded
         if (dict(one.candidate.sizes), one.candidate.spec.plan) == (first.sizes, first.plan)
     )
-    assert simulated(one) == first.cost
+    assert simulate(one) == first.cost
     result = run(one.spec, given={"model": one.shape()})
     assert result.step_us == first.cost.step_us
     assert result.model["num_layers"] == first.sizes["num_layers"]
@@ -132,7 +132,7 @@ def test_a_search_goes_on_from_its_folder(
     ran: list[object] = []
     monkeypatch.setattr(
         "replay.experiments.choose.candidate.simulated",
-        lambda one: ran.append(one) or simulated(one),
+        lambda one: ran.append(one) or simulate(one),
     )
     target = tmp_path / "again.json"
     with pytest.raises(SystemExit) as end:
@@ -183,7 +183,7 @@ def test_identity_is_of_what_parameters_alone_depend_on(tmp_path: Path) -> None:
         one = candidates_of(path).bounded[0].candidate
         ids.append(make_task(one).id)
         ids.append(ChooseSetup.of(ChooseSpec(space=str(path))).run_id)
-        steps.append(simulated(one).step_us)
+        steps.append(simulate(one).step_us)
     assert len(set(ids)) == 4
     assert steps[0] < steps[1]
 
@@ -192,7 +192,7 @@ def test_a_step_is_on_the_machine_that_is_asked_for(space: Path, folder: Path) -
     first = choice_in(folder).systems[0].rows[0]
     candidates = [one.candidate for one in candidates_of(space).bounded]
     (one,) = (one for one in candidates if (dict(one.sizes), one.spec.plan) == (first.sizes, first.plan))
-    slower = simulated(one.with_overrides({"link.efficiency": 0.1}))
+    slower = simulate(one.with_overrides({"link.efficiency": 0.1}))
     assert slower.step_us > first.cost.step_us
 
 

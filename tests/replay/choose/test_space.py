@@ -132,11 +132,11 @@ def test_models_are_those_within_the_budget_and_the_others_are_counted() -> None
 
 def test_what_goes_with_a_size_follows_it() -> None:
     pangu = tracegen.models.load("pangu-ultra-moe")
-    other = shapes.changed(pangu, (("moe_intermediate", 1024), ("num_heads", 64)))
+    other = shapes.resize(pangu, (("moe_intermediate", 1024), ("num_heads", 64)))
     assert other.shared_intermediate == 1024
     assert other.num_kv_heads == 64
     qwen = tracegen.models.load("qwen3-235b-a22b")
-    fewer = shapes.changed(qwen, (("num_heads", 32),))
+    fewer = shapes.resize(qwen, (("num_heads", 32),))
     assert fewer.num_kv_heads == qwen.num_kv_heads
 
 
@@ -200,7 +200,7 @@ def test_a_plan_is_refused_where_training_refuses_it(model: str, plan: ParallelP
     shape, system = tracegen.models.load(model), hwmodel.load("dgx-h100")
     recipe = recipes.find("megatron-bf16")
     order = registry.find("1f1b" if plan.vpp == 1 else "interleaved")
-    assert plans.refused(plan, order, shape, system, recipe, 4096) == reason
+    assert plans.refusal(plan, order, shape, system, recipe, 4096) == reason
     if reason:
         with pytest.raises(UserError):
             order.memory(shape, plan, system, recipe, 4096)
@@ -241,7 +241,7 @@ def at_peak(shape: tracegen.models.ModelShape, plan: ParallelPlan, sequence: int
         return PassTime(own, np.zeros(1, np.int64), {"experts": own})
 
     layers = []
-    for weights in parameters.multiplied(shape, shape.num_layers):
+    for weights in parameters.weights_used(shape, shape.num_layers):
         products = 2 * weights
         layers.append(
             PassTimes(

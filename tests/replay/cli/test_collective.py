@@ -15,7 +15,7 @@ from replay.experiments.collective.result import CollectiveResult
 from replay.experiments.collective.spec import MOST_SIZES, collective_of, sizes_of
 from replay.model.collectives.library import ALGORITHMS
 from replay.studies.validate.bench import Bench
-from replay.studies.validate.nccl import timed
+from replay.studies.validate.nccl import time_collective
 
 MIB = 1 << 20
 
@@ -41,7 +41,7 @@ def test_bandwidths_are_those_of_nccl_tests(tmp_path: Path) -> None:
 
 def test_a_time_is_what_validation_predicts(tmp_path: Path) -> None:
     [row] = result_of(tmp_path, "--bytes", "4M").rows
-    assert row.time_us == timed(Bench(), "dgx-h100", "all_reduce", 8, 4 * MIB).value
+    assert row.time_us == time_collective(Bench(), "dgx-h100", "all_reduce", 8, 4 * MIB).value
 
 
 def test_each_direction_has_its_bytes_and_its_use(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import tracegen
 from replay.cli.app import main
-from tracegen.shared.screen import guarded, plain, show, terminal
+from tracegen.shared.screen import guard, plain, show, terminal
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202eevil\r[/bold] [red]"
 
@@ -24,7 +24,7 @@ def test_only_what_steers_is_escaped() -> None:
 
 
 def test_whoever_prints_within_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
-    with guarded():
+    with guard():
         print(HOSTILE)
         print(HOSTILE, file=sys.stderr)
         show(HOSTILE, style="bold")
@@ -38,7 +38,7 @@ def test_whoever_prints_within_is_escaped(capsys: pytest.CaptureFixture[str]) ->
 def test_a_terminal_that_knows_ascii_alone_is_shown_all(monkeypatch: Any) -> None:
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, "ascii"))
-    with guarded():
+    with guard():
         print("ä")
         sys.stdout.flush()
     assert raw.getvalue() == b"\\xe4\n"

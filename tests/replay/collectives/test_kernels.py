@@ -385,7 +385,7 @@ def test_copies_find_small_buffers_in_the_cache() -> None:
     """In all of it: an SM copies its own part, which does not lie in both halves."""
 
     def run(nbytes: int) -> int:
-        return time_ps(lambda m, at: buffer_copies.copied(m, DISPATCH, nbytes, at), 2, hwmodel.load(H100))
+        return time_ps(lambda m, at: buffer_copies.copy(m, DISPATCH, nbytes, at), 2, hwmodel.load(H100))
 
     rate = 4930 * 1.755e9  # bytes a second, both ways together
     fits, more = 50_000_000 // 3, 50_000_000 // 3 + 1

@@ -29,7 +29,7 @@ def ran(*rows: dict[str, Any], graphs: str = "", launch: Any = None) -> int:
     choices = ("none", "all")
     option = {"meaning": "", "default": graphs or "none", "choices": choices, "source": ""}
     kernels = KernelList(name="n", title="t", sources={"s": "by hand"}, options={"graphs": option}, parts=(part,))
-    stack = Stack("n", kernels, kernels.chosen(), load_costs("n"))
+    stack = Stack("n", kernels, kernels.option_values(), load_costs("n"))
     graph = GraphBuilder(KIND_NAMES)
     machine = Machine(SYSTEM, graph, 1, launch=launch)
     machine.host.end_graph()

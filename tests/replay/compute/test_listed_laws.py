@@ -117,7 +117,7 @@ def test_lists_name_laws_by_their_sizes() -> None:
     )
     found = {
         (one.name, one.law)
-        for one in megatron.operations(sizes, megatron.chosen(), parts=["dispatch", "combine"])
+        for one in megatron.operations(sizes, megatron.option_values(), parts=["dispatch", "combine"])
         if one.law
     }
     assert found == {
@@ -131,7 +131,7 @@ def test_lists_name_laws_by_their_sizes() -> None:
 @pytest.mark.parametrize(("fp8", "casts"), [("blockwise", 1), ("tensorwise", 0)])
 def test_casts_by_rows_and_columns_have_a_law_where_blocks_have_scales(fp8: str, casts: int) -> None:
     megatron, sizes = load("megatron"), KernelSizes(tokens=100, hidden=256, rows=300, local=2)
-    rows = megatron.operations(sizes, megatron.chosen(fp8=fp8), parts=["experts"])
+    rows = megatron.operations(sizes, megatron.option_values(fp8=fp8), parts=["experts"])
     laws = {one.name: one.law for one in rows if one.law}
     assert laws["rows of experts, cast"] == ("cast twice", casts, 300 * 256)
     assert not any(name.startswith("weights") for name in laws)

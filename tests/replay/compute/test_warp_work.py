@@ -74,8 +74,8 @@ def test_a_reciprocal_of_a_scale_serves_several_sums() -> None:
 
 def test_rows_that_are_not_there_are_multiplied_in_whole_tiles() -> None:
     rows, height = np.array([0, 1, 128]), np.full(3, 128)
-    assert WarpWork(whole_tiles=True).multiplied(rows, height).tolist() == [0, 128, 128]
-    assert PLAIN.multiplied(rows, height).tolist() == rows.tolist()
+    assert WarpWork(whole_tiles=True).multiplied_rows(rows, height).tolist() == [0, 128, 128]
+    assert PLAIN.multiplied_rows(rows, height).tolist() == rows.tolist()
 
 
 def test_results_pass_shared_memory_and_loads_follow_one_another() -> None:

@@ -10,7 +10,7 @@ import pytest
 from replay.measure.measures import measures
 from replay.model.work.transformer_layer import Leave
 from replay.schemes.base import AnyScheme
-from replay.schemes.contract.examine import case_of, declared, examine_case
+from replay.schemes.contract.examine import case_of, check_declaration, examine_case
 from replay.schemes.contract.tensor_checks import TENSOR_CHECKS
 from replay.schemes.contract.tensor_layers import BY_ROWS, TENSOR_LAYERS, payload_row_by_row
 from replay.schemes.registry import EVERY, TENSOR_EXAMPLES, TENSOR_SCHEMES
@@ -74,7 +74,7 @@ def test_the_contract(scheme: str, layer: str) -> None:
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_scheme_declares_what_users_are_told_and_runs_both_passes(name: str) -> None:
     scheme = SCHEMES[name]
-    assert not list(declared(scheme))
+    assert not list(check_declaration(scheme))
     assert "\n" not in scheme.summary + scheme.source
     for layer in ("forward", "backward"):
         assert not scheme.refuses(TENSOR_LAYERS[layer].make())

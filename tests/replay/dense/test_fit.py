@@ -9,7 +9,7 @@ from replay.experiments.base import experiment
 from replay.experiments.base.estimate import Size, UnfitError
 from replay.experiments.dense import compare, fit, replay, run
 from replay.experiments.dense.experiment import EXPERIMENT
-from replay.experiments.dense.replay import replayed
+from replay.experiments.dense.replay import replay_layers
 from replay.experiments.dense.setup import DenseSetup
 from replay.experiments.dense.spec import TensorSpec
 
@@ -38,7 +38,7 @@ def test_a_comparison_is_refused_before_the_first_replay(monkeypatch: pytest.Mon
 def test_tasks_grow_as_the_sample_says(scheme: str) -> None:
     setup = _setup(scheme=scheme, tokens=20000, layers=2, **{"pass": "training"})
     found = fit.estimate_of(setup)
-    graph = replayed(setup, setup.scheme)[2].graph
+    graph = replay_layers(setup, setup.scheme)[2].graph
     assert found.memory_bytes == pytest.approx(Size.of(graph, fit.rows_of(setup)).num_bytes, rel=0.25)
 
 

@@ -25,7 +25,7 @@ from replay.studies.differences.explanation_page import (
     code_tables,
     each_gpu_tables,
     explanation_tables,
-    fitted,
+    fitted_lines,
     overhead_table,
     path_table,
     sentence,
@@ -258,8 +258,8 @@ def test_a_service_and_its_queue_are_one_reason(compared):
 def test_values_that_were_fitted_are_named_where_they_are_a_large_part(compared):
     found = replay.explain(compared["nccl-alltoall"], compared["deepep"])
     few = found.model_copy(update={"difference_us": 1e4})
-    assert not fitted(few), "of the difference, whatever else cancels"
-    (line,) = fitted(found)
+    assert not fitted_lines(few), "of the difference, whatever else cancels"
+    (line,) = fitted_lines(found)
     assert "overheads.fence_us (+37.2 us)" in line or "overheads.fence_us (+74.4 us)" in line
 
 

@@ -21,7 +21,7 @@ from loops import every
 from replay.engine import GraphBuilder, Timeline, UserError, critical_path, schedule
 from replay.engine.export import export
 from replay.engine.export.chrome import write_chrome
-from replay.engine.export.gauges import in_service, sampled
+from replay.engine.export.gauges import in_service, sample
 from replay.engine.export.programs import interval_lanes
 from replay.engine.export.scene import Gauge, Journey, Scene, Stage
 from replay.engine.levels import Intervals
@@ -318,7 +318,7 @@ def test_many_gpus_get_fewer_parts_of_the_time(busy: Timeline) -> None:
         owner = np.tile(np.arange(levels), 1_000)
         spans = Intervals(owner, start, np.full(start.size, 10**7))  # one more with each part
         gauge = Gauge.number("n", "open", np.arange(levels), spans)
-        every = list(sampled(busy, [gauge], (0, 10**7)))
+        every = list(sample(busy, [gauge], (0, 10**7)))
         assert len(every) == levels
         return min(later - now for one in every for now, later in itertools.pairwise(one.time_ps))
 

@@ -56,7 +56,7 @@ def test_covered_is_every_instant_in_an_interval(scale: int, rows: list[tuple[in
     owner, start, length = columns(rows)
     end = start + length
     blocks = [Block(owner, start * scale), Block(owner, end * scale, sign=-1)]
-    found = Levels(OWNERS, blocks).covered()
+    found = Levels(OWNERS, blocks).intervals()
     units: list[set[int]] = [set() for _ in range(OWNERS)]
     for whose, first, last in zip(owner.tolist(), start.tolist(), end.tolist(), strict=True):
         units[whose].update(range(first, last))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from replay.engine import GraphBuilder, schedule
-from replay.engine.taskgraph import slowed
+from replay.engine.taskgraph import slow_down
 
 
 def graph():
@@ -23,18 +23,18 @@ def graph():
 
 def test_without_factors_it_is_the_same_graph():
     one = graph()
-    assert slowed(one, np.ones(2)) is one
+    assert slow_down(one, np.ones(2)) is one
 
 
 @pytest.mark.parametrize("factor", [2.0, 3.0])
 def test_all_kinds_slower_take_so_many_times_as_long(factor):
-    one, other = schedule(graph()), schedule(slowed(graph(), np.full(2, factor)))
+    one, other = schedule(graph()), schedule(slow_down(graph(), np.full(2, factor)))
     assert other.makespan_ps == factor * one.makespan_ps
     assert np.array_equal(other.visible_ps, factor * one.visible_ps)
 
 
 def test_a_kind_slower_is_that_kind_alone():
-    one, other = graph(), slowed(graph(), np.array([1.0, 2.5]))
+    one, other = graph(), slow_down(graph(), np.array([1.0, 2.5]))
     is_send = one.kind == 0
     for name in ("duration_ps", "latency_ps"):
         before, after = getattr(one, name), getattr(other, name)
@@ -47,6 +47,6 @@ def test_a_kind_slower_is_that_kind_alone():
 
 
 def test_times_are_whole_picoseconds():
-    other = slowed(graph(), np.array([1.0, 1.004]))
+    other = slow_down(graph(), np.array([1.0, 1.004]))
     assert other.duration_ps.dtype == np.int64
     assert other.duration_ps.tolist() == [10, 10, 10, 100, 100]

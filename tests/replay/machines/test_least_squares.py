@@ -23,13 +23,13 @@ def errors_of(true):
 
 def test_constants_are_found_again():
     true = {"a.start_us": 3.0, "a.rate": 5.0, "a.efficiency": 0.8}
-    found = least_squares.fitted({"a.start_us": 4.0, "a.rate": 3.5, "a.efficiency": 0.9}, errors_of(true), rounds=8)
+    found = least_squares.fit_values({"a.start_us": 4.0, "a.rate": 3.5, "a.efficiency": 0.9}, errors_of(true), rounds=8)
     assert found == pytest.approx(true, rel=0.01)
 
 
 def test_a_share_stays_one():
     errors = errors_of({"a.start_us": 3.0, "a.rate": 5.0, "a.efficiency": 1.2})
-    assert least_squares.fitted({"a.efficiency": 0.98}, errors) == {"a.efficiency": 1.0}
+    assert least_squares.fit_values({"a.efficiency": 0.98}, errors) == {"a.efficiency": 1.0}
 
 
 def test_slopes_by_hand():
@@ -50,12 +50,12 @@ def test_deviations_by_hand():
 def test_what_lines_determine():
     # One line that is 5 % off leaves a constant 5 % / slope off: 20 % with a slope of a quarter.
     for slope, kept in ((0.26, ["x"]), (0.24, []), (-0.26, ["x"]), (0.0, [])):
-        assert least_squares.determined(["x"], np.array([[slope]])) == kept
+        assert least_squares.keep_determined(["x"], np.array([[slope]])) == kept
     # Ten such lines know it by a third of that.
-    assert least_squares.determined(["x"], np.full((10, 1), 0.1)) == ["x"]
+    assert least_squares.keep_determined(["x"], np.full((10, 1), 0.1)) == ["x"]
     # Of two that move together the one that lines show more is kept.
     twins = np.array([[0.5, 1.0], [0.5, 1.0]])
-    assert least_squares.determined(["x", "y"], twins) == ["y"]
+    assert least_squares.keep_determined(["x", "y"], twins) == ["y"]
     # What no line shows goes, whatever the others are.
-    assert least_squares.determined(["x", "y"], np.array([[1.0, 0.0], [0.9, 0.0]])) == ["x"]
-    assert least_squares.determined(["x"], np.zeros((0, 1))) == []
+    assert least_squares.keep_determined(["x", "y"], np.array([[1.0, 0.0], [0.9, 0.0]])) == ["x"]
+    assert least_squares.keep_determined(["x"], np.zeros((0, 1))) == []

@@ -226,7 +226,7 @@ def test_what_is_missing_is_refused(gpu, monkeypatch, torch, environment, said):
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "torch", torch if torch is None else torch_of(gpu, **torch))
         with pytest.raises(UserError, match=said) as error:
-            measure.prepared(environment)
+            measure.prepare(environment)
     assert "\n" not in str(error.value)
 
 

@@ -9,7 +9,7 @@ from hwmodel.catalog import load_spec
 from replay.studies.machines.tables import CONSTANTS, OWN, TABLES, TOOLS
 from replay.studies.validate.bench import Bench
 from replay.studies.validate.catalog import TABLES as PUBLISHED
-from replay.studies.validate.nccl import timed
+from replay.studies.validate.nccl import time_collective
 from replay.studies.validate.table import MeasurementRow, predictions
 
 BASE = "dgx-h100"
@@ -57,10 +57,10 @@ def test_groups_share_the_rows():
 @every("nbytes", [1024, 1 << 20, 1 << 28])
 def test_a_ring_of_sends_is_the_exchange_of_a_pair(nbytes):
     """Each rank sends one message and gets one, whoever its neighbours are."""
-    pair, ring = (timed(Bench(), BASE, "sendrecv", gpus, nbytes) for gpus in (2, 8))
+    pair, ring = (time_collective(Bench(), BASE, "sendrecv", gpus, nbytes) for gpus in (2, 8))
     assert pair.kernel == ring.kernel == "sends and receives"
     # An all-to-all of two is that, and a copy of its own half.
-    exchange = timed(Bench(), BASE, "alltoall", 2, 2 * nbytes)
+    exchange = time_collective(Bench(), BASE, "alltoall", 2, 2 * nbytes)
     assert pair.value <= exchange.value <= 1.3 * pair.value
     if nbytes != 1 << 20:  # for which a peer of eight has fewer channels
         assert ring.value == pytest.approx(pair.value)

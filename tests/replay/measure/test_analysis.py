@@ -60,14 +60,14 @@ def test_latency_of_a_token_spans_its_own_rows(scheme: str, name: str) -> None:
     assert latency.mean_us <= latency.max_us <= result.measures.makespan_us
     # Every travelling token is followed to its owner, wherever its rows were fetched from.
     for what in ("sent", "combined"):
-        tokens, tasks = built.machine.notes.followed(what)
+        tokens, tasks = built.machine.notes.remembered_tasks(what)
         assert set(travelling.tolist()) <= set(tokens.tolist())
         if what == "combined":
             assert (built.graph.rank[tasks] == layer.source_rank[tokens]).all()
     sent_at, combined_at = {}, {}
-    for token, task in zip(*built.machine.notes.followed("sent"), strict=True):
+    for token, task in zip(*built.machine.notes.remembered_tasks("sent"), strict=True):
         sent_at[token] = min(sent_at.get(token, 2**62), int(timeline.start_ps[task]))
-    for token, task in zip(*built.machine.notes.followed("combined"), strict=True):
+    for token, task in zip(*built.machine.notes.remembered_tasks("combined"), strict=True):
         combined_at[token] = max(combined_at.get(token, 0), int(timeline.visible_ps[task]))
     longest = max((combined_at[token] - sent_at[token] for token in travelling), default=0)
     assert round(latency.max_us * 1e6) == longest
@@ -86,6 +86,6 @@ def test_a_token_is_sent_no_later_than_its_rows_leave_its_gpu(scheme: str, syste
     layer = next(one for one in layers if not SCHEMES[scheme].refuses(one))
     built = build_layer(layer, system_for(8), SCHEMES[scheme])
     timeline = schedule(built.graph)
-    first_sent = min(int(timeline.start_ps[t]) for t in built.machine.notes.followed("sent")[1])
+    first_sent = min(int(timeline.start_ps[t]) for t in built.machine.notes.remembered_tasks("sent")[1])
     leaving = built.graph.kind == Kind.DISPATCH_UP
     assert first_sent <= int(timeline.start_ps[leaving].min())

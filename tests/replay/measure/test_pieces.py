@@ -99,7 +99,7 @@ def sizes_of(scheme: str, interleave: str) -> Sizes:
     asked = {"scheme": scheme, "system": hwmodel.load("dgx-h100"), "interleave": interleave}
     spec, system, made = spec_of(None, asked)
     sizes = Sizes()
-    set_up(spec, {}, system, made).prepared(TRACE).stream(sizes)
+    set_up(spec, {}, system, made).prepare(TRACE).stream(sizes)
     assert len(sizes.layers) == 3
     return sizes
 
@@ -134,7 +134,7 @@ class Held:
 def test_layers_that_are_over_take_no_memory(scheme: str) -> None:
     trace = tracegen.generate.generate("uniform", "olmoe-1b-7b", ranks=4, tokens_per_rank=128, layers=10, seed=1)
     spec, system, made = spec_of(None, {"scheme": scheme, "system": hwmodel.load("dgx-h100")})
-    ready, held = set_up(spec, {}, system, made).prepared(trace), Held()
+    ready, held = set_up(spec, {}, system, made).prepare(trace), Held()
     tracemalloc.start()
     try:
         ready.stream(ChainMeter(), held)

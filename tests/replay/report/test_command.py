@@ -153,7 +153,7 @@ def test_results_of_several_commands_have_none(compared: Comparison) -> None:
 
 def test_all_schemes_of_a_machine_are_not_named(compared: Comparison) -> None:
     from hwmodel import load
-    from replay.schemes import supported
+    from replay.schemes import supporting_schemes
 
     one = compared.results[0]
     made = [
@@ -163,7 +163,7 @@ def test_all_schemes_of_a_machine_are_not_named(compared: Comparison) -> None:
                 "scheme": one.scheme.model_copy(update={"name": name}),
             }
         )
-        for name in supported(load("dgx-h100"))
+        for name in supporting_schemes(load("dgx-h100"))
         if name != "nccl-ep"
     ]
     left_out = {"nccl-ep": "its kernels are compiled for other rows"}

@@ -18,7 +18,7 @@ from replay.errors import UserError
 from replay.experiments.base import estimate as estimates
 from replay.experiments.base import experiment
 from replay.experiments.base.crews import worker
-from replay.experiments.base.estimate import Estimate, ReplayCounts, Size, UnfitError, thinned
+from replay.experiments.base.estimate import Estimate, ReplayCounts, Size, UnfitError, thin_batch
 from replay.experiments.base.experiment import SpecInputs
 from replay.experiments.layer import fit
 from replay.experiments.layer.experiment import EXPERIMENT
@@ -247,7 +247,7 @@ def test_a_sample_has_the_tokens_of_some_ranks_spread(num_ranks: int, monkeypatc
     monkeypatch.setattr(estimates, "TOKENS_PER_RANK", 10)
     batch = form_batch(layers("mixtral-8x7b", 8, 16))
     batch = batch.of_tokens(np.flatnonzero(batch.source_rank != 3))
-    sample = thinned(batch, num_ranks)
+    sample = thin_batch(batch, num_ranks)
     tokens = np.bincount(sample.source_rank, minlength=8)
     assert sorted(tokens.tolist(), reverse=True)[:num_ranks] == [10] * min(num_ranks, 7) + [0] * (num_ranks - 7)
     assert tokens.sum() == 10 * min(num_ranks, 7)
@@ -298,5 +298,5 @@ def test_a_point_that_this_machine_is_too_small_for_stays_open(
 def test_a_sample_for_some_nodes_has_tokens_of_every_rank() -> None:
     sizes = {"ranks": 8, "tokens_per_rank": 40, "layers": 1}
     batch = form_batch(generate("uniform", "olmoe-1b-7b", **sizes))
-    tokens = np.bincount(thinned(batch, 2, of_each=True).source_rank, minlength=8)
+    tokens = np.bincount(thin_batch(batch, 2, of_each=True).source_rank, minlength=8)
     assert tokens.tolist() == [10] * 8

@@ -214,7 +214,7 @@ def test_micro_batches_keep_the_contract(scheme: str, cut: Cut) -> None:
             ends,
             payload,
             wire,
-            checks.carried,
+            checks.check_carried,
             checks.tokens,
             checks.bounds,
             frees,
@@ -263,7 +263,7 @@ def test_both_streams_together_never_have_more_sms_than_there_are(scheme: str) -
         timeline = schedule(chain.built.graph)
         machine = chain.built.machine
         assert most_in_use(timeline, machine).sms <= 64
-        assert machine.sms.compute == 64 - one.interleaved(kind).stream_sms(layer, system)
+        assert machine.sms.compute == 64 - one.interleave(kind).stream_sms(layer, system)
         if one.releases == "stream":  # attention takes SMs that no kernel for rows holds
             pools = dict(machine.sms.queues)
             attention = np.isin(chain.built.graph.resource, pools["sm-attention"])

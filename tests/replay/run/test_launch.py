@@ -91,7 +91,7 @@ def test_launches_of_many_layers_are_ahead_in_chains_that_forget_what_is_over(
 ) -> None:
     """Sixty launches are those of three layers; what launches wait for is never so old."""
     trace, few = synthetic(ranks=2, layers=6), {"host.queue_launches": 60}
-    ready = set_up(RunSpec(scheme="hybrid-ep", launch="eager", overrides=few), {}).prepared(trace)
+    ready = set_up(RunSpec(scheme="hybrid-ep", launch="eager", overrides=few), {}).prepare(trace)
     streamed = Makespan()
     ready.stream(streamed)
     assert streamed.ps == schedule(ready.build().built.graph).makespan_ps

@@ -73,7 +73,7 @@ def trace() -> tracegen.RoutingTrace:
 
 
 def prepared(trace: tracegen.RoutingTrace, **given: Any) -> Any:
-    return set_up(RunSpec(**{**GIVEN, **given}), {}).prepared(trace)
+    return set_up(RunSpec(**{**GIVEN, **given}), {}).prepare(trace)
 
 
 @pytest.fixture(scope="module")

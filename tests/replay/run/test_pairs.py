@@ -278,7 +278,7 @@ def test_streams_keep_their_order_and_their_sms(scheme: str, replayed) -> None:
     machine = chain.built.machine
     assert most_in_use(timeline, machine).sms <= system.sm.num_sms
     layer = real_links()[0].work()
-    aside = find(scheme).interleaved("dualpipe").stream_sms(layer, system)
+    aside = find(scheme).interleave("dualpipe").stream_sms(layer, system)
     assert machine.sms.compute == system.sm.num_sms - aside
     visible = timeline.visible_ps
     for rows in (True, False):
@@ -387,7 +387,7 @@ def test_several_steps_go_on_side_by_side(trace) -> None:
 def test_one_layer_by_function_is_that_of_a_chain(trace) -> None:
     both = replay.run(trace, scheme="nccl-alltoall", interleave="megatron", direction="training", layer=1).chain
     spec = RunSpec(layer=1, direction="training", interleave="megatron")
-    found = pair_times(set_up(spec, {}, H100, find("nccl-alltoall")).prepared(trace))
+    found = pair_times(set_up(spec, {}, H100, find("nccl-alltoall")).prepare(trace))
     assert (found.ends_ps / PS).tolist() == both.measures.rank_end_us
     assert np.allclose(found.exposed_ps / PS, both.pairs.exposed_us)
     for name, busy in found.busy_ps.items():

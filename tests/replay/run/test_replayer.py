@@ -15,7 +15,7 @@ from replay.model.work.batch import form_batch
 from replay.model.work.placement import place
 from replay.model.work.precision import Precision
 from replay.report.text import summary
-from replay.schemes import SCHEMES, Scheme, supported
+from replay.schemes import SCHEMES, Scheme, supporting_schemes
 from replay.schemes.options import about
 
 
@@ -75,11 +75,11 @@ def test_compare_takes_every_supported_scheme(synthetic, system) -> None:
     assert [result.scheme.name for result in compared.results] == list(SCHEMES)
     assert compared.baseline == "deepep"
     plain = hwmodel.load("dgx-h100", {"switch.multicast": False})
-    assert supported(plain) == [
+    assert supporting_schemes(plain) == [
         name for name in SCHEMES if name not in ("nvls", "dysharp-basic", "dysharp-comet", "dysharp")
     ]
     compared = replay.compare(trace, system=plain, layer=0)
-    assert [result.scheme.name for result in compared.results] == supported(plain)
+    assert [result.scheme.name for result in compared.results] == supporting_schemes(plain)
 
 
 def test_decode_is_compared_with_low_latency_kernels(synthetic, system) -> None:

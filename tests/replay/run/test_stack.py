@@ -17,7 +17,7 @@ import hwmodel
 import replay
 import tracegen
 from replay.chains import layer_stacks, stack_calls
-from replay.chains.host_program import outlined
+from replay.chains.host_program import outline_layer
 from replay.chains.preparation import make_work
 from replay.chains.replay import Replay
 from replay.chains.settings import ChainSettings
@@ -92,7 +92,7 @@ def plain(text: str = "megatron-plain") -> Stack:
 
 def scripts(scheme: str) -> dict[Pass, Callable[[], HostScript]]:
     def script(way: Pass) -> HostScript:
-        return outlined(find(scheme), works()[way], H100).host.script
+        return outline_layer(find(scheme), works()[way], H100).host.script
 
     return {way: partial(script, way) for way in PASSES}
 
@@ -130,7 +130,7 @@ def test_stages_have_what_the_list_has_beyond_the_scheme(scheme: str, direction:
     assert stack is not None
     is_backward = PASSES[direction]
     found = calls_of(scheme, stack)
-    machine = outlined(find(scheme), works()[direction], H100)
+    machine = outline_layer(find(scheme), works()[direction], H100)
     counts = machine.host.counts
     for stages, rows in stack_calls._groups(stack, sizes(), direction).items():
         here = [found[stage, is_backward] for stage in stages]
@@ -158,7 +158,7 @@ def test_stages_have_what_the_list_has_beyond_the_scheme(scheme: str, direction:
 def test_rows_of_a_list_keep_their_laws_in_stages() -> None:
     """The all-to-all's maps are the scheme's own, to the bytes; DeepEP's map of rows is not."""
     stack = plain("megatron-plain:dispatcher=deepep")
-    machine = outlined(find("deepep"), works()["forward"], H100)
+    machine = outline_layer(find("deepep"), works()["forward"], H100)
     rows = stack_calls._groups(stack, sizes(), "forward")[stack_calls.EXPERTS]
     (one,) = (row for row in rows if row.law and row.law[0] == "row map")
     assert one.law is not None
@@ -233,7 +233,7 @@ def test_an_unknown_scheme_whose_host_knows_rows_has_the_stacks_experts() -> Non
     stack = plain()
     found = calls_of("deepep-v2", stack)
     rows = stack.listed(sizes(), ["experts"], "forward")
-    host = outlined(find("deepep-v2"), works()["forward"], H100).host
+    host = outline_layer(find("deepep-v2"), works()["forward"], H100).host
     experts = found["experts", False]
     launches = host.counts.launched["experts", False] + experts.others
     assert experts.launch_ps == sum(stack.costs.ps(row) for row in rows) // launches
@@ -440,7 +440,7 @@ def test_what_hosts_take_in_practice_is_what_a_layer_takes_that_they_launch_so(
             link = next(link for link in bare.links if link.is_backward == is_backward)
             turns = max(1, len(link.micro_batches))
             with launched() as times:
-                host = outlined(bare.scheme, link.work(), bare.system, bare.launch, made[-1]).host
+                host = outline_layer(bare.scheme, link.work(), bare.system, bare.launch, made[-1]).host
             host_ps += turns * sum(times)
             waits = max(waits, turns * host.counts.waited.total())
         compared.append((found.host_ps, found.waits))
@@ -481,7 +481,7 @@ def test_practice_is_that_of_the_passes_in_a_sample_of_layers(synthetic: Synthet
 def test_layers_that_were_replayed_one_after_the_other_are_not_described_again(
     asked: dict[str, Any], again: int, synthetic: Synthetic
 ) -> None:
-    with mock.patch.object(layer_stacks, "outlined", side_effect=outlined) as described:
+    with mock.patch.object(layer_stacks, "outlined", side_effect=outline_layer) as described:
         assert replay.run(synthetic(ranks=2), scheme="deepep-ll", tune=False, **asked).practice is not None
     assert described.call_count == again
 
@@ -624,7 +624,7 @@ def test_passes_that_overlap_have_megatrons_streams(synthetic: Synthetic) -> Non
 
 def calls_under(trace: tracegen.RoutingTrace, **settings: Any) -> Mapping[tuple[str, bool], StageCalls]:
     spec = RunSpec(scheme="deepep", stack="megatron-plain", **settings)
-    calls = set_up(spec, {}).prepared(trace).calls
+    calls = set_up(spec, {}).prepare(trace).calls
     assert calls is not None
     return calls.stages
 
@@ -647,8 +647,8 @@ def test_another_machine_has_hosts_of_its_own_speed(synthetic: Synthetic) -> Non
     trace = synthetic(ranks=2, tokens_per_rank=64)
     spec = RunSpec(scheme="deepep", stack="megatron-plain")
     slow = {"host.speed": 0.5}
-    ready = set_up(spec, {}).prepared(trace)
-    made = set_up(spec.model_copy(update={"overrides": slow}), {}).prepared(trace)
+    ready = set_up(spec, {}).prepare(trace)
+    made = set_up(spec.model_copy(update={"overrides": slow}), {}).prepare(trace)
     moved = ready.under(ready.scheme, made.system)
     assert moved.stack == made.stack
     assert moved.calls is not None and made.calls is not None

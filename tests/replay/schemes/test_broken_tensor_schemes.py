@@ -20,7 +20,7 @@ from replay.model.machine.kinds import Kind
 from replay.model.work.transformer_layer import Core, Leave
 from replay.schemes import find
 from replay.schemes.contract import examine
-from replay.schemes.contract.examine import case_of, declared, examine_case
+from replay.schemes.contract.examine import case_of, check_declaration, examine_case
 from replay.schemes.contract.tensor_checks import TENSOR_CHECKS
 from replay.schemes.options import option
 from replay.schemes.outside import CodeRefusedError
@@ -229,8 +229,8 @@ class Unassumed(Wrong):
     ],
 )
 def test_what_is_declared_wrongly(scheme: type[TensorScheme], said: str) -> None:
-    assert not list(declared(Wrong()))
-    (sentence,) = declared(scheme())
+    assert not list(check_declaration(Wrong()))
+    (sentence,) = check_declaration(scheme())
     assert sentence.startswith(said)
 
 

@@ -18,7 +18,7 @@ from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
 from replay.schemes.ep.cann_ep import CannEp, in_turn
-from replay.schemes.registry import COMPARED, supported
+from replay.schemes.registry import COMPARED, supporting_schemes
 
 SCHEME = CannEp()
 NS, US = 1_000, 1_000_000
@@ -180,9 +180,9 @@ def test_two_micro_batches_take_turns_beside_experts() -> None:
 
 def test_each_platform_refuses_the_other_in_one_line() -> None:
     ascend, hopper = hwmodel.load("cloudmatrix384"), hwmodel.load("dgx-h100")
-    assert supported(ascend) == [name for name, one in COMPARED.items() if one.platform != "cuda"]
-    assert {"ideal", "cann-ep"} < set(supported(ascend)) and "deepep" not in supported(ascend)
-    assert "cann-ep" not in supported(hopper) and "cann-ep" not in SCHEMES
+    assert supporting_schemes(ascend) == [name for name, one in COMPARED.items() if one.platform != "cuda"]
+    assert {"ideal", "cann-ep"} < set(supporting_schemes(ascend)) and "deepep" not in supporting_schemes(ascend)
+    assert "cann-ep" not in supporting_schemes(hopper) and "cann-ep" not in SCHEMES
     assert COMPARED["deepep"].lacks(ascend) == {"cuda"}
     for scheme, system, lacking in (
         ("deepep", "cloudmatrix384", "cuda"),

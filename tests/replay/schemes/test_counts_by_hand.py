@@ -91,7 +91,7 @@ def test_tutel_reads_both_factors_of_gate_gradients(monkeypatch: pytest.MonkeyPa
     carried = SCHEMES["tutel"].carries(layer)
     sparse.encode(machine, layer, carried, machine.mark(machine.ranks))
     moved, launches = seen[sparse.GATE_GRADIENTS.name]
-    tokens, kept = np.array([2, 1, 1, 1]), sparse._kept(layer, carried)
+    tokens, kept = np.array([2, 1, 1, 1]), sparse._rows_kept(layer, carried)
     assert kept.tolist() == (2 * tokens).tolist()  # nothing is dropped
     assert moved.read.tolist() == ((2 * tokens + kept) * HIDDEN * 4).tolist()
     assert moved.written.tolist() == (2 * tokens * 4).tolist()

@@ -177,7 +177,7 @@ def test_channels_have_room_for_a_row_in_either_warp() -> None:
 def test_nodes_hear_of_gpus_and_experts_before_gpus_do() -> None:
     graph = GraphBuilder(KIND_NAMES)
     machine = Machine(nodes(2), graph, 16)
-    elastic_hybrid.counted(machine, 32, machine.mark(machine.ranks))
+    elastic_hybrid.tell_counts(machine, 32, machine.mark(machine.ranks))
     made = graph.build()
     classes = machine.resources.classes(made)[made.resource]
     of_card = (made.resource >= 0) & (classes == ResourceClass.NIC_OUT)

@@ -174,7 +174,7 @@ def test_rows_of_shadowed_experts_stay() -> None:
 def test_the_contract_with_shadows(name: str) -> None:
     scheme = SCHEMES["fastermoe"].with_options({**SLOW, "group_size": 2})
     case = Case(scheme, name, small_layers.LAYERS[name]())
-    assert num_shadowed(case.carried)
+    assert num_shadowed(case.carried_layer)
     assert not list(examine_case(case))
 
 

@@ -256,7 +256,7 @@ def test_groups_of_blocks_walk_their_experts_from_their_own_offset(blocks: int) 
     ids = np.arange(64, dtype=np.int32)[:, None]
     layer = small_layers.work(ids, 1, 64)
     graph, machine = build(layer, dispatch_group_blocks=blocks)
-    tokens, tasks = machine.notes.followed("sent")
+    tokens, tasks = machine.notes.remembered_tasks("sent")
     found = dict(zip(tokens.tolist(), graph.priority[tasks].tolist(), strict=True))
     groups = (2 * 100 - 1) // (blocks or 4)  # 256 blocks over 64 experts, of 199 processors
     rounds = -(-64 // groups)
@@ -454,7 +454,7 @@ def test_a_token_is_combined_with_its_own_tile() -> None:
     ids = np.zeros((300, 1), np.int32)
     layer = small_layers.work(ids, 2, 2, placement=[1, 0], tokens_of_rank=[300, 0])
     _, machine = build(layer)
-    tokens, tasks = machine.notes.followed("combined")
+    tokens, tasks = machine.notes.remembered_tasks("combined")
     tile_of = dict(zip(tokens.tolist(), tasks.tolist(), strict=True))
     tiles = [{tile_of[token] for token in range(a, min(a + 128, 300))} for a in (0, 128, 256)]
     assert [len(tile) for tile in tiles] == [1, 1, 1]
@@ -534,7 +534,7 @@ def test_a_packet_keeps_its_first_rows(factor: float, is_backward: bool) -> None
         mine = (graph.kind == Kind.DISPATCH_UP) & (graph.rank == rank)
         assert graph.payload_bytes[mine].sum() == out * 400
     # A token whose rows were all dropped goes nowhere.
-    assert set(machine.notes.followed("sent")[0].tolist()) == {token for token, _ in served}
+    assert set(machine.notes.remembered_tasks("sent")[0].tolist()) == {token for token, _ in served}
 
 
 def test_room_for_all_is_as_good_as_no_limit() -> None:

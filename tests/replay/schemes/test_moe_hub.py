@@ -597,8 +597,8 @@ def test_every_row_comes_back_to_its_own_token() -> None:
     built = build(layer)
     timeline = schedule(built.graph)
     gates, waits = timeline.graph.gates, Dependencies(timeline)
-    sent = dict(zip(*(ids.tolist() for ids in reversed(built.machine.notes.followed("sent"))), strict=True))
-    sums = dict(zip(*(ids.tolist() for ids in built.machine.notes.followed("combined")), strict=True))
+    sent = dict(zip(*(ids.tolist() for ids in reversed(built.machine.notes.remembered_tasks("sent"))), strict=True))
+    sums = dict(zip(*(ids.tolist() for ids in built.machine.notes.remembered_tasks("combined")), strict=True))
     found = []
     for member, waiter in zip(gates.member_task, gates.member_waiter, strict=True):
         (token,) = (sent[task] for task in waits.before([int(member)]) if task in sent)

@@ -28,7 +28,7 @@ from replay.schemes import SCHEMES, find
 from replay.schemes.contract import CHECKS
 from replay.schemes.contract import layers as small_layers
 from replay.schemes.contract.case import Case
-from replay.schemes.contract.examine import case_of, declared, examine_case
+from replay.schemes.contract.examine import case_of, check_declaration, examine_case
 from replay.schemes.contract.reading import Dependencies
 from replay.schemes.ep.base import LayerRefusedError, Scheme
 from replay.schemes.options import about
@@ -185,7 +185,7 @@ def test_layers_that_schemes_refuse_are_few_and_cannot_be_built(system_for: Syst
 
 @every("scheme", [*SCHEMES, *EXAMPLES])
 def test_what_a_scheme_says_about_itself(scheme: str) -> None:
-    assert not list(declared(find(scheme)))
+    assert not list(check_declaration(find(scheme)))
 
 
 def test_every_check_has_layers_that_exist_and_is_made_by_default() -> None:

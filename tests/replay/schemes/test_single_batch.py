@@ -226,6 +226,6 @@ def test_what_cannot_be_is_said() -> None:
 
 def test_overlap_has_three_sms_unless_it_is_said() -> None:
     scheme = SCHEMES["deepep-ll"]
-    assert scheme.interleaved("sbo").options.overlap_sms == 3
-    assert scheme.with_options({"overlap_sms": 8}).interleaved("sbo").options.overlap_sms == 8
-    assert scheme.interleaved("tbo").options.overlap_sms == 0
+    assert scheme.interleave("sbo").options.overlap_sms == 3
+    assert scheme.with_options({"overlap_sms": 8}).interleave("sbo").options.overlap_sms == 8
+    assert scheme.interleave("tbo").options.overlap_sms == 0

@@ -12,7 +12,7 @@ from replay.experiments.layer.setup import set_up
 from replay.experiments.layer.spec import RunSpec
 from replay.experiments.serve.iteration import Load
 from replay.experiments.serve.layers import ServedLayers
-from replay.experiments.serve.parts import EngineParts, LoadRows, sliced
+from replay.experiments.serve.parts import EngineParts, LoadRows, slice_heads
 from replay.experiments.serve.routing import RoutingSource
 from replay.experiments.serve.times import ReplayedTimes
 from replay.model.compute.dense import Between
@@ -58,7 +58,7 @@ def times(
         system,
         shape,
         layers,  # type: ignore[arg-type]  # by the two phases
-        EngineParts(sliced(shape, tp), precision.gemm),
+        EngineParts(slice_heads(shape, tp), precision.gemm),
         RANKS // tp,
         tp,
     )
@@ -75,7 +75,7 @@ def chain_ps(found: ReplayedTimes, loads: Sequence[Load], scheme: str, num_moe: 
     wanted = np.array([one.tokens for one in loads])[whole.source_rank]
     batch = whole.of_tokens(np.flatnonzero(place < wanted))
     precision = Precision(found.shape.default_precision)
-    ready = setup.prepared(trace, [batch])
+    ready = setup.prepare(trace, [batch])
     rows = LoadRows.of_loads(loads, (128, 128), 1)
     context = Context(rows.tokens, rows.positions, rows.pairs, rows.blocks, rows.longest)
     links = [

@@ -131,8 +131,8 @@ def test_sizes_of_engines() -> None:
     captured = {name: engine.captured for name, engine in ENGINES.items()}
     assert [len(captured[name]) for name in ("sglang", "vllm", "tensorrt-llm")] == [52, 51, 19]
     for name, wanted in {"sglang": 12, "vllm": 16, "tensorrt-llm": 16}.items():
-        assert ENGINES[name].padded(9) == wanted
-    assert [ENGINES["vllm"].padded(one) for one in (3, 250, 257, 512, 513)] == [
+        assert ENGINES[name].pad(9) == wanted
+    assert [ENGINES["vllm"].pad(one) for one in (3, 250, 257, 512, 513)] == [
         4,
         256,
         272,
@@ -141,7 +141,7 @@ def test_sizes_of_engines() -> None:
     ]
     assert not ENGINES["tensorrt-llm"].is_captured(129) and ENGINES["megatron"].is_captured(129)
     assert all(list(sizes) == sorted(set(sizes)) for sizes in captured.values())
-    assert ENGINES["sglang"].padded(0) == 0
+    assert ENGINES["sglang"].pad(0) == 0
 
 
 def test_settings_go_before_the_engine_s_own() -> None:

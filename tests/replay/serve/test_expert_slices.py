@@ -28,7 +28,7 @@ SMALL = InferSpec(
 def works(slices: int, tokens: int):
     """The MoE layer of each phase with so many tokens per GPU."""
     setup = ServingSetup.of(SMALL.changed(expert_tp=slices))
-    return [setup.times["decode"].layers[phase]._prepared(tokens).links[0].work() for phase in ("prefill", "decode")]
+    return [setup.times["decode"].layers[phase]._prepare(tokens).links[0].work() for phase in ("prefill", "decode")]
 
 
 @pytest.mark.parametrize("slices", [1, 2, 4])

@@ -18,7 +18,7 @@ from replay.experiments.serve.arrivals.spec import ArrivalSpec
 from replay.experiments.serve.experiment import EXPERIMENT
 from replay.experiments.serve.replay import _least_room, _positions, carry_out
 from replay.experiments.serve.requests import lengths_of
-from replay.experiments.serve.result import InferComparison, named
+from replay.experiments.serve.result import InferComparison, scheme_name
 from replay.experiments.serve.room import ServingRoom, least_room_of
 from replay.experiments.serve.routing import RoutingSource
 from replay.experiments.serve.setup import ServingSetup
@@ -163,9 +163,9 @@ def test_schemes_of_prompts_and_of_decoding() -> None:
     assert SMALL.of_prompts == "deepep"
     assert SMALL.changed(scheme="dysharp").of_prompts == "dysharp"
     assert SMALL.changed(prefill_scheme="comet").of_prompts == "comet"
-    assert named("deepep", "deepep-ll") == "deepep-ll"
-    assert named("comet", "deepep-ll") == "comet+deepep-ll"
-    assert named("comet", "comet") == "comet"
+    assert scheme_name("deepep", "deepep-ll") == "deepep-ll"
+    assert scheme_name("comet", "deepep-ll") == "comet+deepep-ll"
+    assert scheme_name("comet", "comet") == "comet"
 
 
 def test_to_name_one_scheme_allows_no_other_of_the_document(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ class Known(ServedLayers):
     def is_interleaved(self) -> bool:
         return False
 
-    def _replayed(self, tokens: int, positions: int) -> Moe:
+    def _replay_layers(self, tokens: int, positions: int) -> Moe:
         assert 1 <= tokens <= MOST
         self.asked.add(tokens)
         return Moe(self.time(tokens), 2.0 * self.time(tokens))

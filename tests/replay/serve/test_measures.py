@@ -16,7 +16,7 @@ from replay.experiments.serve.book import ServedRun
 from replay.experiments.serve.capacity import most
 from replay.experiments.serve.iteration import Load
 from replay.experiments.serve.measures import Limits, ServingRun, measure, percentiles
-from replay.experiments.serve.requests import Requests, drawn, lengths
+from replay.experiments.serve.requests import Requests, draw_requests, lengths
 from replay.experiments.serve.rules import BatchRule
 from replay.experiments.serve.serving import Pool, serve
 
@@ -37,7 +37,7 @@ class PerToken:
 
 
 RULES = BatchRule(cache_tokens=400, block=16, max_requests=16, max_batched_tokens=64)
-ARRIVING = drawn(120, (lengths("uniform:5:90"), lengths("uniform:1:30")), seed=4).at_rate(900.0)
+ARRIVING = draw_requests(120, (lengths("uniform:5:90"), lengths("uniform:1:30")), seed=4).at_rate(900.0)
 
 
 def run(requests: Requests) -> ServedRun:
@@ -144,7 +144,7 @@ def test_the_largest_rate_is_that_of_a_queue_of_one_server() -> None:
         num_workers = 1
 
     batching = BatchRule(cache_tokens=800, max_requests=1, max_batched_tokens=100)
-    even = drawn(100, (lengths("100"), lengths("10")), burstiness=float("inf"))
+    even = draw_requests(100, (lengths("100"), lengths("10")), burstiness=float("inf"))
 
     def serve_one(requests: Requests) -> ServedRun:
         return serve(requests, Pool(One(), batching, 1))
@@ -166,7 +166,7 @@ def test_limits_that_always_or_never_hold() -> None:
     always = most(ARRIVING, run, Limits(tpot_us=1e9), 0.02)
     assert always.rate_per_s is None and len(always.tried) == 1 and always.served
     assert always.served.offered_per_s is None
-    few = drawn(9, (lengths("9"), lengths("3"))).at_rate(900.0)
+    few = draw_requests(9, (lengths("9"), lengths("3"))).at_rate(900.0)
     never = most(few, run, Limits(tpot_us=1.0), 0.02)
     assert never.rate_per_s == 0 and never.served is None
     # All at once, what can be served, half and a quarter of that, and so seldom that nobody waits.

@@ -18,7 +18,7 @@ from replay.experiments.serve.requests import (
     MOST_REQUESTS,
     Requests,
     _gaps,
-    drawn,
+    draw_requests,
     lengths,
     lengths_of,
 )
@@ -28,19 +28,19 @@ ONE = lengths("1"), lengths("1")
 
 def test_gaps_have_the_rate_and_the_spread_that_was_asked_for() -> None:
     for burstiness in (0.5, 1.0, 4.0):
-        requests = drawn(20_000, ONE, burstiness=burstiness, seed=2).at_rate(50.0)
+        requests = draw_requests(20_000, ONE, burstiness=burstiness, seed=2).at_rate(50.0)
         gaps = np.diff(requests.arrival_ps) / 1e12
         assert requests.rate == pytest.approx(50, rel=1e-9)
         assert gaps.mean() == pytest.approx(1 / 50, rel=1e-9)
         # The variance of a gamma distribution of shape b and mean m is m^2 / b.
         assert gaps.var() == pytest.approx(1 / 50**2 / burstiness, rel=0.05)
-    even = drawn(5, ONE, burstiness=float("inf")).at_rate(2.0)
+    even = draw_requests(5, ONE, burstiness=float("inf")).at_rate(2.0)
     assert even.arrival_ps.tolist() == [0, 5 * 10**11, 10**12, 15 * 10**11, 2 * 10**12]
 
 
 @given(rate=st.floats(1e-3, 1e6), seed=st.integers(0, 99))
 def test_another_rate_stretches_the_same_requests(rate: float, seed: int) -> None:
-    slow = drawn(12, (lengths("uniform:1:9"), lengths("lognormal:100:1")), seed=seed)
+    slow = draw_requests(12, (lengths("uniform:1:9"), lengths("lognormal:100:1")), seed=seed)
     fast = slow.at_rate(rate)
     assert slow.rate == pytest.approx(1)
     assert np.array_equal(slow.prompt, fast.prompt) and np.array_equal(slow.output, fast.output)
@@ -71,9 +71,9 @@ def test_numbers_are_refused() -> None:
         (1e-9, "more than 100 days"),
     ):
         with pytest.raises(UserError, match=what):
-            drawn(3, ONE).at_rate(rate)
+            draw_requests(3, ONE).at_rate(rate)
     with pytest.raises(UserError, match="no gaps"):
-        drawn(3, ONE).at_rate(float("inf")).at_rate(1.0)
+        draw_requests(3, ONE).at_rate(float("inf")).at_rate(1.0)
 
 
 def test_lengths_of_a_trace_are_its_positions() -> None:
@@ -86,7 +86,7 @@ def test_lengths_of_a_trace_are_its_positions() -> None:
         decoded = trace.tokens.phase[rows] == 1
         assert prompt[place] == (positions[decoded].min() if decoded.any() else positions.max() + 1)
         assert output[place] == decoded.sum() + 1
-    requests = drawn(50, trace, seed=1)
+    requests = draw_requests(50, trace, seed=1)
     pairs = set(zip(prompt.tolist(), output.tolist(), strict=True))
     assert set(zip(requests.prompt.tolist(), requests.output.tolist(), strict=True)) <= pairs
     assert len(set(requests.prompt.tolist())) > 5

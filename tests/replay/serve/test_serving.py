@@ -14,7 +14,7 @@ from loops import every
 from replay.errors import UserError
 from replay.experiments.serve.book import ServedRun
 from replay.experiments.serve.iteration import Load
-from replay.experiments.serve.requests import Requests, drawn, lengths
+from replay.experiments.serve.requests import Requests, draw_requests, lengths
 from replay.experiments.serve.rules import BatchRule, Drafts, Router
 from replay.experiments.serve.serving import Pool, serve
 
@@ -215,7 +215,7 @@ def runs(draw: st.DrawFn) -> tuple[ServedRun, PerToken, BatchRule]:
         max_requests=8,
         reserve=draw(st.sampled_from([0.0, 0.5, 1.0])),
     )
-    requests = drawn(
+    requests = draw_requests(
         draw(st.integers(1, 40)),
         (lengths("uniform:1:40"), lengths("uniform:1:22")),
         seed=draw(st.integers(0, 99)),

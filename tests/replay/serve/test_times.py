@@ -11,7 +11,7 @@ from replay.chains.host_program import num_kernels
 from replay.engine import GraphBuilder, schedule
 from replay.experiments.ask import collective
 from replay.experiments.serve.iteration import Load, PromptPiece
-from replay.experiments.serve.parts import LoadRows, sliced
+from replay.experiments.serve.parts import LoadRows, slice_heads
 from replay.experiments.serve.stream import KernelTotals
 from replay.experiments.serve.times import ReplayedTimes
 from replay.model.compute.dense import Between
@@ -203,11 +203,11 @@ def test_turns_hide_what_travels_and_are_begun_once() -> None:
 
 def test_slices_have_fewer_heads() -> None:
     shape = load("qwen3-30b-a3b")  # 4 heads of keys and values
-    cut = sliced(shape, 8)
+    cut = slice_heads(shape, 8)
     assert (cut.num_heads, cut.num_kv_heads) == ((shape.num_heads or 0) // 8, 1)
     assert cut.head_dim == shape.head_dim
-    assert sliced(shape, 1) is shape
-    latent = sliced(load(MODEL), 4)
+    assert slice_heads(shape, 1) is shape
+    latent = slice_heads(load(MODEL), 4)
     assert (latent.num_heads, latent.kv_lora_rank) == (4, 512)
 
 

@@ -91,7 +91,7 @@ def compared(scheme: str, machine: hwmodel.System = H100, ranks: int = 4) -> Com
     }
     spec, system_given, given = spec_of(None, settings)
     setup = set_up(spec, {"content_id": trace.content_id}, system_given, given)
-    ready = setup.prepared(trace)
+    ready = setup.prepare(trace)
     chain = ready.chain(compare_barrier=True)
     assert chain.barrier_us is not None
     end = int(composed(timed_links(ready)).max())

@@ -52,7 +52,7 @@ def replayed(
     system = hwmodel.load("dgx-h100", overrides or {})
     plan = ParallelPlan(dp=RANKS, ep=RANKS)
     made = StepReplays(SHAPE, system, plan, TOKENS, "bf16", layers=1)
-    ready, links = made._prepared(scheme)
+    ready, links = made._prepare(scheme)
     shared = made._shared
     passes = LayerPasses(system, ready.scheme, launch, shared.parts, shared.context, **settings)
     return [passes.dense(), passes.moe(links[0, False, 0], links[0, True, 0])]

@@ -155,7 +155,7 @@ def test_a_pass_begins_with_a_wait_where_rows_come_from_another_stage(plain: Ste
 def test_rows_are_sent_with_the_lead_that_a_wait_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing else stops hosts, GPUs meet once more behind a hop, with hosts less ahead."""
     leads: list[int] = []
-    real = LayerPasses._met
+    real = LayerPasses._replay_moe
 
     def met(self: LayerPasses, link: ChainLink, lead: Time) -> MoePart:
         if not link.is_backward:
@@ -173,7 +173,7 @@ def test_a_hop_begins_with_the_lead_behind_a_layer(monkeypatch: pytest.MonkeyPat
     """Each pass by itself first, and then as layers follow one another, behind a hop or not."""
     begun: list[list[int]] = []
     left: list[list[int]] = []
-    replayed, met = LayerPasses._replayed, LayerPasses._met
+    replayed, met = LayerPasses._replay, LayerPasses._replay_moe
 
     def stretch(self: LayerPasses, add: Any, lead: Time, ranks: int | None = None) -> Stretch:
         begun.append(np.broadcast_to(lead.ps, self.num_ranks).tolist())

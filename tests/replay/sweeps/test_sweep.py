@@ -35,7 +35,7 @@ from replay.studies.sweeps.plan import plan_sweep
 from replay.studies.sweeps.points import points_of, show
 from replay.studies.sweeps.result import SweepResult
 from replay.studies.sweeps.run import sweep
-from replay.studies.sweeps.source import recorded
+from replay.studies.sweeps.source import recorded_origin
 from replay.studies.sweeps.study import Grid, QuantityColumn, Study, parse_study
 from replay.studies.sweeps.table import GridTable, markdown
 from replay.studies.sweeps.task import make_task
@@ -947,11 +947,11 @@ def test_a_recorded_trace_is_given_the_shape_of_its_model(tmp_path: Path) -> Non
     sizes = tracegen.TraceModel(num_experts=64, top_k=4, hidden_size=2048)
     tracegen.write(replace(made, model=sizes, stored_content_id=""), tmp_path / "sizes.h5")
     given = {"file": str(tmp_path / "sizes.h5"), "model": "qwen2-moe-2.7b-e64"}
-    source = recorded(given, {})
+    source = recorded_origin(given, {})
     assert source.load().model_shape.name == "qwen2-moe-2.7b-e64"
-    bare = recorded({"file": given["file"]}, {})
+    bare = recorded_origin({"file": given["file"]}, {})
     assert source.key != bare.key
     with pytest.raises(UserError, match="does not say which model"):
         _ = bare.load().model_shape
     with pytest.raises(UserError, match=r"not of olmoe-1b-7b: it has experts per token 4 .not 8"):
-        recorded({**given, "model": "olmoe-1b-7b"}, {}).load()
+        recorded_origin({**given, "model": "olmoe-1b-7b"}, {}).load()

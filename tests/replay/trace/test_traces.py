@@ -415,7 +415,7 @@ def test_a_scheme_that_refuses_is_left_out_or_said() -> None:
     with pytest.raises(UserError, match=r"step 1: .*no backward pass"):
         replay.run(trace(), scheme="deepep-ll", **asked)
     each = EXPERIMENT.asked_of(TraceSpec(**asked), ["deepep-ll", "ideal"], {})
-    both = EXPERIMENT.compared(each, {"trace": trace()})
+    both = EXPERIMENT.carry_out_all(each, {"trace": trace()})
     assert [one.name for one in both.results] == ["ideal"] and both.wins() == {}
     assert "no backward pass" in both.left_out["deepep-ll"]
 

@@ -10,7 +10,7 @@ from tiers import KINDS
 import hwmodel
 from replay.experiments import train as training
 from replay.experiments.train import TrainComparison
-from replay.schemes.registry import supported
+from replay.schemes.registry import supporting_schemes
 
 
 def compare(schemes: Sequence[str] | None) -> TrainComparison:
@@ -41,7 +41,7 @@ def found(request: pytest.FixtureRequest) -> TrainComparison:
 def test_all_make_the_step_or_are_left_out_with_a_reason(compared: TrainComparison) -> None:
     made = {one.scheme.name for one in compared.results}
     assert made.isdisjoint(compared.left_out)
-    assert made | set(compared.left_out) == set(supported(hwmodel.load("dgx-h100")))
+    assert made | set(compared.left_out) == set(supporting_schemes(hwmodel.load("dgx-h100")))
     assert {"deepep", "dysharp", "comet", "megatron", "nccl-alltoall"} <= made
     assert {"deepep-ll", "flashinfer-push", "megamoe"} <= set(compared.left_out)
     assert all(name in reason for name, reason in compared.left_out.items())

@@ -15,7 +15,7 @@ import hwmodel
 import replay
 from hwmodel.specs import SystemSpec
 from replay.engine import schedule
-from replay.engine.taskgraph import slowed
+from replay.engine.taskgraph import slow_down
 from replay.errors import UserError
 from replay.experiments.layer.setup import LayerSetup
 from replay.model.machine.kinds import Kind
@@ -91,8 +91,8 @@ def test_a_chain_in_a_draw_is_replayed_layer_by_layer_as_at_once(synthetic):
     timer = Timer(compared.results, trace, system)
     for index, result in enumerate(compared.results):
         scheme = SCHEMES[result.scheme.name]
-        chain = LayerSetup(result.spec, {}, system, scheme).prepared(trace).build()
-        whole_ps = schedule(slowed(chain.built.graph, by_kind)).makespan_ps
+        chain = LayerSetup(result.spec, {}, system, scheme).prepare(trace).build()
+        whole_ps = schedule(slow_down(chain.built.graph, by_kind)).makespan_ps
         assert timer.time_us(index, system, by_kind) == whole_ps / 1e6
 
 

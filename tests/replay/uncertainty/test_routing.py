@@ -16,7 +16,7 @@ from replay.studies.uncertainty.assess import assess
 
 def test_what_was_generated_is_generated_anew(synthetic):
     trace = synthetic(ranks=4, tokens_per_rank=16)
-    one, same, other = (routing.drawn(trace, seed, 7, 1) for seed in (0, 0, 1))
+    one, same, other = (routing.draw_routing(trace, seed, 7, 1) for seed in (0, 0, 1))
     assert one.num_layers == 1 and one.tokens.rank.tolist() == trace.tokens.rank.tolist()
     assert np.array_equal(one.expert_ids, same.expert_ids)
     assert not np.array_equal(one.expert_ids, other.expert_ids)
@@ -28,7 +28,7 @@ def test_what_was_generated_is_generated_anew(synthetic):
 def test_recorded_requests_take_the_choices_of_recorded_requests(recorded):
     """In their order: what lies behind one another in a request was recorded so."""
     trace = recorded([5, 9, 2, 7], prompts=[2, 4, 1, 3])
-    drawn = routing.drawn(trace, 0, 3, 1)
+    drawn = routing.draw_routing(trace, 0, 3, 1)
     kept = ("step", "request", "position", "phase")
     for column in kept:
         assert np.array_equal(getattr(drawn.tokens, column), getattr(trace.tokens, column))

@@ -176,7 +176,7 @@ def test_the_model_of_a_list_is_the_model_of_the_raster(raster, order, cache):
     )
     timeline = schedule(machine.graph.build())
     cache = mechanisms(timeline, machine).cache
-    found = tile_order.replayed(shape, "bf16", order, system)
+    found = tile_order.replay_order(shape, "bf16", order, system)
     weights, activations = cache["weights"], cache["activations"]
     assert found.weight_bytes == weights.first_bytes + weights.again_bytes
     assert found.activation_bytes == activations.first_bytes + activations.again_bytes

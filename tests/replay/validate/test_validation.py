@@ -301,18 +301,18 @@ def test_json_holds_every_row():
 
 def test_rows_say_which_kernel_an_engine_takes(capsys):
     """One-shot for the shortest buffers, NCCL for the longest, and two-shot in between, by rules of the engines."""
-    assert [custom_allreduce.taken("vllm", 8, nbytes << 10) for nbytes in (128, 256, 65536, 131072)] == [
+    assert [custom_allreduce.choose_kernel("vllm", 8, nbytes << 10) for nbytes in (128, 256, 65536, 131072)] == [
         "one-shot",
         "multimem",
         "multimem",
         "NCCL",
     ]
-    assert [custom_allreduce.taken("vllm", 4, nbytes << 10) for nbytes in (256, 512, 8192)] == [
+    assert [custom_allreduce.choose_kernel("vllm", 4, nbytes << 10) for nbytes in (256, 512, 8192)] == [
         "one-shot",
         "two-shot",
         "multimem",
     ]
-    assert [custom_allreduce.taken("trtllm", 4, nbytes << 20) for nbytes in (1, 2, 8)] == [
+    assert [custom_allreduce.choose_kernel("trtllm", 4, nbytes << 20) for nbytes in (1, 2, 8)] == [
         "one-shot",
         "two-shot",
         "NCCL",

@@ -9,7 +9,7 @@ import pytest
 from loops import every
 
 from replay.errors import UserError
-from replay.model.work.affinity import MOST_LOAD, counted, experts_of_nodes
+from replay.model.work.affinity import MOST_LOAD, count_pairs, experts_of_nodes
 from replay.model.work.placement import place
 
 
@@ -26,7 +26,7 @@ def drawn(seed: int, num_experts: int = 8) -> tuple[np.ndarray, np.ndarray]:
 
 def test_pairs_are_counted_as_sets() -> None:
     ids = np.array([[0, 2, -1], [2, 3, 0], [1, -1, -1], [3, 2, 1]], np.int32)
-    found = counted(ids, 4)
+    found = count_pairs(ids, 4)
     for a, b in itertools.product(range(4), repeat=2):
         assert found[a, b] == sum({a, b} <= set(row) for row in ids.tolist())
 
@@ -49,7 +49,7 @@ def test_planted_parts_are_found(num_nodes: int) -> None:
     rng = np.random.default_rng(1)
     planted = rng.permutation(16).reshape(num_nodes, -1)
     ids = np.array([rng.permutation(planted[token % num_nodes])[:3] for token in range(600)], np.int32)
-    together = counted(ids, 16)
+    together = count_pairs(ids, 16)
     found = experts_of_nodes(together, np.diagonal(together), num_nodes)
     assert {frozenset(part.tolist()) for part in found} == {frozenset(part.tolist()) for part in planted}
 

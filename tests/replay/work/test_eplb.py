@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from loops import every
 
 from replay.errors import UserError
-from replay.model.work.eplb import greedy, packed, rebalance_experts, replicated
+from replay.model.work.eplb import greedy, pack_items, rebalance_experts, replicate
 
 # deepseek-ai/EPLB, README: two layers of 12 experts in 4 groups, 16 slots on 2 nodes of 4 GPUs
 PUBLISHED_LOADS = [
@@ -65,12 +65,12 @@ def test_every_expert_has_a_slot_and_every_gpu_as_many(num_gpus: int, per_expert
 def test_the_hottest_expert_is_replicated_until_none_is_hotter() -> None:
     loads = np.array([100, 10, 10, 40])
     # 100, 50; then 33 a replica, so that the expert with 40 is next; then the 33 again.
-    assert replicated(loads, 8).tolist() == [0, 1, 2, 3, 0, 0, 3, 0]
+    assert replicate(loads, 8).tolist() == [0, 1, 2, 3, 0, 0, 3, 0]
 
 
 def test_packs_take_the_heaviest_first_and_are_as_large_as_each_other() -> None:
-    assert [pack.tolist() for pack in packed([9, 1, 8, 2, 5, 5], 3)] == [[0, 1], [2, 3], [4, 5]]
-    assert [pack.tolist() for pack in packed([1, 9, 5], 3)] == [[0], [1], [2]]  # nothing to weigh
+    assert [pack.tolist() for pack in pack_items([9, 1, 8, 2, 5, 5], 3)] == [[0, 1], [2, 3], [4, 5]]
+    assert [pack.tolist() for pack in pack_items([1, 9, 5], 3)] == [[0], [1], [2]]  # nothing to weigh
 
 
 def test_greedy_keeps_replicas_apart_where_eplb_does_not_ask() -> None:

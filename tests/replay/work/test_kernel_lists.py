@@ -40,13 +40,13 @@ LAYER = ("attention", "router", "dispatch", "experts", "combine", "gradients")
 
 def kernels(sizes: KernelSizes, parts: tuple[str, ...], preset: str = "", **options: Any) -> int:
     found = load("megatron")
-    chosen = found.chosen(preset, **options)
+    chosen = found.option_values(preset, **options)
     return sum(one.profiled for one in found.operations(sizes, chosen, parts=parts))
 
 
 def waits(**options: Any) -> int:
     found = load("megatron")
-    ops = found.operations(QWEN3_30B, found.chosen(**options), parts=LAYER)
+    ops = found.operations(QWEN3_30B, found.option_values(**options), parts=LAYER)
     return sum(one.waits for one in ops)
 
 
@@ -92,7 +92,7 @@ def test_permutes_of_core_0_9_have_an_index_for_each_value() -> None:
     found, parts = load("megatron"), ("dispatch", "combine")
 
     def rows(**options: Any) -> list[ListedOperation]:
-        chosen = found.chosen(permute_fusion=False, **options)
+        chosen = found.option_values(permute_fusion=False, **options)
         return list(found.operations(QWEN3_30B, chosen, parts=parts))
 
     old, new = rows(permute_by_value=True), rows()
@@ -118,7 +118,9 @@ def test_biases_of_experts_are_added_one_after_the_other() -> None:
         counts = [
             sum(
                 getattr(one, what)
-                for one in found.operations(sizes, found.chosen(biases=biases), parts=(part,), direction=direction)
+                for one in found.operations(
+                    sizes, found.option_values(biases=biases), parts=(part,), direction=direction
+                )
             )
             for biases in (True, False)
         ]
@@ -140,7 +142,7 @@ def test_a_loss_without_fusion_goes_over_the_scores_in_fp32() -> None:
         sizes = dataclasses.replace(QWEN3_30B, tp=tp, vocab=1000)
         scores = tp * sizes.tokens * 1000
         for direction, each in (("forward", 6 + 4 + 8 + 8 + 4 + 8), ("backward", 8 + 6)):
-            ops = found.operations(sizes, found.chosen(te_loss=False), parts=("head",), direction=direction)
+            ops = found.operations(sizes, found.option_values(te_loss=False), parts=("head",), direction=direction)
             assert sum(one.moves for one in ops if one.moves % scores == 0) == each * scores
             reduced = [one.kernels for one in ops if one.collective == "all_reduce"]
             assert sum(reduced) == 3 * (tp > 1) * (direction == "forward")
@@ -159,7 +161,7 @@ def test_tensor_parallelism_adds_collectives_and_copies_of_heads() -> None:
     def exchanges(tp: int, kv_heads: int) -> int:
         sizes = dataclasses.replace(QWEN3_30B, tp=tp, kv_heads=kv_heads)
         found = load("megatron")
-        ops = found.operations(sizes, found.chosen(), parts=("attention",))
+        ops = found.operations(sizes, found.option_values(), parts=("attention",))
         return sum(one.kernels for one in ops if one.call == "nccl")
 
     assert [exchanges(1, 4), exchanges(4, 4), exchanges(8, 4)] == [0, 5, 7]
@@ -167,7 +169,7 @@ def test_tensor_parallelism_adds_collectives_and_copies_of_heads() -> None:
 
 def test_products_are_those_of_the_model() -> None:
     found = load("megatron")
-    ops = found.operations(QWEN3_30B, found.chosen(), parts=("attention", "experts"))
+    ops = found.operations(QWEN3_30B, found.option_values(), parts=("attention", "experts"))
     products = {(one.name, one.direction): one.gemm for one in ops if one.gemm}
     assert products["queries, keys, values", "forward"] == (4096, 40 * 128, 2048)
     assert products["up", "forward"] == (4096, 2 * 768, 2048)
@@ -194,7 +196,7 @@ DEEPSEEK_V3 = dataclasses.replace(
 def test_latent_attention_has_the_products_of_its_shape(q_rank: int, kernels: int) -> None:
     sizes = dataclasses.replace(DEEPSEEK_V3, q_rank=q_rank)
     found = load("megatron")
-    ops = found.operations(sizes, found.chosen(), parts=("latent attention",))
+    ops = found.operations(sizes, found.option_values(), parts=("latent attention",))
     assert sum(one.kernels for one in ops) == kernels
     flop = {
         direction: sum(
@@ -285,7 +287,7 @@ def casts(part: str, direction: Any, **options: Any) -> tuple[int, int]:
     found = load("megatron")
 
     def both(**options: Any) -> tuple[int, int]:
-        ops = found.operations(FP8_V3, found.chosen(**options), parts=(part,), direction=direction)
+        ops = found.operations(FP8_V3, found.option_values(**options), parts=(part,), direction=direction)
         return sum(one.kernels for one in ops), sum(one.moves for one in ops if not one.gemm)
 
     (kernels, moved), (before, moved_before) = both(**options), both()
@@ -300,7 +302,7 @@ def test_every_expert_is_cast_alone_but_under_delayed_scaling(local: int, delaye
 
     def added(**options: Any) -> int:
         def kernels(**chosen: Any) -> int:
-            ops = found.operations(sizes, found.chosen(**chosen), parts=("experts",))
+            ops = found.operations(sizes, found.option_values(**chosen), parts=("experts",))
             return sum(one.kernels for one in ops)
 
         return kernels(**options) - kernels()
@@ -323,7 +325,7 @@ def test_casts_with_one_scale_allocate_for_each_expert() -> None:
     found, sizes = load("megatron"), dataclasses.replace(FP8_V3, local=16)
 
     def tensors(fp8: str) -> list[int]:
-        ops = found.operations(sizes, found.chosen(fp8=fp8), parts=("experts",))
+        ops = found.operations(sizes, found.option_values(fp8=fp8), parts=("experts",))
         return [one.tensors for one in ops if ", cast" in one.name]
 
     assert tensors("tensorwise") == tensors("delayed") == [3 * 16] * 4
@@ -366,7 +368,7 @@ def test_padding_by_the_choice_waits_before_the_permute() -> None:
     found = load("megatron")
 
     def order(**options: Any) -> list[str]:
-        ops = found.operations(FP8_V3, found.chosen(**options), parts=("dispatch",))
+        ops = found.operations(FP8_V3, found.option_values(**options), parts=("dispatch",))
         return [one.name for one in ops if one.waits or one.name == "permute"]
 
     assert order() == ["permute", "wait for splits"]
@@ -396,7 +398,7 @@ def test_a_pair_of_deepseek_has_the_kernels_of_its_trace() -> None:
     Left out is a kernel that three of them have once. Attention's and the router's phases are one.
     """
     found = load("deepseek")
-    ops = found.operations(FP8_V3, found.chosen())
+    ops = found.operations(FP8_V3, found.option_values())
     of = {(one.part, one.direction): 0 for one in ops}
     for one in ops:
         of[one.part, one.direction] += one.kernels
@@ -422,7 +424,7 @@ def test_a_pair_of_deepseek_has_the_kernels_of_its_trace() -> None:
 
 def test_a_pair_of_deepseek_multiplies_thrice_and_projects_up_again() -> None:
     found = load("deepseek")
-    ops = found.operations(FP8_V3, found.chosen())
+    ops = found.operations(FP8_V3, found.option_values())
     flop = sum(2 * m * n * k * one.kernels for one in ops if one.gemm for m, n, k in [one.gemm])
     up = 1536 * 128 * 192 + 512 * 128 * 256
     weights = up + 7168 * (1536 + 576 + 128 * 128 + 256 + 3 * 2048)
@@ -435,7 +437,7 @@ def test_calls_of_experts_fork_and_join_four_streams(local: int, streams: int) -
     """An event, a wait of each stream, an event of each and a wait for each, six times."""
     found = load("megatron")
     sizes = dataclasses.replace(QWEN3_30B, local=local)
-    ops = found.operations(sizes, found.chosen(), parts=("experts",))
+    ops = found.operations(sizes, found.option_values(), parts=("experts",))
     assert sum(one.events for one in ops) == 6 * (1 + 3 * streams)
 
 
@@ -443,7 +445,7 @@ def test_streams_are_those_of_what_runs_beside() -> None:
     found = load("megatron")
 
     def streams(part: str, **options: Any) -> dict[str, str]:
-        ops = found.operations(FP8_V3, found.chosen(**options), parts=(part,), direction="forward")
+        ops = found.operations(FP8_V3, found.option_values(**options), parts=(part,), direction="forward")
         return {one.name: one.stream for one in ops}
 
     assert set(streams("shared").values()) == {"compute"}
@@ -492,7 +494,7 @@ def test_automodel_waits_for_its_biases() -> None:
     found = load("automodel")
 
     def layer(**options: Any) -> tuple[int, int]:
-        ops = found.operations(GPT_OSS_20B, found.chosen("gpt-oss-20b", **options), parts=LAYER)
+        ops = found.operations(GPT_OSS_20B, found.option_values("gpt-oss-20b", **options), parts=LAYER)
         return sum(one.kernels for one in ops), sum(one.waits for one in ops)
 
     assert layer() == (151, 3)
@@ -507,7 +509,7 @@ def test_decoding_layers_have_their_kernels(name: str, kernels: int) -> None:
     """Ledgers: 24.2 and later 19.1 of Megatron-LM, 17.0 of vLLM, which fuses more."""
     sizes = dataclasses.replace(QWEN3_30B, tokens=64, rows=512, copies=200, local=32, ranks=4)
     found = load(name)
-    ops = found.operations(sizes, found.chosen())
+    ops = found.operations(sizes, found.option_values())
     assert sum(one.kernels for one in ops) == kernels
     assert not any(one.waits or one.copies for one in ops)
     assert {one.graph for one in ops} == {"step"}
@@ -528,7 +530,7 @@ def test_fusions_of_decoding_take_away_their_kernels() -> None:
 
     def kernels(name: str, **options: int | bool | str) -> int:
         found = load(name)
-        return sum(one.kernels for one in found.operations(sizes, found.chosen(**options)))
+        return sum(one.kernels for one in found.operations(sizes, found.option_values(**options)))
 
     alone = {name: kernels("megatron-inference", **{name: value}) for name, value in FUSIONS.items()}
     assert {name: 32 - count for name, count in alone.items()} == {
@@ -569,7 +571,7 @@ def test_expressions_are_arithmetic_and_conditions() -> None:
 )
 def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        load("megatron").chosen(**options)
+        load("megatron").option_values(**options)
 
 
 def test_wrong_names_are_named() -> None:
@@ -577,14 +579,14 @@ def test_wrong_names_are_named() -> None:
         load("megatrom")
     found = load("megatron")
     with pytest.raises(UserError, match="unknown part"):
-        found.operations(QWEN3_30B, found.chosen(), parts=("attend",))
+        found.operations(QWEN3_30B, found.option_values(), parts=("attend",))
 
 
 @pytest.mark.parametrize("name", names())
 def test_every_row_can_be_computed_under_every_preset(name: str) -> None:
     found = load(name)
     for preset in ("", *found.presets):
-        every = found.operations(QWEN3_30B, found.chosen(preset))
+        every = found.operations(QWEN3_30B, found.option_values(preset))
         assert every
         for one in every:
             assert one.kind != "gemm" or one.gemm is not None, one.name

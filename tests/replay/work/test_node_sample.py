@@ -6,7 +6,7 @@ import numpy as np
 
 from replay.model.work.layer import ExpertShape, LayerWork, Precision
 from replay.model.work.placement import place
-from replay.model.work.thinning import choose, thinned
+from replay.model.work.thinning import choose, thin
 
 
 def layer() -> LayerWork:
@@ -52,7 +52,7 @@ def test_a_node_is_paced_by_the_sampled_one_that_is_busy_most_nearly_as_it_is() 
 
 def test_pairs_of_which_neither_end_is_sampled_are_left_out() -> None:
     work = layer()
-    some = thinned(work, choose(work, OF_RANK, INDEX, 2))
+    some = thin(work, choose(work, OF_RANK, INDEX, 2))
     nodes = some.sample.nodes  # type: ignore[union-attr]  # it was just given
     kept = set(zip(some.pair_token.tolist(), some.pair_expert.tolist(), strict=True))
     for token, expert in zip(work.pair_token.tolist(), work.pair_expert.tolist(), strict=True):

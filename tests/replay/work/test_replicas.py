@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from replay.model.work.placement import Placement
-from replay.model.work.replicas import RULES, choose, planned
+from replay.model.work.replicas import RULES, choose, plan_rows
 
 
 def placed(slots: list[int], num_ranks: int) -> Placement:
@@ -163,7 +163,7 @@ def test_by_load_the_busiest_gpu_has_as_few_rows_as_possible(other: list[int], r
 )
 def test_no_division_of_rows_has_a_less_busy_gpu(rows: list[int], hosts: list[set[int]]) -> None:
     can = np.array([[rank in ranks for rank in range(3)] for ranks in hosts])
-    shares = planned(np.array(rows), can)
+    shares = plan_rows(np.array(rows), can)
     assert shares.sum(axis=1).tolist() == rows
     assert (shares >= 0).all() and not shares[~can].any()
     divisions = [
@@ -181,7 +181,7 @@ def test_no_division_of_rows_has_a_less_busy_gpu(rows: list[int], hosts: list[se
 def test_rows_go_by_way_of_a_third_gpu() -> None:
     # GPU 0 can only give to GPU 1, which can only give to GPU 2: 5, 4, 3 become 4, 4, 4.
     can = np.array([[1, 1, 0], [0, 1, 1], [1, 0, 0], [0, 1, 0], [0, 0, 1]], np.bool_)
-    assert planned(np.array([2, 2, 4, 2, 2]), can).sum(axis=0).tolist() == [4, 4, 4]
+    assert plan_rows(np.array([2, 2, 4, 2, 2]), can).sum(axis=0).tolist() == [4, 4, 4]
 
 
 def test_two_slots_on_one_gpu_are_one_for_its_load() -> None:

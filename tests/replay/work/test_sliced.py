@@ -20,7 +20,7 @@ from replay.errors import UserError
 from replay.experiments.base.identity import describe
 from replay.experiments.layer.spec import RunSpec
 from replay.model.work.batch import form_batch
-from replay.model.work.expert_slices import num_groups, sliced
+from replay.model.work.expert_slices import num_groups, slice_experts
 from replay.model.work.layer import ExpertShape, LayerWork, Precision
 from replay.model.work.placement import Placement, place
 from replay.schemes.contract.layers import draw
@@ -31,7 +31,7 @@ BF16 = Precision("bf16")
 
 
 def layer(ids, groups: Placement, num_slices: int) -> LayerWork:
-    chosen, placed, shape = sliced(ids, groups, SHAPE, num_slices)
+    chosen, placed, shape = slice_experts(ids, groups, SHAPE, num_slices)
     owner = np.arange(len(ids)) * placed.num_ranks // max(len(ids), 1)
     return LayerWork(chosen, owner.astype(np.int32), placed, shape, BF16)
 

@@ -13,7 +13,7 @@ from loops import every
 from replay.errors import UserError
 from replay.model.work import even_plan, quota_plan
 from replay.model.work.placement import place
-from replay.model.work.step_plan import Copy, StepPlan, _relayed, divided, num_relays, plan_step
+from replay.model.work.step_plan import Copy, StepPlan, _relay, divide, num_relays, plan_step
 
 Ids = np.ndarray
 
@@ -186,14 +186,14 @@ def test_skew_is_levelled_as_published() -> None:
 def test_own_rows_stay_and_the_rest_goes_where_room_is_left() -> None:
     # Slots on GPUs 0 and 1 keep 5 and 3 rows of their own; room for 1 and 3 is left. GPU 2 divides
     # its 4 rows 1 to 3.
-    share = divided(np.array([5, 3, 4]), np.array([6, 6]), np.array([0, 1]))
+    share = divide(np.array([5, 3, 4]), np.array([6, 6]), np.array([0, 1]))
     assert share.tolist() == [[5, 0, 1], [0, 3, 3]]
 
 
 def test_a_row_that_does_not_divide_goes_to_the_largest_remainder() -> None:
     # 4 rows of GPUs 2 and 3 into room for 1 and 3 (of 4): 2 rows are 0.5 and 1.5. Both remainders
     # are equal, so that the first GPU gets the row, from either; GPU 0 has one too many.
-    share = divided(np.array([5, 3, 2, 2]), np.array([6, 6]), np.array([0, 1]))
+    share = divide(np.array([5, 3, 2, 2]), np.array([6, 6]), np.array([0, 1]))
     assert share.tolist() == [[5, 0, 1, 1], [0, 3, 1, 1]]
 
 
@@ -262,7 +262,7 @@ def test_relays_are_the_gpus_that_send_least() -> None:
     # Expert 0 of GPU 0 to GPUs 1 to 7. GPUs 1 and 2 send already, so that 3 and 4 pass it on.
     direct = [Copy(0, 10 + gpu, 0, gpu) for gpu in range(1, 8)]
     sends = np.array([0, 2, 1, 0, 0, 0, 0, 0])
-    found = _relayed(direct, 2, sends)
+    found = _relay(direct, 2, sends)
     assert [one.dst for one in found if one.via < 0] == [3, 4]
     passed_on = [(one.src, one.dst, one.via) for one in found if one.via >= 0]
     # The first to either; then to the one that sends less, the first of equals.

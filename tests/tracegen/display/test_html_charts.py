@@ -34,7 +34,7 @@ from tracegen.shared.display.html.charts import MODULES, figure
 from tracegen.shared.display.html.document import MOST_LINKED
 from tracegen.shared.display.html.drawing import NARROW, WIDE, Colours
 from tracegen.shared.display.html.labels import apart
-from tracegen.shared.display.html.paths import thinned
+from tracegen.shared.display.html.paths import thin
 from tracegen.shared.display.html.tables import TALL, table
 from tracegen.shared.display.palette import places
 
@@ -389,7 +389,7 @@ def test_a_band_around_steps_has_steps() -> None:
 @given(st.lists(st.floats(0, 1000), min_size=1, max_size=60), st.integers(1, 12))
 def test_a_thinned_line_covers_the_same(heights: list[float], most: int) -> None:
     points = [(k / 7, height) for k, height in enumerate(heights)]
-    kept = thinned(points, most)
+    kept = thin(points, most)
     assert set(kept) <= set(points)
     assert kept == sorted(kept)
     assert kept[0] == points[0] and kept[-1] == points[-1]
@@ -401,7 +401,7 @@ def test_a_thinned_line_covers_the_same(heights: list[float], most: int) -> None
 
 def test_a_thinned_line_keeps_its_peaks() -> None:
     points = [(k / 100, float(k == 37) - float(k == 61)) for k in range(100)]
-    assert thinned(points, 10) == [points[0], points[37], points[61], points[99]]
+    assert thin(points, 10) == [points[0], points[37], points[61], points[99]]
 
 
 @SEVERAL

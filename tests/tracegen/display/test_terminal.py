@@ -9,7 +9,7 @@ from loops import every
 from rich.console import Console
 
 from tracegen.shared.display.content import Column, Table
-from tracegen.shared.display.terminal import GAP, fitting, shared
+from tracegen.shared.display.terminal import GAP, fitting, share_width
 
 WIDTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(0, 4)), min_size=1, max_size=9)
 
@@ -47,7 +47,7 @@ def test_the_columns_that_stay_are_those_that_matter_most(columns: list[tuple[in
 def test_a_line_is_shared_until_nobody_lacks_or_nothing_is_left(columns: list[tuple[int, int]], more: int) -> None:
     least = [one for one, _ in columns]
     most = [one + lack for one, lack in columns]
-    found = shared(least, most, taken(least) + more)
+    found = share_width(least, most, taken(least) + more)
     assert all(a <= b <= c for a, b, c in zip(least, found, most, strict=True))
     assert sum(found) == min(sum(most), sum(least) + more)
 

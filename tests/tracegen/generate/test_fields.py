@@ -103,7 +103,7 @@ def test_more_requests_and_longer_ones_extend_a_field_whatever_the_order_of_rows
 
 
 def test_no_more_than_the_whole_lasts():
-    made = Spectrum(np.array([[0.5, 0.8, 0, 0, 0, 0, 0.8, 0.0]]), np.array([2.0]), 0.9).limited()
+    made = Spectrum(np.array([[0.5, 0.8, 0, 0, 0, 0, 0.8, 0.0]]), np.array([2.0]), 0.9).limit()
     np.testing.assert_allclose(made.shares, [[0, 0.5, 0, 0, 0, 0, 0.5, 0]])
     assert made.lean[0] == pytest.approx(np.sqrt(0.5))
 

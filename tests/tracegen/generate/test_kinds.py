@@ -119,7 +119,7 @@ def test_a_parameter_file_says_everything():
             assert theirs.drift == ours.drift
         else:
             np.testing.assert_allclose(theirs, ours, atol=1e-9, err_msg=field.name)
-    assert kind_file.dumps(again) == kind_file.dumps(kind_file.rounded(again))
+    assert kind_file.dumps(again) == kind_file.dumps(kind_file.round_model(again))
     assert again.num_numbers == 2 * 16 * 6 + KINDS * 6 + DIMS * 5 + 7 * 8 + 7
 
 

@@ -186,16 +186,16 @@ def test_layers_are_numbered_by_the_model(tmp_path: Path) -> None:
     positions = {n: dict(enumerate(row)) for n, row in enumerate(counts.tolist())}
     decoder = dict(zip(layers, positions.values(), strict=True))
     for name, value in (("a.npy", counts), ("b.json", positions), ("c.json", decoder)):
-        assert read_loads([write(tmp_path / name, value)]).numbered(shape).layers == layers
+        assert read_loads([write(tmp_path / name, value)]).number_layers(shape).layers == layers
     three = read_loads([write(tmp_path / "d.npy", counts[:3])])
     with pytest.raises(UserError, match=r"of 3 layers; --model deepseek-v2-lite has 26 layers"):
-        three.numbered(shape)
+        three.number_layers(shape)
     assert isinstance(shape, ModelShape)
-    assert three.numbered(None).layers is None
+    assert three.number_layers(None).layers is None
     for gap in (0, 3):
         counts = np.ones_like(counts)
         counts[gap] = 0
-        loads = read_loads([write(tmp_path / "e.npy", counts)]).numbered(shape)
+        loads = read_loads([write(tmp_path / "e.npy", counts)]).number_layers(shape)
         assert (loads.layers, loads.empty()) == (layers, (layers[gap],))
 
 

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 import tracegen
 from tracegen.importers import FORMATS, read, read_as_typed
-from tracegen.importers.options import NAMES, as_arguments, typed
+from tracegen.importers.options import NAMES, as_arguments, option_text
 
 TOKENS = 8
 CONTRADICTED = {"topk": TOPK + 1, "num_layers": 1}
@@ -175,16 +175,16 @@ def test_every_option_is_used_or_refused_with_every_format(tmp_path: Path) -> No
             except tracegen.UserError as error:
                 # Or another option that it contradicts, or the file that it named.
                 named = (
-                    typed(name),
+                    option_text(name),
                     "--[a-z-]+ ",
                     re.escape(str(value)),
                     *MADE_IMPOSSIBLE.get(name, ()),
                 )
                 if not re.search("|".join(named), str(error)) or "\n" in str(error):
-                    wrong.append(f"{kind} {typed(name)}: {error}")
+                    wrong.append(f"{kind} {option_text(name)}: {error}")
                 continue
             if meaning(made.trace) == plain or (name in CONTRADICTED and name not in needed):
-                wrong.append(f"{kind} {typed(name)}: accepted, and nothing changed")
+                wrong.append(f"{kind} {option_text(name)}: accepted, and nothing changed")
     assert not wrong, "\n".join(wrong)
 
 

@@ -349,7 +349,7 @@ def test_a_fetched_name_is_one_trace_or_refused(own_folder, tmp_path, monkeypatc
     (other / "one.h5").rename(other / "x")
     (other / "two.h5").rename(other / "one.h5")
     (other / "x").rename(other / "two.h5")
-    said = library.fetch("one", str(other)) and library.taken("one", str(other))
+    said = library.fetch("one", str(other)) and library.name_notice("one", str(other))
     for ask in (library.find, tracegen.load, library.lookup):
         with pytest.raises(UserError) as refusal:
             ask("one")
@@ -368,7 +368,7 @@ def test_a_fetched_name_is_one_trace_or_refused(own_folder, tmp_path, monkeypatc
     assert library.find("toy-zipf").parent.name == "traces"
     (own_folder / "index.toml").write_text(text.replace('name = "one"', 'name = "toy-zipf"'))
     library.fetch("toy-zipf", str(own_folder))
-    assert "toy-zipf alone is" in library.taken("toy-zipf", str(own_folder))
+    assert "toy-zipf alone is" in library.name_notice("toy-zipf", str(own_folder))
     # What lies in the cache may be anybody's.
     for note in (tmp_path / "cache/fetched").glob("*/*.json"):
         note.write_text("[1")

@@ -120,9 +120,9 @@ def test_a_limit_is_a_positive_number(monkeypatch):
     for given in ("0", "-1", "nan", "inf", "many", "1e999"):
         monkeypatch.setenv(watch.ENV_SECONDS, given)
         with pytest.raises(UserError, match=r"MOEREPLAY_DOWNLOAD_S = .* expected a positive"):
-            watch.allowed(watch.ENV_SECONDS)
+            watch.time_limit(watch.ENV_SECONDS)
     monkeypatch.setenv(watch.ENV_SECONDS, "")
-    assert watch.allowed(watch.ENV_SECONDS) == 3600
+    assert watch.time_limit(watch.ENV_SECONDS) == 3600
 
 
 def test_an_address_that_is_none_is_one_line():

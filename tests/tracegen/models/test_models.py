@@ -121,8 +121,8 @@ def test_sizes_carry_everything_but_prose(name):
     assert carried.sizes() == shape.sizes()
     assert carried.moe_layer_index == shape.moe_layer_index
     assert not PARAMETERS_ONLY & shape.sizes().keys()
-    assert models.completed(carried) == shape
-    assert models.completed(carried.model_copy(update={"hidden": 1})).vocab is None
+    assert models.complete(carried) == shape
+    assert models.complete(carried.model_copy(update={"hidden": 1})).vocab is None
 
 
 GOOD = """

@@ -8,7 +8,7 @@ import pytest
 from tests.tracegen.stats.test_stats import decode_trace
 from tracegen.stats import statistics as module
 from tracegen.stats.nodes import node_statistics
-from tracegen.stats.sample import Statistic, jackknifed, sample_of
+from tracegen.stats.sample import Statistic, jackknife, sample_of
 from tracegen.stats.statistics import TraceStatistics, statistics
 
 SUMS = np.array([[1, 0, 10], [2, 0, 10], [6, 3, 10]])[:, :, None]
@@ -22,7 +22,7 @@ def first(sums):
 
 def test_an_error_of_a_layer_is_that_of_leaving_out_each_group():
     """Two thirds of the squares of 2, 1, -3 and of 1, 1, -2; the third layer never changes."""
-    found = jackknifed("", SUMS, first, np.median)
+    found = jackknife("", SUMS, first, np.median)
     assert found.value.tolist() == [9, 3, 30]
     assert found.error == pytest.approx([(2 / 3 * 14) ** 0.5, (2 / 3 * 6) ** 0.5, 0])
 
@@ -30,9 +30,9 @@ def test_an_error_of_a_layer_is_that_of_leaving_out_each_group():
 def test_an_error_of_a_summary_is_that_of_the_summaries():
     """Medians 8, 7, 3 are those of the first layer; of means 31, 30, 23 thirds are 1, 2/3, -5/3
     from their own."""
-    median = jackknifed("", SUMS, first, np.median)
+    median = jackknife("", SUMS, first, np.median)
     assert (median.summary, median.summary_error) == (9, pytest.approx((2 / 3 * 14) ** 0.5))
-    mean = jackknifed("", SUMS, first, np.mean)
+    mean = jackknife("", SUMS, first, np.mean)
     assert (mean.summary, mean.summary_error) == (14, pytest.approx((2 / 3 * 38 / 9) ** 0.5))
     assert mean.error.tolist() == median.error.tolist()
 

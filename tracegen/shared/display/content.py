@@ -249,7 +249,7 @@ class Bars:
             for place in range(len(self.labels))
         ]
 
-    def broken(self) -> list[bool]:
+    def break_lines(self) -> list[bool]:
         """Bars that are longer than `longest`."""
         return [self.longest is not None and total > self.longest for total in self.totals()]
 

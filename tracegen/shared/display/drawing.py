@@ -29,7 +29,7 @@ from tracegen.shared.display.paper import (
     SMALL,
     WIDTH,
     PaperFigure,
-    broken,
+    break_lines,
     colour,
     finite,
     label,
@@ -108,11 +108,11 @@ def _bars(figure: Figure, axes: Axes, chart: Bars, places: Mapping[str, int]) ->
         (drawn,) = axes.plot(marks, at, linestyle="", marker="|", markersize=9, markeredgewidth=1.4, color="black")
         drawn.set_gid("marks")
         handles.append((drawn, chart.mark_name))
-    labels = [broken(one) for one in chart.labels]
+    labels = [break_lines(one) for one in chart.labels]
     _level_bars(axes, labels, chart.unit)
     if chart.longest is not None:
         axes.set_xlim(right=chart.longest)
-        for place, (total, is_broken) in enumerate(zip(chart.totals(), chart.broken(), strict=True)):
+        for place, (total, is_broken) in enumerate(zip(chart.totals(), chart.break_lines(), strict=True)):
             if is_broken:
                 bend = (1 - TAIL) * chart.longest
                 axes.text(bend, place, "/", ha="center", va="center", fontsize=FONT, fontweight="bold", color="white")
@@ -137,7 +137,7 @@ def _waterfall(figure: Figure, axes: Axes, chart: Waterfall, places: Mapping[str
         bar.set(**looks[span.kind])
     if len(spans) > 1:
         axes.vlines(ends[:-1], at[:-1], at[1:], color="0.6", linewidth=0.4)
-    _level_bars(axes, [broken(span.label) for span in spans], chart.unit, labelsize=SMALL)
+    _level_bars(axes, [break_lines(span.label) for span in spans], chart.unit, labelsize=SMALL)
     legend(figure, [(Patch(**looks[kind]), kind) for kind in kinds])
     height = STEP * max(len(spans), 1) + 0.45 + legend_height(kinds)
     figure.set_size_inches(WIDTH, max(height, 0.9))
@@ -289,7 +289,7 @@ def _heat(figure: Figure, axes: Axes, chart: Heat, places: Mapping[str, int]) ->
     axes.set_ylim(max(len(chart.rows), 1), 0)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-    rows = [broken(one) for one in chart.rows]
+    rows = [break_lines(one) for one in chart.rows]
     _ticks(axes.set_yticks, rows, MOST_ROWS)
     names = [label(one) for one in chart.columns]
     shown = names[:: _every(names, MOST_TICKS)]

@@ -69,10 +69,10 @@ def markdown(text: str) -> str:
     >>> print(markdown("[a](http://b) | - c"))
     \[a\](http:<!-- -->//b) \| - c
     """
-    return _as_paragraph(_escaped(line(text)))
+    return _as_paragraph(_escape_part(line(text)))
 
 
-def _escaped(text: str) -> str:
+def _escape_part(text: str) -> str:
     """A part of a line without markup within."""
     return _LINK.sub(_BREAK, _WITHIN.sub("_", text.translate(_MARKUP)))
 
@@ -98,9 +98,9 @@ def prose(text: str) -> str:
     parts = re.split(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", line(text))
     # Between texts stand the marks and what is within them.
     texts, within = parts[::3], parts[2::3]
-    found = [_escaped(texts[0])]
+    found = [_escape_part(texts[0])]
     for inner, after in zip(within, texts[1:], strict=True):
-        found += [code(inner), _escaped(after)]
+        found += [code(inner), _escape_part(after)]
     return _as_paragraph("".join(found))
 
 

@@ -79,7 +79,7 @@ def label(text: str) -> str:
     return f" {found}" if found.startswith("_") else found
 
 
-def broken(text: str) -> str:
+def break_lines(text: str) -> str:
     """A label in lines that leave room for the chart."""
     return "\n".join(textwrap.wrap(label(text), LONGEST_LABEL)[:3])
 

@@ -48,7 +48,7 @@ def fitting(widths: Sequence[int], ranks: Sequence[int], width: int) -> list[int
     return kept
 
 
-def shared(least: Sequence[int], most: Sequence[int], width: int) -> list[int]:
+def share_width(least: Sequence[int], most: Sequence[int], width: int) -> list[int]:
     """Share a line among columns.
 
     Parameters
@@ -117,7 +117,7 @@ def grid(
         return _lists([headings[place] for place in kept], texts, kept), missing
     form = Table(box=box.SIMPLE_HEAD, padding=(0, GAP - 1, 0, 0), show_edge=False, pad_edge=False)
     whole = [max(*both) for both in zip(least, cells, strict=True)]
-    widths = shared(shared(least, whole, width), most, width)
+    widths = share_width(share_width(least, whole, width), most, width)
     for place, given in zip(kept, widths, strict=True):
         side: Literal["left", "right"] = "left" if are_texts[place] else "right"
         form.add_column(

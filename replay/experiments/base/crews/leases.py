@@ -123,7 +123,7 @@ class Leases:
     def _owner(self, name: str) -> str:
         """Owner of a claim, in words."""
         try:
-            place, pid = _named(self._files.read_text(name, MOST_BYTES))
+            place, pid = _parse_owner(self._files.read_text(name, MOST_BYTES))
         except (OSError, ValueError):
             return "somebody unknown"
         return f"process {pid} of {place.partition(' ')[0] or 'some machine'}"
@@ -180,7 +180,7 @@ class Leases:
         if found is None:
             return False  # given back just now
         try:
-            if _is_dead(*_named(self._files.read_text(name, MOST_BYTES))):
+            if _is_dead(*_parse_owner(self._files.read_text(name, MOST_BYTES))):
                 return True
         except FileNotFoundError:
             return False
@@ -214,7 +214,7 @@ def _place() -> str:
     return " ".join(parts)
 
 
-def _named(owner: str) -> tuple[str, int]:
+def _parse_owner(owner: str) -> tuple[str, int]:
     """The place and the number of the process that a file names.
 
     Raises

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from replay.errors import UserError
-from replay.experiments.base.documents import json_text, validated
+from replay.experiments.base.documents import json_text, validate
 from replay.files import ManagedFolder, parse_json
 
 FORMAT = "moereplay-point/1"
@@ -202,7 +202,7 @@ def read_point(text: str, identity: str, kind_of: Callable[[Any], type[BaseModel
     try:
         # A checksum says that nothing was torn, not who wrote it.
         if result is not None:
-            validated(kind_of(result), result, "its result")
+            validate(kind_of(result), result, "its result")
     except UserError as error:
         return None, f"is not believed: {error}"
     return PointOutcome(result, refused), ""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from replay.experiments.layer.experiment import EXPERIMENT
-from replay.report.command import command, repeated
+from replay.report.command import command, repeat_option
 from replay.report.comparisons import compare_command as words_of_comparison
 from replay.report.provenance import preset
-from replay.schemes import supported
+from replay.schemes import supporting_schemes
 from replay.schemes.registry import COMPARED
 from replay.studies.uncertainty.assess import EVERYTHING
 
@@ -38,13 +38,13 @@ def compare_command(compared: Comparison) -> str:
     is_whole = pairs == [(scheme, place) for scheme in schemes for place in placements]
     if common[0].trace is None or any(one != common[0] for one in common) or not is_whole:
         return ""
-    placed = [] if placements == ["contiguous"] else repeated("--placement", placements)
+    placed = [] if placements == ["contiguous"] else repeat_option("--placement", placements)
     system = preset(specs[0].system, specs[0].overrides)
     return words_of_comparison(
         ["moereplay", "compare"],
         compared,
         EXPERIMENT,
-        [] if system is None else supported(system),
+        [] if system is None else supporting_schemes(system),
         spec=common[0],
         leave_out=("scheme", "options", "placement"),
         further=[*placed, *_uncertainty(compared)],

@@ -110,7 +110,7 @@ def table_of_both(one: Table, other: Table, again: Mapping[str, str]) -> Table |
         if per is None:
             continue
         first = [rows[0][key][place] if key in rows[0] else None for key in keys]
-        second = [_scaled(rows[1][row][places[key]], per) if row in rows[1] else None for row in keys]
+        second = [_scale(rows[1][row][places[key]], per) if row in rows[1] else None for row in keys]
         if first == second:
             columns.append(column)
             cells.append(first)
@@ -139,7 +139,7 @@ def _by_key(of: Table, again: Mapping[str, str]) -> dict[tuple[str, int], Sequen
     return {(text, texts[:place].count(text)): of.rows[place] for place, text in enumerate(texts)}
 
 
-def _scaled(value: Cell, per: float) -> Cell:
+def _scale(value: Cell, per: float) -> Cell:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value * per if is_number and per != 1 else value  # type: ignore[operator]  # a number
 

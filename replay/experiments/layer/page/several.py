@@ -38,15 +38,15 @@ def page_of_several(results: Mapping[str, Any], command: str = "") -> Page:
     """
     if len(results) == 2 and are_of_one_kind(*results.values()):
         names, both = list(results), list(results.values())
-        return _made(" or ".join(names), lambda: side_by_side(names, both, command))
+        return _make(" or ".join(names), lambda: side_by_side(names, both, command))
     compared = as_comparison(list(results.values())) if len(results) > 1 else None
     if compared is not None:
-        return _made("the comparison of them", lambda: page(compared))
-    made = {name: _made(name, functools.partial(page, one)) for name, one in results.items()}
-    return joined(made) if len(made) > 1 else next(iter(made.values()))
+        return _make("the comparison of them", lambda: page(compared))
+    made = {name: _make(name, functools.partial(page, one)) for name, one in results.items()}
+    return join_pages(made) if len(made) > 1 else next(iter(made.values()))
 
 
-def _made(name: str, make: Callable[[], Page]) -> Page:
+def _make(name: str, make: Callable[[], Page]) -> Page:
     """Make the page of what may have been written by anybody."""
     try:
         return make()
@@ -81,7 +81,7 @@ def _work(result: Result) -> tuple[Any, ...]:
     )
 
 
-def joined(pages: Mapping[str, Page]) -> Page:
+def join_pages(pages: Mapping[str, Page]) -> Page:
     """Put pages one behind the other, their sections under the names of their files."""
     columns = [Column("file"), Column("is")]
     rows = [(name, one.title) for name, one in pages.items()]
@@ -89,7 +89,7 @@ def joined(pages: Mapping[str, Page]) -> Page:
     for number, (name, one) in enumerate(pages.items(), 1):
         says = [one.summary, *([f"Made again by: {one.command}"] if one.command else [])]
         for section in one.sections:
-            items = [*says, *(_named(item, number) for item in section.items)]
+            items = [*says, *(_rename(item, number) for item in section.items)]
             sections.append(Section(f"{name}: {section.title}", items, section.is_detail))
             says = []
     return Page(
@@ -99,7 +99,7 @@ def joined(pages: Mapping[str, Page]) -> Page:
     )
 
 
-def _named(item: Item, number: int) -> Item:
+def _rename(item: Item, number: int) -> Item:
     """The same under a name that no other page has."""
     if isinstance(item, str):
         return item

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from replay.errors import UserError
 from replay.experiments.base.result import ComparisonBase, TimedResult
 from replay.experiments.layer.page.merged_content import SIDES, charts_of_both, table_of_both
-from replay.experiments.layer.page.times_of_both import ARROW, TimeRow, marked, results_of, time_rows, times_table
+from replay.experiments.layer.page.times_of_both import ARROW, TimeRow, pair_name, results_of, time_rows, times_table
 from replay.experiments.layer.page.validity import is_without_error
 from replay.report.comparisons import label
 from replay.report.pages import filled_page, page, there
 from replay.report.provenance import entered_table
-from replay.studies.differences.any_experiment import experiment_of, loaded
+from replay.studies.differences.any_experiment import experiment_of, load
 from replay.studies.differences.inputs import changes, changes_of, inputs_of
 from replay.studies.differences.page import inputs_table
 from replay.studies.differences.pairs import ResultPairs, pair
@@ -80,7 +80,7 @@ def side_by_side(names: Sequence[str], given: Sequence[Any], command: str = "") 
     before, after = given
     experiment_of(before, after, "report")
     pages = [page(one) for one in given]
-    paired = _paired(before, after)
+    paired = _pair(before, after)
     found = changes(paired.pairs) if _timed(given) else changes_of([("", inputs_of(before), inputs_of(after))])
     times = time_rows(paired, given) if _timed(given) else []
     again = _names_again(pages, paired)
@@ -112,8 +112,8 @@ def side_by_side(names: Sequence[str], given: Sequence[Any], command: str = "") 
 def are_of_one_kind(before: Any, after: Any) -> bool:
     """Tell whether two are results or comparisons of one experiment."""
     try:
-        loaded(before)
-        loaded(after)
+        load(before)
+        load(after)
         experiment_of(before, after, "report")
     except UserError:
         return False
@@ -123,7 +123,7 @@ def are_of_one_kind(before: Any, after: Any) -> bool:
 def _check(name: str, one: Any) -> None:
     """Refuse what is no result, with the name of its file."""
     try:
-        loaded(one)
+        load(one)
     except UserError as error:
         message = f"{name}: {error}"
         raise UserError(message) from None
@@ -133,7 +133,7 @@ def _timed(given: Sequence[Any]) -> bool:
     return all(isinstance(one, TimedResult | ComparisonBase) for one in given)
 
 
-def _paired(before: Any, after: Any) -> ResultPairs:
+def _pair(before: Any, after: Any) -> ResultPairs:
     """Rows of both that belong together; a result without schemes is one row."""
     if _timed((before, after)):
         return pair(results_of(before), results_of(after))
@@ -275,7 +275,7 @@ def _names_again(pages: Sequence[Page], paired: ResultPairs) -> Mapping[str, str
         return {}
     (both,) = paired.pairs
     names = [label(one) for one in both[1:]]
-    return {} if names[0] == names[1] else dict.fromkeys(names, marked(both))
+    return {} if names[0] == names[1] else dict.fromkeys(names, pair_name(both))
 
 
 def _sections(

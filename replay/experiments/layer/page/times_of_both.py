@@ -10,7 +10,7 @@ from replay.experiments.layer.page.merged_content import SAME
 from replay.experiments.layer.page.validity import is_without_error, reach_of
 from replay.experiments.layer.result import Result
 from replay.experiments.layer.tables.times import time_us, unit_of
-from replay.report.comparisons import starred
+from replay.report.comparisons import star
 from replay.report.tables import table, time_unit
 from replay.studies.uncertainty.reach import between
 from tracegen.shared.display.content import Column, Table
@@ -62,27 +62,27 @@ def results_of(one: Any) -> list[Any]:
 def time_rows(paired: ResultPairs, given: Sequence[Any]) -> list[TimeRow]:
     """Pair the times of two results or comparisons, in the order of the first's."""
     return [
-        TimeRow(marked(one), _time(one.before), _time(one.after), _error(one, given))
+        TimeRow(pair_name(one), _time(one.before), _time(one.after), _error(one, given))
         for one in sorted(paired.pairs, key=lambda each: _time(each.before))
     ]
 
 
-def marked(both: Pair) -> str:
+def pair_name(both: Pair) -> str:
     """Name of a pair, with a star behind schemes whose hardware a machine lacks."""
     parts = both.name.split(ARROW)
     sides = both[1:] if len(parts) == 2 else (both.before if _lacks(both.before) else both.after,)
-    return ARROW.join(_starred(part, side) for part, side in zip(parts, sides, strict=True))
+    return ARROW.join(_star(part, side) for part, side in zip(parts, sides, strict=True))
 
 
 def _lacks(result: TimedResult) -> bool:
     return any(scheme.lacking for scheme in result.schemes)
 
 
-def _starred(name: str, result: TimedResult) -> str:
+def _star(name: str, result: TimedResult) -> str:
     """Name that begins with that of a scheme, with a star behind this where its hardware is lacking."""
     for one in sorted(result.schemes, key=lambda scheme: -len(scheme.name)):
         if one.lacking and name.startswith(one.name):
-            return starred(one.name, one) + name[len(one.name) :]
+            return star(one.name, one) + name[len(one.name) :]
     return name
 
 
@@ -95,14 +95,14 @@ def _error(both: Pair, given: Sequence[Any]) -> float | None:
     layers = [one for one in both[1:] if isinstance(one, Result) and not is_without_error(one.scheme.name)]
     if len(layers) < len(given):
         return None
-    drawn = [_drawn(one, of) for one, of in zip(layers, given, strict=True)]
+    drawn = [_spread(one, of) for one, of in zip(layers, given, strict=True)]
     known = [one for one in drawn if one is not None]
     if len(known) < len(drawn):
         return between(*map(reach_of, layers))
     return math.hypot(*known)  # of draws that know nothing of one another
 
 
-def _drawn(result: Result, of: Any) -> float | None:
+def _spread(result: Result, of: Any) -> float | None:
     """Share by which the time was off in draws; None without any."""
     uncertainty = getattr(of, "uncertainty", None)
     for band in () if uncertainty is None else uncertainty.bands:

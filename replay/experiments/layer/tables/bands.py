@@ -9,7 +9,7 @@ from rich.text import Text
 from replay.experiments.base.names import row_names
 from replay.experiments.layer.tables.times import count, fastest, unit_of
 from replay.report.tables import table, word_column
-from replay.report.words import explained
+from replay.report.words import explain_words
 from tracegen.shared.display.content import Axis, Column, Line, Plot
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def bands_table(compared: Comparison) -> list[RenderableType]:
     by_time = fastest(compared.results)
     names, unit = row_names(by_time), unit_of(by_time[0])
     made = drawn_table(found, names, unit, count(by_time[0]))
-    return [made, Text("\n".join([*explained([made]), *drawn_notes(found, names)]))]
+    return [made, Text("\n".join([*explain_words([made]), *drawn_notes(found, names)]))]
 
 
 def bands_plot(compared: Comparison) -> Plot | None:
@@ -67,7 +67,7 @@ def drawn_table(
     """
     return table(
         name,
-        f"How sure it is: {draws_text(found.draws)} of {_listed(found.drawn)}, seed {found.seed}",
+        f"How sure it is: {draws_text(found.draws)} of {_list_text(found.drawn)}, seed {found.seed}",
         found.bands,
         (Column(of, "us", ",.1f"), lambda one: one.nominal_us / per),
         *_times(found, per),
@@ -146,5 +146,5 @@ def draws_text(number: int) -> str:
     return f"{number} draw{'s' if number > 1 else ''}"
 
 
-def _listed(names: list[str]) -> str:
+def _list_text(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from replay.chains.node_sampling import error_of
-from replay.errors import listed
+from replay.errors import quote_names
 from replay.experiments.base.names import row_names, short_placement
 from replay.report.comparisons import left_out_alike, star_notes
 
@@ -152,7 +152,7 @@ def _rows_text(results: Sequence[Result], rows: Sequence[int]) -> str:
     names, chosen = row_names(results, marked=False), set(rows)
     schemes = [one.scheme.name for one in results]
     whole = {name for name in schemes if all(at in chosen for at, one in enumerate(schemes) if one == name)}
-    return listed(dict.fromkeys(schemes[at] if schemes[at] in whole else names[at] for at in sorted(chosen)))
+    return quote_names(dict.fromkeys(schemes[at] if schemes[at] in whole else names[at] for at in sorted(chosen)))
 
 
 def around_note(results: Sequence[Result]) -> str:
@@ -242,7 +242,7 @@ def heading(*results: Result) -> str:
     ]
     if result.spec.communication_only:
         lines[:0] = ["Communication alone: dispatch and combine, without experts"]
-    lines += [_estimated(one, one.estimate) for one in results if one.estimate is not None]
+    lines += [_estimate_note(one, one.estimate) for one in results if one.estimate is not None]
     lines += [_sampled_nodes(one) for one in results if _is_sampled(one)]
     for one in placed.values():
         routing = one.parts[0].routing
@@ -303,7 +303,7 @@ def _sampled_nodes(result: Result) -> str:
     )
 
 
-def _estimated(result: Result, whole: Whole) -> str:
+def _estimate_note(result: Result, whole: Whole) -> str:
     """The whole of which only some layers were replayed."""
     margin = (whole.high_us - whole.low_us) / 2 / whole.makespan_us if whole.makespan_us else 0.0
     return (

@@ -205,10 +205,10 @@ def part_name(part: LayerResult | ChainResult) -> str:
 
 def layers_table(result: Result) -> Table:
     """Times of all layers, isolated or in a chain."""
-    return _isolated(result) if result.chain is None else _chained(result.chain)
+    return _isolated_table(result) if result.chain is None else _chain_table(result.chain)
 
 
-def _isolated(result: Result) -> Table:
+def _isolated_table(result: Result) -> Table:
     def bound_over_time(layer: LayerResult) -> float | None:
         measures = layer.measures
         time_us, bound_us = measures.makespan_us, measures.bounds_us.largest_us
@@ -228,7 +228,7 @@ def _isolated(result: Result) -> Table:
     )
 
 
-def _chained(chain: ChainResult) -> Table:
+def _chain_table(chain: ChainResult) -> Table:
     num_hidden = len(chain.layers) - MOST_CHAINED_ROWS
     hidden = f"The last {MOST_CHAINED_ROWS} layers; the JSON has {num_hidden} more."
     return table(

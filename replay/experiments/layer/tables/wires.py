@@ -45,7 +45,7 @@ def wire_tables(results: Sequence[Result]) -> list[Table]:
 def payload_tables(results: Sequence[Result]) -> list[Table]:
     """Payload over the ports of a GPU, and over the busiest port with the time it takes there."""
 
-    def carried(way: str, of: Callable[[list[float]], float]) -> Callable[[Result], float]:
+    def bytes_of(way: str, of: Callable[[list[float]], float]) -> Callable[[Result], float]:
         return lambda one: of([value / count(one) / MB for value in getattr(one.totals, f"{way}_payload_bytes")])
 
     def most(*phases: str) -> Callable[[Result], float]:
@@ -53,7 +53,7 @@ def payload_tables(results: Sequence[Result]) -> list[Table]:
 
     unit, names = unit_of(results[0]), row_names(results)
     ports = [
-        (Column(f"{way} {what}", "MB", ",.2f"), carried(where, of))
+        (Column(f"{way} {what}", "MB", ",.2f"), bytes_of(where, of))
         for way, where in WAYS.items()
         for what, of in (("mean", _mean), ("max", max))
     ]

@@ -18,7 +18,7 @@ from replay.experiments.serve import capacity, handover, request_files
 from replay.experiments.serve.arrivals.result import ArrivalPhase, ArrivalResult, Cache
 from replay.experiments.serve.arrivals.spec import OF_ARRIVALS, ArrivalSpec
 from replay.experiments.serve.measures import measure
-from replay.experiments.serve.requests import drawn, lengths
+from replay.experiments.serve.requests import draw_requests, lengths
 from replay.experiments.serve.rules import BatchRule
 from replay.experiments.serve.serving import Pool, serve
 from replay.experiments.serve.setup import ServingSetup, ServingSide
@@ -156,7 +156,7 @@ def requests_of(spec: ArrivalSpec) -> Requests:
         prompts = str(spec.prompt) if spec.prompts is None else spec.prompts
         outputs = str(spec.output + 1) if spec.outputs is None else spec.outputs
         of = lengths(prompts), lengths(outputs)
-    found = drawn(spec.count, of, burstiness=spec.burstiness, seed=spec.arrival_seed)
+    found = draw_requests(spec.count, of, burstiness=spec.burstiness, seed=spec.arrival_seed)
     # A search stretches gaps, which requests that come at once would not have.
     return found if spec.search else found.at_rate(rate)
 

@@ -20,7 +20,7 @@ from replay.experiments.base.result import (
 from replay.experiments.serve.arrivals.spec import ArrivalSpec
 from replay.experiments.serve.capacity import Capacity
 from replay.experiments.serve.measures import ServingRun
-from replay.experiments.serve.result import asked_of_both, named
+from replay.experiments.serve.result import asked_of_both, scheme_name
 from tracegen.shared.strict import Strict
 
 US_PER_S = 1e6
@@ -66,10 +66,10 @@ class ArrivalResult(TimedResult):
 
     @property
     def name(self) -> str:
-        """Name in comparisons, see `named`."""
+        """Name in comparisons, see `scheme_name`."""
         if not self.phases:
-            return named(self.spec.of_prompts, self.spec.scheme)
-        return named(*(one.scheme.name for one in self.phases))
+            return scheme_name(self.spec.of_prompts, self.spec.scheme)
+        return scheme_name(*(one.scheme.name for one in self.phases))
 
     @property
     def schemes(self) -> list[SchemeDescription]:
@@ -120,6 +120,6 @@ def comparison_of_old(document: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **document,
         "format": "moereplay-arrivals-comparison/2",
-        "baseline": named(prompts, first["scheme"]),
+        "baseline": scheme_name(prompts, first["scheme"]),
         "results": results,
     }

@@ -137,7 +137,7 @@ def notes(compared: ArrivalComparison) -> list[str]:
     for result in compared.results:
         served, found = result.served, result.capacity
         if found is not None:
-            lines.append(_searched(result))
+            lines.append(_search_note(result))
         elif served is not None and served.goodput is not None:
             good = served.goodput
             lines.append(
@@ -149,7 +149,7 @@ def notes(compared: ArrivalComparison) -> list[str]:
     return [*lines, *outside_notes(" or ".join(systems), compared)]
 
 
-def _searched(result: ArrivalResult) -> str:
+def _search_note(result: ArrivalResult) -> str:
     found = result.capacity
     assert found is not None
     limits = " and ".join(

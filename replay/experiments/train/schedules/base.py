@@ -129,7 +129,7 @@ class Schedule(ABC):
         UserError
             If the schedule cannot be made for these sizes.
         """
-        return _kept(self, shape)
+        return _retention(self, shape)
 
     def memory(
         self,
@@ -157,7 +157,7 @@ class Schedule(ABC):
 
 
 @functools.lru_cache(maxsize=4096)
-def _kept(schedule: Schedule, shape: ScheduleShape) -> list[StageRetention]:
+def _retention(schedule: Schedule, shape: ScheduleShape) -> list[StageRetention]:
     """Cached result of `Schedule.kept`; many plans share a pipeline."""
     schedule.check(shape)
     found = []

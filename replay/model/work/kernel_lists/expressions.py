@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from replay.errors import UserError, listed
+from replay.errors import UserError, quote_names
 
 ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -73,7 +73,7 @@ class Expression:
             If it needs a name that is not given, or is more than arithmetic and conditions.
         """
         if missing := self.names - given.keys():
-            raise UserError(f"{self.text!r} needs {listed(sorted(missing))}, which nobody gives")
+            raise UserError(f"{self.text!r} needs {quote_names(sorted(missing))}, which nobody gives")
         return _computing(self.text)(given)
 
     def over(self, given: Mapping[str, Any], ranks: int) -> Ints:
@@ -87,7 +87,7 @@ Computing = Callable[[Mapping[str, Value]], Value]
 @functools.cache
 def _computing(text: str) -> Computing:
     """Make a function of an expression, which is looked through once."""
-    return _computing_node(_parsed(text), text)
+    return _computing_node(_parse(text), text)
 
 
 def _computing_node(node: ast.expr, text: str) -> Computing:
@@ -116,11 +116,11 @@ def _of_two(apply: Callable[[Any, Any], Any], left: Computing, right: Computing)
 
 @functools.cache
 def _names(text: str) -> frozenset[str]:
-    return frozenset(node.id for node in ast.walk(_parsed(text)) if isinstance(node, ast.Name))
+    return frozenset(node.id for node in ast.walk(_parse(text)) if isinstance(node, ast.Name))
 
 
 @functools.cache
-def _parsed(text: str) -> ast.expr:
+def _parse(text: str) -> ast.expr:
     try:
         return ast.parse(text.strip(), mode="eval").body
     except SyntaxError:

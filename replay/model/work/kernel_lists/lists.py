@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field, model_validator
 
-from replay.errors import UserError, listed, unknown, value_text
+from replay.errors import UserError, quote_names, unknown, value_text
 from replay.model.arrays import Counts, Ints
 from replay.model.work.kernel_lists.expressions import Expression, Value, in_words
 from replay.model.work.kernel_lists.sizes import NAMES, KernelSizes
@@ -169,7 +169,7 @@ class ListPart(StrictDocument):
         weights alone if heads and widths are shared, and sums of its gradient are scattered; of
         sums that were scattered gradients are gathered.
         """
-        rows = tuple(one for row in self.rows for one in _mirrored(row))
+        rows = tuple(one for row in self.rows for one in _mirror(row))
         return self.model_copy(update={"direction": "backward", "rows": rows})
 
 
@@ -182,7 +182,7 @@ class Option(StrictDocument):
     source: str
 
 
-def _mirrored(row: ListRow) -> tuple[ListRow, ...]:
+def _mirror(row: ListRow) -> tuple[ListRow, ...]:
     if row.gemm is not None:
         rows, columns, inner = row.gemm
         of_input = {"name": f"{row.name}, gradient of input", "gemm": (rows, inner, columns)}
@@ -376,14 +376,14 @@ class KernelList(StrictDocument):
         for preset, values in self.presets.items():
             self._check_options(values, f"preset {preset!r}")
         if both := self.options.keys() & set(NAMES):
-            raise UserError(f"{self.name}: {listed(sorted(both))} is a size and cannot be an option")
+            raise UserError(f"{self.name}: {quote_names(sorted(both))} is a size and cannot be an option")
         known = {*NAMES, *self.options}
         for part in self.parts:
             for row in part.rows:
                 for text in _texts_of(row):
                     if strange := Expression(text).names - known:
                         raise UserError(
-                            f"{self.name}: {row.name!r} speaks of {listed(sorted(strange))}, which "
+                            f"{self.name}: {row.name!r} speaks of {quote_names(sorted(strange))}, which "
                             "is neither a size nor an option of it"
                         )
                 if not isinstance(row.stream, str) and (
@@ -392,7 +392,8 @@ class KernelList(StrictDocument):
                     raise UserError(f"{self.name}: streams of {row.name!r} are of no option 'overlap'")
                 if row.source.partition(" ")[0] not in self.sources:
                     raise UserError(
-                        f"{self.name}: the source of {row.name!r} begins with none of {listed(sorted(self.sources))}"
+                        f"{self.name}: the source of {row.name!r} begins with none of "
+                        f"{quote_names(sorted(self.sources))}"
                     )
         return self
 
@@ -403,10 +404,10 @@ class KernelList(StrictDocument):
             choices = self.options[name].choices
             # 1 is equal to true.
             if not any(type(value) is type(one) and value == one for one in choices):
-                possible = listed(map(in_words, choices))
+                possible = quote_names(map(in_words, choices))
                 raise UserError(f"{what}: {name} is {value_text(value)}; possible are {possible}")
 
-    def chosen(self, preset: str = "", **given: Value) -> dict[str, Value]:
+    def option_values(self, preset: str = "", **given: Value) -> dict[str, Value]:
         """Every option's value: its default, then the preset's, then what is given.
 
         Raises
@@ -453,7 +454,7 @@ class KernelList(StrictDocument):
         Parameters
         ----------
         options
-            Every option's value, as of `chosen`.
+            Every option's value, as of `option_values`.
         parts
             Names of the parts that are wanted; all if None.
         direction
@@ -470,7 +471,7 @@ class KernelList(StrictDocument):
             raise unknown(f"part of {self.name}", name, every)
         given: dict[str, Value] = {**sizes.by_name(), **options}
         return tuple(
-            _computed(row, part, given)
+            _compute(row, part, given)
             for part in self.parts
             if part.name in wanted and direction in (None, part.direction)
             for row in part.rows
@@ -507,7 +508,7 @@ class KernelList(StrictDocument):
 
         return tuple(
             RankedOperation(
-                _computed(row, of, most),
+                _compute(row, of, most),
                 over(row.moves),
                 np.stack([over(text) for text in row.gemm or (0, 0, 0)], axis=1),
             )
@@ -537,7 +538,7 @@ def _texts_of(row: ListRow) -> Iterable[str]:
         yield str(value)
 
 
-def _computed(row: ListRow, part: ListPart, given: Mapping[str, Value]) -> ListedOperation:
+def _compute(row: ListRow, part: ListPart, given: Mapping[str, Value]) -> ListedOperation:
     def number(value: int | str) -> int:
         found = value if isinstance(value, int) else Expression(value).value(given)
         if not isinstance(found, int) or found < 0:
@@ -603,16 +604,16 @@ def load(name: str) -> KernelList:
     """
     if name not in _texts():
         raise unknown("stack", name, names())
-    found = KernelList(name=name, **_fixed(tomllib.loads(_texts()[name])))
+    found = KernelList(name=name, **_freeze(tomllib.loads(_texts()[name])))
     parts = (*found.parts, *(part.mirror for part in found.parts if part.mirrored))
     return found.model_copy(update={"parts": parts})
 
 
-def _fixed(document: Any) -> Any:
+def _freeze(document: Any) -> Any:
     """The same with tuples in place of lists, as records have them."""
     if isinstance(document, dict):
-        return {key: _fixed(value) for key, value in document.items()}
-    return tuple(map(_fixed, document)) if isinstance(document, list) else document
+        return {key: _freeze(value) for key, value in document.items()}
+    return tuple(map(_freeze, document)) if isinstance(document, list) else document
 
 
 @functools.cache

@@ -32,7 +32,7 @@ class BareRows:
     def __init__(self, shape: ModelShape, tp: int = 1, cp: int = 1) -> None:
         self._list, self._tp = load(BARE), tp
         self._sizes = even_sizes(shape, tokens=0, ranks=1, tp=tp, cp=cp)
-        self._options = self._list.chosen(gated=shape.gated)
+        self._options = self._list.option_values(gated=shape.gated)
 
     def of(
         self,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from replay.errors import UserError, listed, unknown, value_text
+from replay.errors import UserError, quote_names, unknown, value_text
 from replay.model.work.kernel_lists import KernelList, load
 from replay.model.work.stacks.bare import BARE, HOSTLESS
 from replay.model.work.stacks.costs import CallCosts, load_costs
@@ -157,7 +157,7 @@ class Stack:
             if key.endswith("_us") and key not in {*kernels.options, *costs.settings}:
                 raise unknown("time of a kind of call", key, costs.settings)
         us = {key: given.pop(key) for key in list(given) if key in costs.settings}
-        options = kernels.chosen(preset, **{**decided, **given})
+        options = kernels.option_values(preset, **{**decided, **given})
         return cls(text, kernels, options, costs.changed(us))
 
     @classmethod
@@ -211,18 +211,18 @@ class Stack:
             )
             raise UserError(message)
         if is_training and not self.kernels.trains:
-            trained = listed(name for name, (of, _) in STACKS.items() if load(of).trains)
+            trained = quote_names(name for name, (of, _) in STACKS.items() if load(of).trains)
             message = f"stack {self.name}: its list has no backward pass; those that train are {trained}"
             raise UserError(message)
         if precision is None:
             return
         if precision not in self.kernels.types:
-            types = listed(self.kernels.types)
+            types = quote_names(self.kernels.types)
             message = f"stack {self.name}: its GEMMs are {types}, and not {precision}"
             raise UserError(message)
         scales = self.options.get("fp8")
         if scales is not None and (scales != "none") != (precision == "fp8"):
-            choices = listed(str(one) for one in self.kernels.options["fp8"].choices)
+            choices = quote_names(str(one) for one in self.kernels.options["fp8"].choices)
             message = f"stack {self.name}: option fp8 is {scales} and GEMMs are {precision}; fp8 may be {choices}"
             raise UserError(message)
 

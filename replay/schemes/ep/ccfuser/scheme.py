@@ -172,7 +172,7 @@ class CcFuser(Scheme):
         met = machine.sync.barrier(COMBINE, machine.kernel(ends, BARRIER), stored="each")
         if work.is_backward:
             met = self._gradient(work, machine, blocks, pool, met, first=False)
-        return self._added(work, machine, met)
+        return self._add(work, machine, met)
 
     def _before(self, work: LayerWork, machine: Machine, blocks: BlockPairs, start: Tasks) -> Tasks:
         """Count, list blocks, copy rows into the heap, and meet: (rank,) tasks."""
@@ -216,7 +216,7 @@ class CcFuser(Scheme):
         ends = machine.memory_kernel(kind, MemoryTraffic(moved, moved), after, TRANSPOSE)
         return weight_gradient_kernel(machine, work, DOWN if first else UP, pool, ends)
 
-    def _added(self, work: LayerWork, machine: Machine, met: Ints) -> Tasks:
+    def _add(self, work: LayerWork, machine: Machine, met: Ints) -> Tasks:
         """Bring what came back into the order of tokens and add it up: (rank,) tasks."""
         tokens, rows = np.diff(work.tokens_of_rank), work.matrix("pairs").sum(axis=1)
         back, result = rows * work.combine_row_bytes, tokens * work.result_row_bytes

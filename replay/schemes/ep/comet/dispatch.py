@@ -21,7 +21,7 @@ from replay.model.compute.operands import OperandPath
 from replay.model.compute.row_tiles import row_tiles
 from replay.model.compute.shared_experts import shared_tiles
 from replay.model.compute.tile_order import TileOrder, most_columns
-from replay.model.compute.weight_gradients import joined
+from replay.model.compute.weight_gradients import join
 from replay.model.machine.kinds import DISPATCH
 from replay.model.machine.times import NO_TIME, Time
 from replay.model.work.ragged import cut_runs, places
@@ -84,7 +84,7 @@ def dispatch_and_gemm1(
     expert = work.pair_expert[order]
     tile = tiles.first_of_expert[expert] + places(work.rows_of_expert) // TILE_ROWS
     is_local = distance[order] == 0
-    brings, fetched_by = _fetched(work, order, is_local, once=once)
+    brings, fetched_by = _fetches(work, order, is_local, once=once)
     messages = cut_runs((tile * n + distance[order])[brings], message_rows)
     first, rows = brings[messages.first], messages.size
     message_distance, reader = distance[order][first], tiles.rank[tile[first]]
@@ -134,11 +134,11 @@ def dispatch_and_gemm1(
         path=GATHERED,
     )
     shared = shared_tiles(machine, work, computing, sms.left, begun, tile_rows=TILE_ROWS)
-    ends = machine.gather(*joined([(tasks.done, tiles.rank), shared]), begun)
+    ends = machine.gather(*join([(tasks.done, tiles.rank), shared]), begun)
     return ends, tasks.outputs
 
 
-def _fetched(work: LayerWork, order: Ints, is_local: npt.NDArray[np.bool_], *, once: bool) -> tuple[Ints, Ints]:
+def _fetches(work: LayerWork, order: Ints, is_local: npt.NDArray[np.bool_], *, once: bool) -> tuple[Ints, Ints]:
     """Rows from other GPUs that are fetched, and the one of these that serves each.
 
     Parameters

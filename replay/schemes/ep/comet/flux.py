@@ -94,7 +94,7 @@ class Flux(FusedKernelPair):
         return (
             *memory.cast_tokens(work),
             shared_tokens(work),
-            *memory.cast_received(work, memory.received(work)),
+            *memory.cast_received(work, memory.received_rows(work)),
             *(Buffer(name, memory.on_each(work, nbytes), stays=True, source=BUFFERS) for name, nbytes in each.items()),
         )
 

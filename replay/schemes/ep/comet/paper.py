@@ -61,7 +61,7 @@ class Comet(FusedKernelPair):
             *memory.cast_tokens(work),
             shared_tokens(work),
             Buffer("fetched rows", fetched * work.dispatch_row_bytes),
-            *memory.cast_received(work, memory.received(work)),
+            *memory.cast_received(work, memory.received_rows(work)),
             Buffer("returned rows", back * work.combine_row_bytes),
         )
 

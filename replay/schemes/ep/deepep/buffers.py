@@ -30,14 +30,14 @@ def ring_bytes(num_channels: int, num_ranks: int, num_tokens: int, hidden: int, 
     heads = RING_HEADS + RING_HEADS_OF_NODE * num_nodes
     row = BF16_BYTES * hidden + RING_META_BYTES
     of_node = num_ranks // num_nodes
-    return _aligned(num_channels * of_node * (heads * INT_BYTES + num_tokens * row))
+    return _align(num_channels * of_node * (heads * INT_BYTES + num_tokens * row))
 
 
 def rdma_ring_bytes(num_channels: int, num_nodes: int, num_tokens: int, hidden: int) -> int:
     """Bytes of a GPU's rings between nodes, for each channel and node one to send, one received."""
     row = BF16_BYTES * hidden + RING_META_BYTES + RDMA_ROW_BYTES
     each = COUNTS_BEFORE * INT_BYTES + num_tokens * row
-    return _aligned(2 * num_channels * num_nodes * each + RDMA_SPARE_BYTES)
+    return _align(2 * num_channels * num_nodes * each + RDMA_SPARE_BYTES)
 
 
 def low_latency_bytes(num_tokens: int, hidden: int, num_experts: int) -> int:
@@ -48,9 +48,9 @@ def low_latency_bytes(num_tokens: int, hidden: int, num_experts: int) -> int:
     back = BF16_BYTES * hidden + scales
     messages = num_experts * num_tokens
     send, receive = max(num_tokens * out, messages * back), messages * max(out, back)
-    both = 2 * (send + receive + _aligned(INT_BYTES * num_experts))
-    return _aligned(both + 1)  # the library adds 128 bytes to what is aligned
+    both = 2 * (send + receive + _align(INT_BYTES * num_experts))
+    return _align(both + 1)  # the library adds 128 bytes to what is aligned
 
 
-def _aligned(nbytes: int) -> int:
+def _align(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT

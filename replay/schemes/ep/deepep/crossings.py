@@ -203,7 +203,7 @@ def cross(
     ).arrived
     # The tail follows its rows in their queue, and at the warp before the rows of any other chunk.
     told = machine.serve(warps[away], costs.post(), kind=kinds.sync, rank=src, after=sent, priority=-1)
-    tail = machine.delay(kinds.sync, machine.transfers.crossed(src, to), told, to)
+    tail = machine.delay(kinds.sync, machine.transfers.crossing_time(src, to), told, to)
     landed[away] = machine.mark(to, tail)
     machine.order(stored, landed[away])
     ended = ready.copy()

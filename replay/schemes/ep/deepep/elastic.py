@@ -228,7 +228,7 @@ class ElasticDeepEp(StagedScheme):
             Buffer("received rows", rows * work.dispatch_row_bytes),
         )
 
-    def interleaved(self, kind: Interleave) -> Self:
+    def interleave(self, kind: Interleave) -> Self:
         """With SMs for kernels that something runs beside."""
         assert kind in self.interleaves
         return self.with_options({"overlap": True})

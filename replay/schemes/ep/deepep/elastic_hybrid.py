@@ -153,7 +153,7 @@ class Hybrid(NamedTuple):
         return there, machine.delay(kinds.sync, late, there, dst)
 
 
-def counted(machine: Machine, num_experts: int, after: Tasks) -> Ints:
+def tell_counts(machine: Machine, num_experts: int, after: Tasks) -> Ints:
     """Tell every node how many rows it gets, by GPU and expert: (rank,) marks when all are heard.
 
     Parameters
@@ -267,7 +267,7 @@ def _through(machine: Machine, rows: Hybrid, there: Ints, added: Ints) -> Tasks:
     """Wait for the completion of all puts, tell all nodes, and hear from them: (rank,) tasks."""
     owner, at = rows.crossings.owner, rows.crossings.forwarder
     away = np.flatnonzero(owner != at)
-    late = machine.transfers.completed(at[away], owner[away])
+    late = machine.transfers.complete(at[away], owner[away])
     completed = machine.delay(COMBINE.sync, late, there[away], at[away])
     flushed = machine.gather(completed, at[away], added)
     domains = machine.domains

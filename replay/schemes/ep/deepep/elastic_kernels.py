@@ -89,7 +89,7 @@ def _up(nbytes: int, multiple: int) -> int:
     return -(-nbytes // multiple) * multiple
 
 
-def _met(machine: Machine, kinds: PhaseKinds, begun: Tasks) -> Tasks:
+def _meet(machine: Machine, kinds: PhaseKinds, begun: Tasks) -> Tasks:
     """Meet all GPUs by one SM, then let the others go on: (rank,) tasks."""
     met = machine.sync.barrier(kinds, begun, stored="nothing")
     return machine.delay(kinds.sync, machine.costs.grid_barrier(), met)
@@ -101,7 +101,7 @@ def _all_there(machine: Machine, kinds: PhaseKinds, arrived: Tasks) -> Tasks:
     return machine.sync.barrier(kinds, flushed, stored="each", inside=True)
 
 
-def _counted(work: LayerWork, machine: Machine, num_sms: int, met: Ints) -> Tasks:
+def _count(work: LayerWork, machine: Machine, num_sms: int, met: Ints) -> Tasks:
     """Count tokens by rank and expert, tell all GPUs, hear from all of them: (rank,) tasks."""
     costs = machine.costs
     # A warp looks at one token at a time; the first SM waits for the sums of all.
@@ -110,7 +110,7 @@ def _counted(work: LayerWork, machine: Machine, num_sms: int, met: Ints) -> Task
     counted = machine.delay(DISPATCH.sync, costs.visible() + costs.poll(), looked)
     most = max((len(experts) for experts in work.experts_of_rank), default=0)
     if machine.num_domains > 1:
-        counted = elastic_hybrid.counted(machine, most * machine.domains.size, counted)
+        counted = elastic_hybrid.tell_counts(machine, most * machine.domains.size, counted)
     told = machine.sync.exchange_counts(counted, COUNT_BYTES * (1 + most), inside=True)
     return machine.delay(DISPATCH.sync, costs.poll(), told)
 
@@ -143,8 +143,8 @@ def dispatch(
     """
     slots, num_sms = SlotSizes.of(work), sms.shape[1]
     begun = machine.kernel(start, "dispatch")
-    met = _met(machine, DISPATCH, begun)
-    counted = met if is_cached else _counted(work, machine, num_sms, met)
+    met = _meet(machine, DISPATCH, begun)
+    counted = met if is_cached else _count(work, machine, num_sms, met)
     if host_waits and not is_cached:
         machine.host.poll(DISPATCH, counted)
     row = work.dispatch_row_bytes
@@ -169,14 +169,14 @@ def dispatch(
     ended = _all_there(machine, DISPATCH, arrived)
     return machine.memory_kernel(
         Kind.PERMUTE,
-        received(work, slots, expands=expands),
+        epilogue_traffic(work, slots, expands=expands),
         ended,
         DISPATCH_EPILOGUE,
         has_gap=False,
     )
 
 
-def received(work: LayerWork, slots: SlotSizes, *, expands: bool) -> MemoryTraffic:
+def epilogue_traffic(work: LayerWork, slots: SlotSizes, *, expands: bool) -> MemoryTraffic:
     """(rank,): what the dispatch's epilogue reads and writes."""
     copies, pairs = (work.matrix(what).sum(axis=0) for what in ("copies", "pairs"))
     row = work.dispatch_row_bytes
@@ -221,7 +221,7 @@ def combine(
         Whether computation is to run beside the kernel.
     """
     slots, row, costs = SlotSizes.of(work), work.combine_row_bytes, machine.costs
-    met = _met(machine, COMBINE, machine.kernel(start, "combine"))
+    met = _meet(machine, COMBINE, machine.kernel(start, "combine"))
     several = ((work.copy_pairs > 1) & expands).astype(np.int64)
     weights = slots.topk * INT_BYTES if work.is_backward else 0  # gradients of the gate weights
     padding = VALUE_BYTES[work.precision.combine] * slots.hidden - row

@@ -194,7 +194,7 @@ class LowLatencyDeepEp(StagedScheme):
         experts = np.array([len(experts) for experts in work.experts_of_rank], np.int64)
         return experts * self._room(work) * work.num_ranks
 
-    def interleaved(self, kind: Interleave) -> Self:
+    def interleave(self, kind: Interleave) -> Self:
         """With hooks; with none of its kernels beside another but for a combine beside GEMM-2."""
         if kind == "sbo":
             return self.with_options({"overlap_sms": self.options.overlap_sms or OVERLAP_SMS})
@@ -247,7 +247,7 @@ class LowLatencyDeepEp(StagedScheme):
             ),
             (work.dispatch_row_bytes, row - work.dispatch_row_bytes),
             (pair_src, pair_dst),
-            self._looked(work, machine, grid, begun),
+            self._look(work, machine, grid, begun),
             "stores",
         )
         # Threads that each have an expert poll its count until all blocks have added to it.
@@ -304,7 +304,7 @@ class LowLatencyDeepEp(StagedScheme):
         staged = machine.stream(DISPATCH.memory, moved, owner, begun[owner])
         return machine.join(sent, source * messages.num_blocks + block, owner, staged)
 
-    def _looked(self, work: LayerWork, machine: Machine, grid: WarpGrid, begun: Tasks) -> Tasks:
+    def _look(self, work: LayerWork, machine: Machine, grid: WarpGrid, begun: Tasks) -> Tasks:
         """(rank,) tasks when each block knows the counts of its experts.
 
         One warp of every block looks at all choices. That of the first SM first clears the signals

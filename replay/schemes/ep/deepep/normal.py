@@ -73,7 +73,7 @@ LISTED = ("deepseek",)  # stacks whose lists have both passes, see `ListedExchan
 LEAST_BETWEEN = 4  # SMs: the notify kernel has blocks for three things
 
 
-def _shipped(help: str) -> Any:
+def _shipped_option(help: str) -> Any:
     return option(
         0,
         f"{help} 0 takes what DeepEP ships for the group size.",
@@ -93,14 +93,14 @@ class DeepEpOptions(Options):
         least=2,
         multiple_of=2,
     )
-    dispatch_chunk: int = _shipped("Tokens in a chunk of the dispatch.")
-    combine_chunk: int = _shipped("Tokens in a chunk of the combine.")
-    ring_tokens: int = _shipped("Tokens in a ring.")
-    rdma_dispatch_chunk: int = _shipped(
+    dispatch_chunk: int = _shipped_option("Tokens in a chunk of the dispatch.")
+    combine_chunk: int = _shipped_option("Tokens in a chunk of the combine.")
+    ring_tokens: int = _shipped_option("Tokens in a ring.")
+    rdma_dispatch_chunk: int = _shipped_option(
         "Tokens that go to a node at once in the dispatch, where there are several nodes."
     )
-    rdma_combine_chunk: int = _shipped("The same in the combine.")
-    rdma_ring_tokens: int = _shipped("Tokens in a ring between nodes.")
+    rdma_combine_chunk: int = _shipped_option("The same in the combine.")
+    rdma_ring_tokens: int = _shipped_option("Tokens in a ring between nodes.")
     cached_layout: bool = option(
         False,
         "Whether layout and counts are known from before, as in a backward pass or with repeated "

@@ -87,7 +87,7 @@ class Push(Messages):
             spread = np.repeat(copies, num)
             self._hub.translate(spread, tasks, np.tile(packets, len(copies)))
             self._hub.arrive(spread, tasks, np.tile(packets, len(copies)))
-            arrived[copies] = self._joined(work.copy_rank[copies], tasks, num)
+            arrived[copies] = self._join(work.copy_rank[copies], tasks, num)
         return PushTasks(arrived, passed_on)
 
     def _cross(self, issued: Ints, begun: Tasks) -> Tasks:
@@ -210,7 +210,7 @@ class Push(Messages):
             nbytes[:, -1] = each * experts.astype(np.int64)
         return nbytes.ravel()
 
-    def _joined(self, rank: Ranks, tasks: Tasks, num: int) -> Tasks:
+    def _join(self, rank: Ranks, tasks: Tasks, num: int) -> Tasks:
         """(copy,) tasks after all segments (copy x segment,) of each."""
         if num == 1:
             return tasks

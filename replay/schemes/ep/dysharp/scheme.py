@@ -40,7 +40,7 @@ from replay.model.compute.gemm import Gemm
 from replay.model.compute.row_tiles import RowTiles, row_tiles
 from replay.model.compute.shared_experts import shared_kernels, shared_tiles
 from replay.model.compute.tile_order import TRIED
-from replay.model.compute.weight_gradients import joined, weight_gradients_beside
+from replay.model.compute.weight_gradients import join, weight_gradients_beside
 from replay.model.machine.domains import Domains
 from replay.model.machine.kinds import COMBINE, DISPATCH
 from replay.model.work.ragged import firsts, places
@@ -160,7 +160,7 @@ class DySharp(Scheme):
 
         How many slots an expert has room for is not said: here those that are filled.
         """
-        received, tables = memory.received(work), work.num_tokens * SLOT_BYTES
+        received, tables = memory.received_rows(work), work.num_tokens * SLOT_BYTES
         cast = memory.cast_received(work, received)
         units = Units(work, Domains(system.fabric, work.num_ranks))
         passed = np.bincount(units.place[units.abroad], minlength=work.num_ranks)
@@ -179,12 +179,12 @@ class DySharp(Scheme):
     def build(self, work: LayerWork, machine: Machine, start: Tasks) -> Tasks:
         """Add the fused kernel, two of them, or kernels one after the other."""
         units = Units(work, machine.domains)
-        fitted = self._fitted(work, machine, units)
+        fitted = self._fit_sms(work, machine, units)
         if self.fusion == "none":
             return fitted._in_sequence(work, machine, units, start)
         return fitted._fused(work, machine, units, start)
 
-    def _fitted(self, work: LayerWork, machine: Machine, units: Units) -> Self:
+    def _fit_sms(self, work: LayerWork, machine: Machine, units: Units) -> Self:
         """The same with a number of SMs where an option leaves it to the layer's rows."""
         in_switch = isinstance(self.options, SwitchOptions)
         found = row_sms(work, machine, units, in_switch=in_switch)
@@ -283,7 +283,7 @@ class DySharp(Scheme):
         kernels_begun = [begun]
 
         def second(done: Ints) -> Ints:
-            tasks, ranks = joined([(done, tiles.rank), shared])
+            tasks, ranks = join([(done, tiles.rank), shared])
             kernels_begun.append(self._second_kernel(machine, begun, ranks, tasks, arrived, units))
             return kernels_begun[-1][tiles.rank]
 

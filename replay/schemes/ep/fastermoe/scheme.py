@@ -133,13 +133,13 @@ class FasterMoe(SendsByNccl):
 
     def carries_on(self, work: LayerWork, system: System) -> CarriedLayer:
         """Rows for shadowed experts stay."""
-        return with_shadows(work, self._shadowed(work, partial(shadows.rates_on, system)))
+        return with_shadows(work, self._shadow(work, partial(shadows.rates_on, system)))
 
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
         """NCCL's FIFOs; a row for each (token, expert), at its owner and at its expert."""
         pairs, row = work.matrix("pairs"), work.dispatch_row_bytes
         owned, got = pairs.sum(axis=1) * row, pairs.sum(axis=0) * row
-        shadowed = self._shadowed(work, partial(shadows.rates_on, system))
+        shadowed = self._shadow(work, partial(shadows.rates_on, system))
         copies = len(shadowed) + bool(len(shadowed))  # and the weights that make room for them
         nbytes = np.full(work.num_ranks, copies * sum(expert_bytes(work, system)))
         return (
@@ -154,7 +154,7 @@ class FasterMoe(SendsByNccl):
 
     def build(self, work: LayerWork, machine: Machine, start: Tasks) -> Tasks:
         """Add counts, scatter, dispatches, calls, combines, gather."""
-        shadowed = self._shadowed(work, partial(shadows.rates_of, machine))
+        shadowed = self._shadow(work, partial(shadows.rates_of, machine))
         shared = shared_before_wait(machine, work, self.channels(machine), start)
         carried, split = with_shadows(work, shadowed).work, self.channels(machine)
         steps = steps_of(work, carried, self.options.group_size)
@@ -166,11 +166,11 @@ class FasterMoe(SendsByNccl):
             [*(part.call for parts in steps for part in parts), *own],
         )
         beside = Shadows(machine, work, carried, shadowed, self.options.rules(machine).num_channels, experts, own)
-        known = around.scatter(machine, work, self._counted(work, machine, start))
+        known = around.scatter(machine, work, self._count(work, machine, start))
         begun = beside.fetch(known)
         machine.host.wait(DISPATCH, begun, around.SCATTERED)
 
-        arrived = self._dispatched(carried, machine, steps, begun)
+        arrived = self._send_rows(carried, machine, steps, begun)
         stays = np.flatnonzero(carried.pair_expert >= first_shadow(work))
         machine.notes.follow("sent", carried.pair_token[stays], begun[carried.pair_source[stays]])
         sent, done = arrived[-1], shared(begun)
@@ -198,7 +198,7 @@ class FasterMoe(SendsByNccl):
         machine.notes.follow("combined", np.arange(work.num_tokens), gathered[work.source_rank])
         return gathered
 
-    def _shadowed(self, work: LayerWork, rates: Callable[..., shadows.Rates]) -> Ints:
+    def _shadow(self, work: LayerWork, rates: Callable[..., shadows.Rates]) -> Ints:
         """Experts whose weights go to all GPUs."""
         options = self.options
         if not options.shadowing or work.num_ranks == 1:
@@ -206,13 +206,13 @@ class FasterMoe(SendsByNccl):
         known = rates(work, options.network_GB_per_s, options.gemm_TFLOP_per_s)
         return shadows.choose(work, known)
 
-    def _counted(self, work: LayerWork, machine: Machine, start: Tasks) -> Ints:
+    def _count(self, work: LayerWork, machine: Machine, start: Tasks) -> Ints:
         known = around.count(machine, work, start, partial(self.exchange, machine, COUNTS))
         if self.options.shadowing and machine.num_ranks > 1:
             known = decide(machine, work, known)
         return around.tokens_of(machine, work, known)
 
-    def _dispatched(self, work: LayerWork, machine: Machine, steps: list[list[StepPart]], begun: Tasks) -> list[Ints]:
+    def _send_rows(self, work: LayerWork, machine: Machine, steps: list[list[StepPart]], begun: Tasks) -> list[Ints]:
         """Send the rows of one step after the other: (rank,) tasks of each when it has come."""
         if machine.num_ranks == 1:
             machine.notes.follow("sent", work.pair_token, begun[work.pair_source])

@@ -41,7 +41,7 @@ from replay.model.compute.gemm_tiles import TileTasks, gemm_tasks
 from replay.model.compute.operands import PATHS
 from replay.model.compute.shared_experts import shared_tiles
 from replay.model.compute.tile_order import TRIED, TileOrder, most_columns
-from replay.model.compute.weight_gradients import joined, weight_gradients_beside
+from replay.model.compute.weight_gradients import join, weight_gradients_beside
 from replay.model.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.model.machine.times import NO_TIME, MemoryTraffic, Time
 from replay.model.work.ragged import cut_runs
@@ -136,7 +136,7 @@ class FlashDMoe(Scheme):
 
     def intermediates(self, work: LayerWork) -> tuple[Buffer, ...]:
         """Of a backward pass what it finds and leaves; all else has room from the start."""
-        rows = memory.received(work)
+        rows = memory.received_rows(work)
         every = memory.intermediates(work, rows, fuses_activation=True, keeps_results=False)
         return (*memory.cast_received(work, rows), *every[1:])
 
@@ -172,7 +172,7 @@ class FlashDMoe(Scheme):
             path=self._path(),
         )
         rank = tiles.grid.rank
-        tasks, ranks = joined([beside, shared])
+        tasks, ranks = join([beside, shared])
         return machine.gather(
             np.concatenate((added, seen, second.done, tasks)),
             np.concatenate((owner, packets.rank, rank, ranks)),
@@ -331,7 +331,7 @@ class FlashDMoe(Scheme):
                 inputs = tasks.outputs
                 ready = machine.delay(Kind.GEMM2_SYNC, self._handing_out(machine), tasks.done, rank=grid.rank)
         beside = weight_gradients_beside(machine, work, pool, tasks.done, grid.expert, priority=turns.behind)
-        return tasks, joined(beside)
+        return tasks, join(beside)
 
     # ---- combine ---------------------------------------------------------------------------------
 

@@ -85,7 +85,7 @@ def meet(machine: Machine, kinds: PhaseKinds, after: Tasks, *, stored: Stored) -
     return machine.sync.barrier(kinds, machine.kernel(after, MEET), stored=stored, inside=True)
 
 
-def _begun(machine: Machine, kinds: PhaseKinds, after: Tasks, name: str) -> Tasks:
+def _begin(machine: Machine, kinds: PhaseKinds, after: Tasks, name: str) -> Tasks:
     """Launch what precedes a kernel, and the kernel: (rank,) tasks of its begin."""
     nothing = np.zeros(machine.num_ranks, np.int64)
     expected = machine.memory_kernel(kinds.sync, nothing, after, EXPECTED)
@@ -100,7 +100,7 @@ def _sm_of_token(work: LayerWork, num_sms: int, chunk_tokens: int) -> Ints:
 
 def dispatch(work: LayerWork, machine: Machine, split: Split, num_sms: int, chunk_tokens: int, start: Tasks) -> Tasks:
     """Add the dispatch kernel between two meetings: (rank,) tasks of the end."""
-    begun = _begun(machine, DISPATCH, start, "dispatch")
+    begun = _begin(machine, DISPATCH, start, "dispatch")
     shape = num_sms, chunk_tokens
     pushed = push_rows(work, machine, split, shape, RowSizes.of(work), begun)
     return meet(machine, DISPATCH, pushed, stored="each")
@@ -145,7 +145,7 @@ def push_rows(
 
 def combine(work: LayerWork, machine: Machine, split: Split, num_sms: int, chunk_tokens: int, start: Tasks) -> Tasks:
     """Add the combine kernel between two meetings: (rank,) tasks of the end."""
-    begun = _begun(machine, COMBINE, start, "combine")
+    begun = _begin(machine, COMBINE, start, "combine")
     shape = num_sms, chunk_tokens
     pulled = pull_rows(work, machine, split, shape, RowSizes.of(work), begun)
     return meet(machine, COMBINE, pulled, stored="nothing")

@@ -41,7 +41,7 @@ def all_experts(work: LayerWork) -> tuple[int, int]:
     return local, -(-local * work.num_ranks // 4) * 4
 
 
-def preprocessed(work: LayerWork, machine: Machine, start: Tasks, *, host_waits: bool) -> Tasks:
+def preprocess(work: LayerWork, machine: Machine, start: Tasks, *, host_waits: bool) -> Tasks:
     """Gather, scan, place, and let the host wait: (rank,) tasks when rows can travel."""
     n, every = machine.num_ranks, np.ones(machine.num_ranks, np.int64)
     local, experts = all_experts(work)

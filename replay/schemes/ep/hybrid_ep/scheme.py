@@ -139,7 +139,7 @@ class HybridEp(StagedScheme):
         shared = shared_before_wait(machine, work, split, start)
         ready = yield cast_before_dispatch(machine, work, start)
         if not (options.cached_layout or work.is_backward):
-            ready = preprocessing.preprocessed(work, machine, ready, host_waits=not options.non_blocking)
+            ready = preprocessing.preprocess(work, machine, ready, host_waits=not options.non_blocking)
         shape = (split, options.num_sms, options.chunk_tokens)
         received = yield kernels.dispatch(work, machine, *shape, ready)
         copies, pairs = (work.matrix(what).sum(axis=0) for what in ("copies", "pairs"))

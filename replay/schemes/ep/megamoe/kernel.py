@@ -85,7 +85,7 @@ class MegaKernel(ABC):
         self.machine.order(first.done[before], asked[waits])
         sent = self._store(second, pool)
         self._assign(first, second, met, sent)
-        return self._combine(second, sent, pool, met, self._shared(pool, begun))
+        return self._combine(second, sent, pool, met, self._shared_tiles(pool, begun))
 
     @cached_property
     def rows(self) -> RowsInTurn:
@@ -224,7 +224,7 @@ class MegaKernel(ABC):
     def _assign(self, first: TileTasks, second: TileTasks, met: Ints, sent: Sent) -> None:
         """Give tiles to blocks, which hold their SMs while they wait."""
 
-    def _shared(self, pool: Pools, begun: Tasks) -> tuple[Ints, Ints]:
+    def _shared_tiles(self, pool: Pools, begun: Tasks) -> tuple[Ints, Ints]:
         """Shared experts, whose tiles blocks draw first: tasks and their ranks, two (task,)."""
         machine = self.machine
         blocks = BlockScheduler(machine, machine.sms.count)

@@ -29,7 +29,7 @@ from replay.model.machine.times import MemoryTraffic
 from replay.model.work.capacity import CarriedLayer, with_equal_tokens
 from replay.schemes.ep.base import Scheme
 from replay.schemes.ep.facts import Buffer
-from replay.schemes.ep.megatron.experts import ExpertOptions, refused, run_experts
+from replay.schemes.ep.megatron.experts import ExpertOptions, refusal, run_experts
 from replay.schemes.ep.nccl import FLAGS_IN_DATA
 from replay.schemes.ep.nccl_alltoall import INDEX_BYTES, PERMUTES, ROW_MAP_PASSES
 
@@ -78,7 +78,7 @@ class MegatronAllGather(Scheme):
 
     def refuses(self, work: LayerWork) -> str:
         """As `megatron`."""
-        return super().refuses(work) or refused(work, self.options)
+        return super().refuses(work) or refusal(work, self.options)
 
     def carries(self, work: LayerWork) -> CarriedLayer:
         """Ranks gather equally much."""

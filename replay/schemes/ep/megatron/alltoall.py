@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from replay.schemes.ep.megatron.experts import (
     ExpertOptions,
-    refused,
+    refusal,
     run_experts,
     run_weight_gradients,
 )
@@ -51,7 +51,7 @@ class Megatron(NcclAllToAll):
 
     def refuses(self, work: LayerWork) -> str:
         """Rows travel in the type of the tokens; grouped_gemm multiplies BF16."""
-        return super().refuses(work) or refused(work, self.options)
+        return super().refuses(work) or refusal(work, self.options)
 
     def _operands(self, work: LayerWork, machine: Machine, rows: Counts, arrived: Tasks) -> tuple[Ints, int]:
         """Leave rows as they are until they are sorted."""

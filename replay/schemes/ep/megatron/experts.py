@@ -77,7 +77,7 @@ class ExpertOptions(Options):
     )
 
 
-def refused(work: LayerWork, options: ExpertOptions) -> str:
+def refusal(work: LayerWork, options: ExpertOptions) -> str:
     """Reason why these experts, or any behind Megatron-LM's dispatchers, cannot run a layer; or empty."""
     types = work.precision
     if options.experts == "cutlass" and types.gemm != "bf16":
@@ -92,12 +92,12 @@ def run_experts(machine: Machine, work: LayerWork, options: ExpertOptions, after
     """Run the experts on rows that are sorted by expert: (rank,) tasks at their end."""
     pool = machine.sms.for_kernels()
     if options.experts == "cutlass":
-        return _grouped(machine, work, pool, after)
+        return _multiply_grouped(machine, work, pool, after)
     pads = work.precision.gemm == "fp8"
     if pads:
-        after = _padded(machine, work, work.token_row_bytes, after)
+        after = _pad(machine, work, work.token_row_bytes, after)
     done = per_expert_kernels(machine, work, pool, after, streams=options.streams, quantises=True)
-    return _unpadded(machine, work, done) if pads else done
+    return _unpad(machine, work, done) if pads else done
 
 
 def run_weight_gradients(machine: Machine, work: LayerWork, options: ExpertOptions, after: Tasks) -> Tasks:
@@ -105,26 +105,26 @@ def run_weight_gradients(machine: Machine, work: LayerWork, options: ExpertOptio
     pool = machine.sms.for_kernels()
     for projection in (DOWN, UP):
         if options.experts == "cutlass":
-            after = weight_gradient_kernel(machine, work, projection, pool, _copied(machine, after))
+            after = weight_gradient_kernel(machine, work, projection, pool, _copy(machine, after))
         else:
             after = gradient_calls(machine, work, projection, pool, after, streams=options.streams)
     return after
 
 
-def _grouped(machine: Machine, work: LayerWork, pool: Pools, after: Tasks) -> Ints:
+def _multiply_grouped(machine: Machine, work: LayerWork, pool: Pools, after: Tasks) -> Ints:
     """Grouped GEMMs whose arguments are copied first."""
 
     def multiply(gemm: Gemm, begin: Tasks) -> Ints:
         path = WGMMA_TMA if work.is_backward else CUTLASS_SM80
-        return gemm_kernel(machine, work, gemm, pool, _copied(machine, begin), path=path).end
+        return gemm_kernel(machine, work, gemm, pool, _copy(machine, begin), path=path).end
 
     def gradient(projection: Projection, begin: Tasks) -> Ints:
-        return weight_gradient_kernel(machine, work, projection, pool, _copied(machine, begin))
+        return weight_gradient_kernel(machine, work, projection, pool, _copy(machine, begin))
 
     return in_turn(machine, work, after, multiply, gradient)
 
 
-def _copied(machine: Machine, after: Tasks) -> Tasks:
+def _copy(machine: Machine, after: Tasks) -> Tasks:
     """Copy the arguments of a grouped GEMM: (rank,) tasks."""
     return machine.small_kernels(Kind.LAYOUT, 0, after, ARGUMENTS)
 
@@ -139,7 +139,7 @@ def _padding(work: LayerWork, row_bytes: int) -> tuple[Ints, Ints]:
     return own * row_bytes, all_rows * row_bytes
 
 
-def _padded(machine: Machine, work: LayerWork, row_bytes: int, after: Tasks) -> Tasks:
+def _pad(machine: Machine, work: LayerWork, row_bytes: int, after: Tasks) -> Tasks:
     """Pad the rows of each expert, forward its gate weights too: (rank,) tasks."""
     own, padded = _padding(work, row_bytes)
     done = machine.memory_kernel(Kind.PERMUTE, MemoryTraffic(own, padded), after, PADDING)
@@ -149,8 +149,8 @@ def _padded(machine: Machine, work: LayerWork, row_bytes: int, after: Tasks) -> 
     return machine.memory_kernel(Kind.PERMUTE, MemoryTraffic(own, padded), done, PADDING)
 
 
-def _unpadded(machine: Machine, work: LayerWork, after: Tasks) -> Tasks:
-    """Take the padding from each expert's results: (rank,) tasks; the reverse of `_padded`."""
+def _unpad(machine: Machine, work: LayerWork, after: Tasks) -> Tasks:
+    """Take the padding from each expert's results: (rank,) tasks; the reverse of `_pad`."""
     own, padded = _padding(work, work.result_row_bytes)
     moved = MemoryTraffic(padded, own)
     done = machine.memory_kernel(Kind.UNPERMUTE, moved, after, UNPADDING)

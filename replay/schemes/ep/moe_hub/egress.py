@@ -106,7 +106,9 @@ class Egress:
             self._queues = np.repeat(machine.buffers.pools("egress queue", depth)[:, None], n, axis=1)
             self._entries = np.repeat(machine.sms.units("egress entry", 1, "fifo"), n, axis=1)
         # What one destination's queue holds is one line for the uplink.
-        self._lines = [machine.buffers.unnamed(f"egress line {{rank}}->{dst}", 1) for dst in range(n) if merges]
+        self._lines = [
+            machine.buffers.reserve_unlisted(f"egress line {{rank}}->{dst}", 1) for dst in range(n) if merges
+        ]
 
     def send(
         self,

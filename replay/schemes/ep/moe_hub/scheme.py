@@ -43,7 +43,7 @@ from replay.model.compute.tile_order import TRIED, TileOrder, Turns, most_column
 from replay.model.compute.weight_gradients import (
     DOWN,
     UP,
-    joined,
+    join,
     weight_gradient_kernel,
     weight_gradients_beside,
 )
@@ -117,7 +117,7 @@ class MoeHub(Scheme):
 
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
         """Rows as they come to either side, and the addresses that the table has forgotten."""
-        received, returned = memory.received(work), memory.returned(work)
+        received, returned = memory.received_rows(work), memory.returned_rows(work)
         return (
             Buffer("received rows", received * work.dispatch_row_bytes),
             Buffer("return addresses", received * self.options.address_bytes),
@@ -354,7 +354,7 @@ class _Layer:
 
     def _weight_gradients(self, tiles: RowTiles, done: Ints) -> tuple[Ints, Ints]:
         """Weight gradients where SMs have nothing better to do: tasks and ranks, two (task,)."""
-        return joined(
+        return join(
             weight_gradients_beside(
                 self.machine,
                 self.work,

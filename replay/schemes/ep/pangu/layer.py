@@ -67,8 +67,8 @@ class PanguLayer:
         layer, work, machine = self._layer, self._work, self._machine
         shared = shared_before_wait(machine, layer, self._exchanges.splits["inside"], start)
         got = self._whole.inside.sum(axis=0)
-        ready = yield self._counted(start)
-        arrived = yield self._dispatched(ready)
+        ready = yield self._count(start)
+        arrived = yield self._dispatch(ready)
         arrived = cast_received(machine, work, got, arrived)
         rows = MemoryTraffic(got * work.operand_row_bytes, got * work.operand_row_bytes, got)
         if not work.is_backward:
@@ -77,14 +77,14 @@ class PanguLayer:
         done = separate_kernels(machine, work, machine.sms.for_kernels(), shared(arrived))
         rows = MemoryTraffic(got * work.result_row_bytes, got * work.result_row_bytes, got)
         done = yield machine.memory_kernel(Kind.UNPERMUTE, rows, done, programs.SORT, moves="every result")
-        done = yield self._combined(done)
-        ends = self._finished(done)
+        done = yield self._combine(done)
+        ends = self._finish(done)
         machine.notes.follow("combined", np.arange(layer.num_tokens), ends[layer.source_rank])
         return ends
 
     # ---- what the sizes need ---------------------------------------------------------------------
 
-    def _counted(self, start: Tasks) -> Tasks:
+    def _count(self, start: Tasks) -> Tasks:
         """Gather ids, count rows of the node's experts, tell their GPUs: (rank,) tasks."""
         work, machine = self._work, self._machine
         if work.is_backward:  # which finds all maps and splits as they were
@@ -124,7 +124,7 @@ class PanguLayer:
 
     # ---- dispatch --------------------------------------------------------------------------------
 
-    def _dispatched(self, ready: Tasks) -> Tasks:
+    def _dispatch(self, ready: Tasks) -> Tasks:
         """Gather tokens between nodes, send their rows inside: (rank,) tasks."""
         machine, gathered, sent = self._machine, [], ready
         for part in self._parts:
@@ -137,7 +137,7 @@ class PanguLayer:
             machine.host.wait(DISPATCH, computed, programs.ROWS_WAIT)
         arrived = computed
         for part, came in zip(self._parts, gathered, strict=True):
-            computed = self._permuted(part, self._both(computed, came))
+            computed = self._permute_rows(part, self._both(computed, came))
             arrived = self._sent_inside(part, self._both(arrived, computed))
         return arrived
 
@@ -158,7 +158,7 @@ class PanguLayer:
             self._follow(token, exchanged.leaves(owner, there, place))
         return exchanged.done
 
-    def _permuted(self, part: TokenPart, after: Tasks) -> Tasks:
+    def _permute_rows(self, part: TokenPart, after: Tasks) -> Tasks:
         """Make a row for each slot of the node, and room for the sums: (rank,) tasks."""
         work, machine, rows = self._work, self._machine, part.inside.sum(axis=1)
         gathered = part.tokens * machine.domains.num
@@ -202,7 +202,7 @@ class PanguLayer:
 
     # ---- combine ---------------------------------------------------------------------------------
 
-    def _combined(self, done: Ints) -> Tasks:
+    def _combine(self, done: Ints) -> Tasks:
         """Bring results back inside, add them up, send sums between nodes: (rank,) tasks."""
         machine, row_bytes = self._machine, self._work.combine_row_bytes
         back = added = scattered = done
@@ -211,7 +211,7 @@ class PanguLayer:
                 begun = machine.kernel(back, programs.INSIDE)
                 sizes = part.inside.T * row_bytes
                 back = self._exchanges.run("inside", COMBINE, sizes, begun, payload=True).done
-            added = self._added(part, self._both(added, back))
+            added = self._add_part(part, self._both(added, back))
             scattered = added if not self._is_hierarchical else self._scatter(part, scattered, added)
         if self._work.is_backward and self._is_hierarchical:
             begun = machine.kernel(scattered, programs.WEIGHT_GRADIENTS)
@@ -219,7 +219,7 @@ class PanguLayer:
             scattered = self._exchanges.run("rail", COMBINE, sizes, begun, payload=False).done
         return scattered
 
-    def _added(self, part: TokenPart, after: Tasks) -> Tasks:
+    def _add_part(self, part: TokenPart, after: Tasks) -> Tasks:
         """Weigh the returned rows of a part and add them to the node's sums: (rank,) tasks."""
         work, machine, rows = self._work, self._machine, part.inside.sum(axis=1)
         b_c = work.combine_row_bytes
@@ -238,7 +238,7 @@ class PanguLayer:
         begun = machine.kernel(self._both(before, added), programs.SUMS)
         return self._exchanges.run("rail", COMBINE, sizes, begun, payload=True).done
 
-    def _finished(self, after: Tasks) -> Tasks:
+    def _finish(self, after: Tasks) -> Tasks:
         """Add the sums of all nodes at their owner: (rank,) tasks."""
         machine, work = self._machine, self._work
         if not self._is_hierarchical:

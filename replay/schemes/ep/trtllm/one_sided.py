@@ -102,10 +102,10 @@ def dispatch(work: LayerWork, machine: Machine, channels: Ints, start: Tasks) ->
     # The last block of a GPU: counts and, when all has been acknowledged, flags.
     landed = machine.gather(arrived, np.tile(pushes.src, 2), begun)
     last = machine.delay(DISPATCH.sync, costs.cache_load(), landed)
-    return _told(machine, last, is_combine=False)
+    return _tell(machine, last, is_combine=False)
 
 
-def _told(machine: Machine, last: Ints, *, is_combine: bool) -> Ints:
+def _tell(machine: Machine, last: Ints, *, is_combine: bool) -> Ints:
     """Tell every peer, and wait for all: (rank,) marks."""
     costs, n = machine.costs, machine.num_ranks
     src, dst = np.nonzero(~np.eye(n, dtype=bool))
@@ -142,7 +142,7 @@ def combine(work: LayerWork, machine: Machine, channels: Ints, done: Ints) -> Ta
     """
     costs, back = machine.costs, work.combine_row_bytes
     raised = machine.small_kernels(Kind.LAYOUT, memory.on_each(work, FLAG_BYTES), done, ROUND)
-    met = _told(machine, machine.kernel(raised, GET), is_combine=True)
+    met = _tell(machine, machine.kernel(raised, GET), is_combine=True)
     owner, target, token = work.copy_source, work.copy_rank, work.copy_token
     sm = places(memory.tokens(work)) % machine.sms.count
     used, which = np.unique(token, return_inverse=True)

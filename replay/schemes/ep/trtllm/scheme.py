@@ -173,7 +173,7 @@ class TrtLlmAllToAll(Scheme):
     def _experts(self, work: LayerWork, machine: Machine, arrived: Tasks) -> Ints:
         """Expand rows to their experts, multiply, add up the results of each row."""
         copies = work.matrix("copies").sum(axis=0)
-        rows, row = memory.received(work), work.operand_row_bytes
+        rows, row = memory.received_rows(work), work.operand_row_bytes
         expand = MemoryTraffic(copies * row, rows * row, rows)
         expanded = machine.memory_kernel(
             Kind.PERMUTE, expand, arrived, "expansion", moves="a row for each (token, expert)"

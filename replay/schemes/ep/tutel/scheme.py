@@ -174,14 +174,14 @@ class Tutel(SendsByNccl):
         machine.notes.count(PADDED, machine.ranks, carried.padding)
         machine.notes.count(DROPPED, machine.ranks, carried.dropped(work))
         shared = shared_before_wait(machine, work, self.channels(machine), start)
-        begun = sparse.encode(machine, work, carried, self._agreed(work, machine, start))
+        begun = sparse.encode(machine, work, carried, self._agree(work, machine, start))
         parts = cut(carried, self._chunks(work.num_ranks), self.options.rows(work))
-        sent = self._dispatched(work, machine, carried, parts, begun)
+        sent = self._send_rows(work, machine, carried, parts, begun)
         computed = shared(sent[0])
         ends = []
         for part, arrived in zip(parts, sent, strict=True):
             computed = machine.gather(computed, machine.ranks, arrived)
-            computed = self._computed(part, machine, computed)
+            computed = self._compute(part, machine, computed)
             ends.append(computed)
         back = sent[-1]
         for part, done in zip(parts, ends, strict=True):
@@ -193,7 +193,7 @@ class Tutel(SendsByNccl):
         machine.notes.follow("combined", np.arange(work.num_tokens), decoded[work.source_rank])
         return decoded
 
-    def _agreed(self, work: LayerWork, machine: Machine, start: Tasks) -> Tasks:
+    def _agree(self, work: LayerWork, machine: Machine, start: Tasks) -> Tasks:
         """Count the places of rows, and learn the capacity: (rank,) tasks."""
         if work.is_backward:
             return start
@@ -209,7 +209,7 @@ class Tutel(SendsByNccl):
         machine.host.wait(COUNTS, placed, WAIT)
         return placed
 
-    def _dispatched(
+    def _send_rows(
         self,
         work: LayerWork,
         machine: Machine,
@@ -259,12 +259,12 @@ class Tutel(SendsByNccl):
             )
             machine.notes.follow("sent", real[mine], leaves)
 
-    def _computed(self, part: LayerWork, machine: Machine, after: Tasks) -> Tasks:
+    def _compute(self, part: LayerWork, machine: Machine, after: Tasks) -> Tasks:
         """Run the experts on a chunk: (rank,) tasks."""
         rows = part.matrix("pairs").sum(axis=0)
         several = part.num_experts > part.num_ranks
         if several:
-            moved = _copied(rows, part.dispatch_row_bytes)
+            moved = _reorder_traffic(rows, part.dispatch_row_bytes)
             after = machine.memory_kernel(Kind.PERMUTE, moved, after, TO_EXPERTS)
         if self._chunks(part.num_ranks) > 1:
             split = self.channels(machine)
@@ -275,7 +275,7 @@ class Tutel(SendsByNccl):
             pool = machine.sms.pool("sm", num_sms)
         done = separate_kernels(machine, part, pool, after, num_sms=num_sms)
         if several:
-            moved = _copied(rows, part.combine_row_bytes)
+            moved = _reorder_traffic(rows, part.combine_row_bytes)
             done = machine.memory_kernel(Kind.UNPERMUTE, moved, done, TO_RANKS)
         return done
 
@@ -298,6 +298,6 @@ class Tutel(SendsByNccl):
         return self.options.overlap_degree if num_ranks > 1 else 1
 
 
-def _copied(rows: Counts, row_bytes: int) -> MemoryTraffic:
+def _reorder_traffic(rows: Counts, row_bytes: int) -> MemoryTraffic:
     """Rows brought into another order."""
     return MemoryTraffic(rows * row_bytes, rows * row_bytes, rows)

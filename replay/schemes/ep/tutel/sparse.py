@@ -71,7 +71,7 @@ def encode(machine: Machine, work: LayerWork, carried: CarriedLayer, after: Task
     them and of the results that the forward pass has kept.
     """
     tokens, top_k = np.diff(work.tokens_of_rank), work.expert_ids.shape[1]
-    row, buffer, kept = FP32 * work.shape.hidden, _buffer_rows(carried), _kept(work, carried)
+    row, buffer, kept = FP32 * work.shape.hidden, _buffer_rows(carried), _rows_kept(work, carried)
     fp32 = MemoryTraffic(tokens * work.token_row_bytes, tokens * row)
     encoded = MemoryTraffic(kept * row, kept * row, kept)
     travels = MemoryTraffic(buffer * row, buffer * work.dispatch_row_bytes)
@@ -92,7 +92,7 @@ def encode(machine: Machine, work: LayerWork, carried: CarriedLayer, after: Task
 def decode(machine: Machine, work: LayerWork, carried: CarriedLayer, after: Tasks) -> Tasks:
     """Add the weighted results of every token up: (rank,) tasks."""
     tokens, top_k = np.diff(work.tokens_of_rank), work.expert_ids.shape[1]
-    row, buffer, kept = FP32 * work.shape.hidden, _buffer_rows(carried), _kept(work, carried)
+    row, buffer, kept = FP32 * work.shape.hidden, _buffer_rows(carried), _rows_kept(work, carried)
     sums = (top_k - 1) * tokens * row
     fp32 = MemoryTraffic(buffer * work.combine_row_bytes, buffer * row)
     decoded = MemoryTraffic(kept * row, top_k * tokens * row)
@@ -115,7 +115,7 @@ def _buffer_rows(carried: CarriedLayer) -> Ints:
     return rows
 
 
-def _kept(work: LayerWork, carried: CarriedLayer) -> Ints:
+def _rows_kept(work: LayerWork, carried: CarriedLayer) -> Ints:
     """(rank,): rows of a rank's tokens in it."""
     owned: Ints = work.matrix("pairs").sum(axis=1)
     kept: Ints = owned - carried.dropped(work)

@@ -118,7 +118,7 @@ class Moves:
             machine.order(machine.stream(GATHER.memory, pieces.nbytes[of], home, loaded.asked), there)
         self._keep_window(reader, part, issued, arrived, int(pieces.nbytes.max()))
         address = machine.caches.new_keys(len(pieces)) + of
-        machine.notes.access(self._named("loads"), address, issued)
+        machine.notes.access(self._kernel_name("loads"), address, issued)
         return RowArrivals(there, reader, part, which[of])
 
     def _keep_window(self, reader: Ranks, part: Ints, issued: Ints, arrived: Tasks, piece_bytes: int) -> None:
@@ -165,8 +165,8 @@ class Moves:
         ends = ends.reshape(sent.shape)
         machine.order(left, ends[src, cut.part[piece[of]], column[of]])
         address = machine.caches.new_keys(len(pieces)) + of
-        machine.notes.access(self._named("reductions"), address, left)
+        machine.notes.access(self._kernel_name("reductions"), address, left)
         return SumPushes(ends, SumTasks(added, home, piece[which]))
 
-    def _named(self, what: str) -> str:
+    def _kernel_name(self, what: str) -> str:
         return f"merged {what}" if self._options.merge else what

@@ -92,7 +92,7 @@ def normalise(kernels: TensorKernels, norm: Norm, pushing: PushingBlocks, loadin
     return NormBlocks(entry.reshape(num, -1), worked.reshape(num, -1), np.tile(follows, (num, 1)), needs)
 
 
-def interleaved(loading: LoadingBlocks, norming: NormBlocks) -> Ints:
+def blocks_to_follow(loading: LoadingBlocks, norming: NormBlocks) -> Ints:
     """(rank, block): the block of the first product that each of the second one follows.
 
     From the first rows on that are there, blocks of both products take turns.

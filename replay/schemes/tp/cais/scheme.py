@@ -29,7 +29,7 @@ from replay.schemes.tp.base import GATHER, REDUCE, TensorScheme, is_plain
 from replay.schemes.tp.cais.grid import CaisGrid
 from replay.schemes.tp.cais.kernels import CaisBlocks
 from replay.schemes.tp.cais.moves import Moves
-from replay.schemes.tp.cais.norms import interleaved, normalise
+from replay.schemes.tp.cais.norms import blocks_to_follow, normalise
 from replay.schemes.tp.cais.options import CaisOptions
 from replay.schemes.tp.traffic import TensorTraffic
 
@@ -92,13 +92,13 @@ class Cais(TensorScheme):
 
     def gather_and_multiply(self, kernels: TensorKernels, product: Product, after: Tasks) -> Ints:
         """Multiply rows that tiles load."""
-        return self._loaded(kernels, "ag-gemm", lambda blocks: blocks.load_and_multiply(product), after)
+        return self._load(kernels, "ag-gemm", lambda blocks: blocks.load_and_multiply(product), after)
 
     def gather(self, kernels: TensorKernels, after: Tasks) -> Ints:
         """Load the rows of all tokens, in a kernel of its own."""
-        return self._loaded(kernels, "all-gather", CaisBlocks.load_alone, after)
+        return self._load(kernels, "all-gather", CaisBlocks.load_alone, after)
 
-    def _loaded(
+    def _load(
         self, kernels: TensorKernels, name: str, load: Callable[[CaisBlocks], LoadingBlocks], after: Tasks
     ) -> Tasks:
         """Launch a kernel of blocks that load rows: (rank,) tasks of its end."""
@@ -108,7 +108,7 @@ class Cais(TensorScheme):
         grid = self._grid(machine, loading.resident)
         grid.add(loading.first, loading.end, loading.place)
         grid.launch(begun)
-        return _ended(machine, loading.end, begun)
+        return _mark_end(machine, loading.end, begun)
 
     def leave(self, kernels: TensorKernels, step: Any, after: Tasks) -> Ints:
         """Multiply and add up; backward, rows for the weights' gradient are loaded behind."""
@@ -123,19 +123,19 @@ class Cais(TensorScheme):
         """Push sums tile by tile."""
         begun = kernels.machine.kernel(after, "gemm-rs")
         pushing = self._blocks(kernels).multiply_and_push(product, begun)
-        return self._summed(kernels.machine, pushing, begun)
+        return self._sum_up(kernels.machine, pushing, begun)
 
     def reduce(self, kernels: TensorKernels, after: Tasks) -> Ints:
         """Push the sums of all tokens, in a kernel of its own."""
         begun = kernels.machine.kernel(after, "reduce-scatter")
-        return self._summed(kernels.machine, self._blocks(kernels).push_alone(), begun)
+        return self._sum_up(kernels.machine, self._blocks(kernels).push_alone(), begun)
 
-    def _summed(self, machine: Machine, pushing: PushingBlocks, begun: Tasks) -> Tasks:
+    def _sum_up(self, machine: Machine, pushing: PushingBlocks, begun: Tasks) -> Tasks:
         """Launch a kernel of blocks that push: (rank,) tasks at which all GPUs have their sums."""
         grid = self._grid(machine, pushing.resident)
         grid.add(pushing.first, pushing.end, pushing.place)
         grid.launch(begun)
-        done = _ended(machine, pushing.end, begun)
+        done = _mark_end(machine, pushing.end, begun)
         machine.order(pushing.added.tasks, done[pushing.added.rank])
         return machine.sync.barrier(REDUCE, done, stored="each")
 
@@ -154,7 +154,7 @@ class Cais(TensorScheme):
         ahead = self.options.ahead_blocks or machine.sms.compute * resident
         grid.add(pushing.first, pushing.end, 2 * pushing.place)
         grid.add(norming.first, norming.end, 2 * (norming.follows + ahead))
-        grid.add(loading.first, loading.end, 2 * (interleaved(loading, norming) + ahead) + 1)
+        grid.add(loading.first, loading.end, 2 * (blocks_to_follow(loading, norming) + ahead) + 1)
         ends = [loading.end, pushing.end]
         if layer.is_backward:  # rows of the forward pass, for the gradient of the first weights
             again = blocks.load_alone()
@@ -163,7 +163,7 @@ class Cais(TensorScheme):
             grid.add(again.first, again.end, np.tile(2 * spread + 1, (machine.num_ranks, 1)))
             ends.append(again.end)
         grid.launch(begun)
-        done = _ended(machine, np.concatenate(ends, axis=1), begun)
+        done = _mark_end(machine, np.concatenate(ends, axis=1), begun)
         machine.order(pushing.added.tasks, done[pushing.added.rank])
         if layer.is_backward:
             done = kernels.gradient(leave.product, done)
@@ -193,7 +193,7 @@ class Cais(TensorScheme):
         return CaisGrid(machine, GATHER, group, resident)
 
 
-def _ended(machine: Machine, tasks: Tasks, begun: Tasks) -> Tasks:
+def _mark_end(machine: Machine, tasks: Tasks, begun: Tasks) -> Tasks:
     """(rank,) marks; all tasks (rank, block) are over."""
     rank = np.repeat(machine.ranks, tasks.shape[1])
     return machine.gather(tasks.ravel(), rank, begun)

@@ -68,7 +68,7 @@ class TrackerScheme(TensorScheme):
     # ---- rows ------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _gathered(self, engines: Engines, pieces: RowPieces, after: Tasks) -> Tasks:
+    def _gather(self, engines: Engines, pieces: RowPieces, after: Tasks) -> Tasks:
         """Bring pieces of rows to all GPUs: (rank, piece) tasks."""
 
     @abstractmethod
@@ -79,7 +79,7 @@ class TrackerScheme(TensorScheme):
         """All rows, by engines."""
         machine, layer = kernels.machine, kernels.layer
         pieces = whole_rows(layer, self.options.piece_bytes)
-        there = self._gathered(Engines(machine, self.options), pieces, after)
+        there = self._gather(Engines(machine, self.options), pieces, after)
         ranks = np.repeat(machine.ranks, len(pieces))
         return machine.gather(there.ravel(), ranks, after)
 
@@ -98,7 +98,7 @@ class TrackerScheme(TensorScheme):
             machine.kernel(after, KIND_NAMES[Kind.GEMM1]),
             ordered=waiting.in_order(machine, layer, product, Kind.GEMM1, self._place(kernels)),
             pieces=pieces,
-            there=self._gathered(engines, pieces, after),
+            there=self._gather(engines, pieces, after),
             tell=lambda rank, ready: engines.tell(GATHER, rank, ready),
             resident_blocks=self.options.resident_blocks,
         )
@@ -106,7 +106,7 @@ class TrackerScheme(TensorScheme):
     # ---- sums ------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _summed(self, kernels: TensorKernels, sums: Sums, after: Tasks, *, tracked: bool) -> Tasks:
+    def _sum_up(self, kernels: TensorKernels, sums: Sums, after: Tasks, *, tracked: bool) -> Tasks:
         """Add pieces up: (rank,) tasks.
 
         Parameters
@@ -126,7 +126,7 @@ class TrackerScheme(TensorScheme):
         layer = kernels.layer
         pieces = whole_rows(layer, self.options.piece_bytes)
         made = np.repeat(after[:, None], len(pieces), axis=1)
-        return self._summed(kernels, Sums(pieces, made), after, tracked=False)
+        return self._sum_up(kernels, Sums(pieces, made), after, tracked=False)
 
     def leave(self, kernels: TensorKernels, step: Any, after: Tasks) -> Ints:
         """Send sums on as tiles make them. Routed rows wait for all of them."""
@@ -148,7 +148,7 @@ class TrackerScheme(TensorScheme):
             kept=turns.kept,
         )
         done = machine.gather(tiled.tasks.done, rank, begun)
-        summed = self._summed(kernels, sums_of(tiled, layer), done, tracked=True)
+        summed = self._sum_up(kernels, sums_of(tiled, layer), done, tracked=True)
         if not layer.is_backward:
             return summed
         rows = self.gather(kernels, after)
@@ -172,7 +172,7 @@ class T3(TrackerScheme):
     proposes = frozenset({"store-tracking", "triggered-copies", "near-memory-reduction"})
     options: RingOptions = RingOptions()
 
-    def _gathered(self, engines: Engines, pieces: RowPieces, after: Tasks) -> Ints:
+    def _gather(self, engines: Engines, pieces: RowPieces, after: Tasks) -> Ints:
         return ring.gather(engines, pieces, after)
 
     def _place(self, kernels: TensorKernels) -> Any:
@@ -186,7 +186,7 @@ class T3(TrackerScheme):
         one, other = (ring.turn(tiles.rank, chunk, kernels.layer.num_ranks) for chunk in chunks)
         return RowTileTurns((tiles, first_row), np.minimum(one, other), np.maximum(one, other) > 0)
 
-    def _summed(self, kernels: TensorKernels, sums: Sums, after: Tasks, *, tracked: bool) -> Ints:
+    def _sum_up(self, kernels: TensorKernels, sums: Sums, after: Tasks, *, tracked: bool) -> Ints:
         machine, options = kernels.machine, self.options
         added, ranks = ring.reduce(
             Engines(machine, options),
@@ -214,7 +214,7 @@ class T3Switch(TrackerScheme):
     proposes = frozenset({"store-tracking", "triggered-copies", "multimem-engines"})
     options: T3Options = T3Options()
 
-    def _gathered(self, engines: Engines, pieces: RowPieces, after: Tasks) -> Ints:
+    def _gather(self, engines: Engines, pieces: RowPieces, after: Tasks) -> Ints:
         return switch.gather(engines, pieces, after)
 
     def _place(self, kernels: TensorKernels) -> Any:
@@ -228,7 +228,7 @@ class T3Switch(TrackerScheme):
         ordered = waiting.in_order(kernels.machine, kernels.layer, product, Kind.GEMM2, place)
         return RowTileTurns(ordered.cuts)
 
-    def _summed(self, kernels: TensorKernels, sums: Sums, after: Tasks, *, tracked: bool) -> Ints:
+    def _sum_up(self, kernels: TensorKernels, sums: Sums, after: Tasks, *, tracked: bool) -> Ints:
         machine = kernels.machine
         there, read, member = switch.reduce(Engines(machine, self.options), sums.pieces, sums.made)
         ranks = np.concatenate((sums.pieces.chunk, member))

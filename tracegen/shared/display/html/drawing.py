@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tracegen.shared.display.html.markup import FONT, number, shape, shortened, tag, text, width
+from tracegen.shared.display.html.markup import FONT, number, shape, shorten, tag, text, width
 from tracegen.shared.display.html.scales import Scale, scale
 from tracegen.shared.display.palette import LIGHT
 
@@ -146,7 +146,7 @@ class Rows:
         else:
             most = x = self.left - GAP
             y = self.bar / 2 + 4
-        kept = shortened(label, most + 0.5)
+        kept = shorten(label, most + 0.5)
         written = tag(
             "text",
             text(kept) + (tip(label) if kept != label else ""),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tracegen.shared.display.content import Cell, Column, Table
 from tracegen.shared.display.html.drawing import GAP, WIDE, Drawing, rows, tip, words
-from tracegen.shared.display.html.markup import FONT, number, shape, shortened, tag, text, width
+from tracegen.shared.display.html.markup import FONT, number, shape, shorten, tag, text, width
 from tracegen.shared.display.html.scales import figures
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _dense(chart: Heat, left: float, cell: float, head: str, top: float, wide: f
     moved = f"translate({number(left)} {down}) scale({cell:.4f} {high:.4f})"
     every = max(1, math.ceil((FONT + 2) / high))
     labels = [
-        words(shortened(label, left - GAP), left - GAP, top + (k + 0.5) * high + 4, "label e")
+        words(shorten(label, left - GAP), left - GAP, top + (k + 0.5) * high + 4, "label e")
         for k, label in enumerate(chart.rows)
         if k % every == 0 and left
     ]

@@ -107,7 +107,7 @@ def _share(c: str) -> float:
     return 0.74 if c.isupper() else 0.63
 
 
-def shortened(content: str, most: float, font: float = FONT) -> str:
+def shorten(content: str, most: float, font: float = FONT) -> str:
     """Cut a text that is too wide; whoever shows it says the whole elsewhere.
 
     Parameters

@@ -10,7 +10,7 @@ from tracegen.shared.display.html.markup import number
 Point = tuple[float, float]
 
 
-def thinned(points: Sequence[Point], most: int) -> list[Point]:
+def thin(points: Sequence[Point], most: int) -> list[Point]:
     """Leave out points that would fall on others.
 
     Parameters
@@ -42,7 +42,7 @@ def _extremes(column: Sequence[Point]) -> Iterator[Point]:
     yield from (column[place] for place in sorted(kept))
 
 
-def joined(points: Sequence[Point]) -> str:
+def line_path(points: Sequence[Point]) -> str:
     """Path from each point to the next."""
     return "M" + "L".join(f"{number(x)},{number(y)}" for x, y in points) if points else ""
 
@@ -53,7 +53,7 @@ def corners(points: Sequence[Point]) -> list[Point]:
     return [corner for pair in zip(points, held, strict=False) for corner in pair] + [*points[-1:]]
 
 
-def stepped(points: Sequence[Point], end: float) -> str:
+def step_path(points: Sequence[Point], end: float) -> str:
     """Path that holds each height until the next point, the last one until `end`."""
     if not points:
         return ""
@@ -67,4 +67,4 @@ def stepped(points: Sequence[Point], end: float) -> str:
 
 def band(low: Sequence[Point], high: Sequence[Point]) -> str:
     """Path around what lies between two lines."""
-    return f"{joined([*high, *reversed(low)])}Z"
+    return f"{line_path([*high, *reversed(low)])}Z"

@@ -13,7 +13,7 @@ from tracegen.shared.display.content import Cell, Column, Table
 from tracegen.shared.display.html.drawing import GAP, NARROW, Drawing, tip, words
 from tracegen.shared.display.html.labels import Box, along, apart, around, beside, free, nearest
 from tracegen.shared.display.html.markup import FONT, number, shape, tag, width
-from tracegen.shared.display.html.paths import Point, band, corners, joined, stepped, thinned
+from tracegen.shared.display.html.paths import Point, band, corners, line_path, step_path, thin
 from tracegen.shared.display.html.scales import Scale, figures, scale
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def draw(chart: Plot, colours: Colours, wide: float) -> Drawing:
     """Draw bands, then guides, lines and points, then what answers when it is pointed at."""
     is_narrow = wide <= NARROW
     height = 270.0 if is_narrow else 340.0
-    named = _named(chart) if not is_narrow else []
+    named = _lines_with_names(chart) if not is_narrow else []
     right = max((width(line.name) + CHIP + 2 * GAP for line in named), default=GAP * 2)
     ys = [one for line in chart.lines for one in _heights(line)]
     up = scale(
@@ -165,7 +165,7 @@ def _axis_name(axis: Axis) -> str:
 
 def _path(line: Line, ys: Sequence[float], ground: _Ground) -> list[Point]:
     points = [ground.place(x, y) for x, y in zip(line.x, ys, strict=True) if ground.has(x, y)]
-    return thinned(points, int(2 * ground.width))
+    return thin(points, int(2 * ground.width))
 
 
 def _band(line: Line, colours: Colours, ground: _Ground) -> str:
@@ -184,8 +184,8 @@ def _line(line: Line, colours: Colours, ground: _Ground) -> str:
     if line.form == "points" or not points:
         return ""
     if line.form == "guide":
-        return shape("path", d=joined(points), class_="guide")
-    path = stepped(points, points[-1][0]) if line.form == "steps" else joined(points)
+        return shape("path", d=line_path(points), class_="guide")
+    path = step_path(points, points[-1][0]) if line.form == "steps" else line_path(points)
     inside = [shape("path", d=path, class_=f"line {colours.stroke(line.name)}")]
     if len(points) <= MOST_DOTS and line.form == "line":
         inside += [colours.marker(line.name, x, y, size=3.5) for x, y in points]
@@ -233,7 +233,7 @@ def _coordinates(chart: Plot, forms: tuple[str, str], x: float, y: float) -> lis
 # ---- names beside lines and points ---------------------------------------------------
 
 
-def _named(chart: Plot) -> list[Line]:
+def _lines_with_names(chart: Plot) -> list[Line]:
     """Lines that have their names at their ends."""
     lines = [line for line in chart.lines if line.form in ("line", "steps") and len(line.x) and line.y]
     return lines if 2 <= len(lines) <= MOST_NAMED else []
@@ -325,7 +325,7 @@ def _slices(chart: Plot, ground: _Ground) -> str:
     for x, left, right in zip(places, edges, edges[1:], strict=False):
         said = [f"{chart.x.label}: {format(x, forms[0])}"]
         for line in lines:
-            known = _known(line, x)
+            known = _last_before(line, x)
             if known is None:
                 continue
             value = f"{line.name}: {format(line.y[known], forms[1])}"
@@ -350,7 +350,7 @@ def _spread(places: Sequence[float], ground: _Ground) -> list[float]:
     return [places[place] for place in sorted(chosen)]
 
 
-def _known(line: Line, x: float) -> int | None:
+def _last_before(line: Line, x: float) -> int | None:
     """Place of the last point of a line that is not beyond a position; None if there is none."""
     before = [place for place, one in enumerate(line.x) if one <= x]
     return before[-1] if before and x <= line.x[-1] else None

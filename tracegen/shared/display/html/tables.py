@@ -48,7 +48,7 @@ def table(content: Table, identity: str) -> str:
         "div",
         tag("h3", text(content.title), id=f"{identity}-title"),
         sift if len(content.rows) > FEW else "",
-        _scrolled(_grid(content, identity), content.title, is_tall=len(content.rows) > TALL),
+        _scroll_box(_grid(content, identity), content.title, is_tall=len(content.rows) > TALL),
         tag("p", text(SCROLLS.format(len(content.rows))), class_="note screen") if len(content.rows) > TALL else "",
         *(tag("p", text(note), class_="note") for note in content.notes),
         tag("p", text(ON_PAPER.format(len(content.columns))), class_="note paper") if is_broad else "",
@@ -58,10 +58,10 @@ def table(content: Table, identity: str) -> str:
 
 def plain_table(content: Table) -> str:
     """Write a table that nothing can be done with but to read it."""
-    return _scrolled(tag("table", *_rows(content, is_sortable=False)), f"Numbers: {content.title}")
+    return _scroll_box(tag("table", *_rows(content, is_sortable=False)), f"Numbers: {content.title}")
 
 
-def _scrolled(grid: str, title: str, *, is_tall: bool = False) -> str:
+def _scroll_box(grid: str, title: str, *, is_tall: bool = False) -> str:
     """A box that scrolls, also by keyboard, where the table is wider than the page or very long."""
     kind = "scroll tall" if is_tall else "scroll"
     return tag("div", grid, class_=kind, role="region", tabindex="0", aria_label=title)
