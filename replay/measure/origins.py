@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -92,10 +92,10 @@ class _TaskOrigins:
 
     def by_place_us(self) -> dict[str, dict[str, dict[str, float]]]:
         """Time of the path by place, kind and cause; what nobody noted has no name."""
-        spent: dict[str, dict[str, Counter[str]]] = {}
+        spent: dict[str, dict[str, dict[str, int]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(int)))
         for cause in PATH_CAUSES:
             for task, kind, _, time in self._path.lengths(KIND_NAMES, cause):
-                spent.setdefault(self._place[task], {}).setdefault(kind, Counter())[cause] += time
+                spent[self._place[task]][kind][cause] += time
         return {
             place: {kind: {cause: us(time) for cause, time in times.items()} for kind, times in kinds.items()}
             for place, kinds in spent.items()
@@ -108,10 +108,10 @@ class _TaskOrigins:
         return sorted(every - on_path - {OWN})
 
     def _rows(self, kinds: Collection[str], cause: str) -> list[OverheadTasks]:
-        found: dict[_Alike, Counter[str]] = {}
+        found: dict[_Alike, Counter[str]] = defaultdict(Counter)
         for task, kind, group, length in self._path.lengths(kinds, cause):
             values = self._values[task][cause == "latency"]
-            found.setdefault(_Alike(kind, group, length, values), Counter())[self._place[task]] += 1
+            found[_Alike(kind, group, length, values)][self._place[task]] += 1
         return [
             OverheadTasks(
                 kind=one.kind,
