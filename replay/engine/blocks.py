@@ -253,7 +253,7 @@ class TouchBlocks:
 
 def _append(rows: RowBlocks, given: Given, limits: Mapping[str, Span]) -> None:
     """Check a block whose arrays broadcast and add it."""
-    sizes = {value.size for value in given.values() if type(value) is not int}
+    sizes = {value.size for value in given.values() if not isinstance(value, int)}
     if len(sizes) > 1:
         sizes = {broadcast_length(given)}
         for name, value in given.items():
