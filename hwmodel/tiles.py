@@ -61,9 +61,9 @@ class TileGrid:
     @property
     def rows_in_tile(self) -> IntArray:
         """Rows of each row tile, (row_tile,); the last one of a group may be partial."""
-        first = np.cumsum(self.row_tiles) - self.row_tiles
-        index = np.arange(self.num_row_tiles, dtype=np.int64) - np.repeat(first, self.row_tiles)
-        rows: IntArray = np.repeat(self.rows, self.row_tiles) - index * self.block_m
+        first = self.row_tiles.cumsum() - self.row_tiles
+        index = np.arange(self.num_row_tiles, dtype=np.int64) - first.repeat(self.row_tiles)
+        rows: IntArray = self.rows.repeat(self.row_tiles) - index * self.block_m
         np.minimum(rows, self.block_m, out=rows)
         return rows
 

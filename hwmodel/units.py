@@ -118,13 +118,15 @@ def whole(value: Any, name: str) -> Any:
 
 def _whole(value: Any, name: str) -> tuple[Any, int]:
     """Check a count, see `whole`; it, and the largest number of it."""
+    if type(value) is int and value >= 0:  # as most are
+        return value, value
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         number = int(value)
         if number < 0:
             message = f"{name} must not be negative; got {number}"
             raise UserError(message)
         return number, number
-    array = np.asarray(value)
+    array = value if type(value) is np.ndarray else np.asarray(value)
     if array.dtype is not _INT64:
         if array.dtype.kind not in "iu" and array.size:
             message = f"{name} must be whole numbers; got dtype {array.dtype}"

@@ -268,6 +268,8 @@ def by_layer(known: Iterable[dict[int, Ints]]) -> list[Ints]:
 
 def mean_of(summaries: Sequence[dict[str, float]]) -> dict[str, float]:
     """Mean of each count of several layers."""
+    if len(summaries) == 1:  # as most are asked for
+        return {name: float(count) for name, count in summaries[0].items()}
     return {name: float(np.mean([one[name] for one in summaries])) for name in summaries[0]}
 
 

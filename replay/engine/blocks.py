@@ -195,6 +195,16 @@ class TakeBlocks:
         return CreditTakes(**self._rows.join(room, first, ("task", "released_by")))
 
 
+_COSTS = ("miss_latency_ps", "miss_duration_ps", "evict_duration_ps", "port_duration_ps", "lag_ps")
+_TOUCH_LIMITS: dict[str, Span] = {
+    "task": TASKS,
+    "charged": TASKS,
+    "key": (0, INT64_MAX),
+    "units": (1, MOST_UNITS),
+    **dict.fromkeys(_COSTS, (0, MOST_EXTRA_PS)),
+}
+
+
 class TouchBlocks:
     """Touches: who looks up which key in which table, its cost; see :meth:`GraphBuilder.touch`."""
 
@@ -205,11 +215,7 @@ class TouchBlocks:
                 "task": np.int32,
                 "table": np.int8,
                 "key": np.int32,
-                "miss_latency_ps": np.int32,
-                "miss_duration_ps": np.int32,
-                "evict_duration_ps": np.int32,
-                "port_duration_ps": np.int32,
-                "lag_ps": np.int32,
+                **dict.fromkeys(_COSTS, np.int32),
                 "units": np.int32,
                 "charged": np.int32,
                 "drops": np.bool_,
@@ -238,15 +244,7 @@ class TouchBlocks:
             "charged": touching if charged is None else as_ints("charged", charged),
             "drops": as_ints("drops", drops),
         }
-        limits = {
-            "task": TASKS,
-            "charged": TASKS,
-            "table": (0, num_tables - 1),
-            "key": (0, INT64_MAX),
-            "units": (1, MOST_UNITS),
-            **dict.fromkeys(costs, (0, MOST_EXTRA_PS)),
-        }
-        _append(self._rows, given, limits)
+        _append(self._rows, given, _TOUCH_LIMITS | {"table": (0, num_tables - 1)})
 
     def join(self, room: int = 0, first: int = 0) -> Touches:
         """All touches; see `RowBlocks.join`."""

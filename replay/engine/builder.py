@@ -231,7 +231,8 @@ class GraphBuilder(Supplies):
 
     def edges(self, src: Ints, dst: Ints) -> None:
         """Add edges: each ``dst`` waits until its ``src`` is visible; arrays broadcast."""
-        self._check_open()
+        if self._is_built:
+            self._check_open()
         ends = {"src": as_ints("src", src), "dst": as_ints("dst", dst)}
         count = broadcast_length(ends)
         for name, tasks in ends.items():

@@ -20,7 +20,7 @@ FEW_EDGES = 4096
 #: How much more room a column gets at a time. What is not written costs no memory: pages come when
 #: they are touched.
 _GROWTH = 4
-_FEWEST_ROWS = 256
+_FEWEST_ROWS = 4096
 
 #: Smallest and largest number of each type of a column, and the next wider type.
 _LIMITS: dict[np.dtype[Any], Span] = {np.dtype(np.bool_): (0, 1)} | {
@@ -52,10 +52,10 @@ def stored_rows(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def order_of(owner: IntArray, time: IntArray) -> IntArray:
     """Order of (owner, time); one sort of one number where both fit into it."""
     span = int(time.max(initial=0)) + 1
-    if (int(owner.max(initial=0)) + 1) * span > np.iinfo(np.int64).max:
+    if (int(owner.max(initial=0)) + 1) * span > _LIMITS[np.dtype(np.int64)][1]:
         return np.lexsort((time, owner))
     # Said outright: numpy before 2 keeps 32 bits in a product of 32-bit numbers and one number.
-    return np.argsort(owner.astype(np.int64) * span + time, kind="stable")
+    return (owner.astype(np.int64) * span + time).argsort(kind="stable")
 
 
 class GrowingColumn:

@@ -403,10 +403,10 @@ class ServedTasks:
         some = slice(int(self._first[resource]), int(self._first[resource + 1]))
         starts = self._start_ps[some]
         near = slice(
-            some.start + int(np.searchsorted(starts, low - self._longest[resource])),
-            some.start + int(np.searchsorted(starts, high)),
+            some.start + int(starts.searchsorted(low - self._longest[resource])),
+            some.start + int(starts.searchsorted(high)),
         )
-        serves = np.flatnonzero(self._end_ps[near] > low) + near.start
+        serves = (self._end_ps[near] > low).nonzero()[0] + near.start
         begin = np.maximum(self._start_ps[serves], low)
         return self._kind[serves], begin, np.minimum(self._end_ps[serves], high)
 
@@ -427,7 +427,7 @@ def _share(behind: dict[str, int], graph: TaskGraph, kind: IntArray, overlap: In
     if total == 0:
         return
     kinds = np.bincount(kind, weights=overlap)
-    present = np.flatnonzero(kinds)
+    present = kinds.nonzero()[0]
     weight = int(kinds.sum())
     rest = total
     for kind in present[:-1].tolist():

@@ -80,7 +80,7 @@ class Levels:
         from replay.engine.kernels.changes import count_changes, sum_changes
 
         rows, last = np.zeros(num_owners, np.int64), np.zeros(num_owners, np.int64)
-        first = np.full(num_owners, np.iinfo(np.int64).max)
+        first = np.full(num_owners, NEVER)
         self._memories = [_memory(block, rows, first, last) for block in blocks]
         for memory in self._memories:
             count_changes(memory)
@@ -89,14 +89,14 @@ class Levels:
         wanted = np.maximum(rows // PER_WINDOW, 1)
         shift = np.array([of.bit_length() for of in (length // wanted).tolist()], np.int64)
         windows = np.where(rows > 0, (length >> shift) + 1, 0)
-        self._owner = np.repeat(np.arange(num_owners), windows)
-        self._base = np.cumsum(windows) - windows
+        self._owner = np.arange(num_owners).repeat(windows)
+        self._base = windows.cumsum() - windows
         sums = np.zeros((len(self._owner), 3), np.int64)
         for memory in self._memories:
             memory.put(base=self._base, shift=shift, windows=sums.reshape(-1))
             sum_changes(memory)
         self._count, self._net, self._gained = sums.T
-        total = np.cumsum(self._net)
+        total = self._net.cumsum()
         self._after = total - (total - self._net)[self._base[self._owner]]
 
     def final(self) -> Int64s:
@@ -137,9 +137,12 @@ class Levels:
         is_wanted = (self._after <= self._gained) & (self._count > 0)
         window, time, level = self._last_levels(is_wanted)
         owner = self._owner[window]
-        was_nothing = np.append(0, level[:-1])[: len(level)] == 0
-        was_nothing |= np.diff(owner, prepend=-1) != 0
-        opens, closes = (level > 0) & was_nothing, (level == 0) & ~was_nothing
+        is_some = level > 0
+        was_nothing = np.empty(len(level), np.bool_)
+        was_nothing[:1] = True
+        np.not_equal(owner[1:], owner[:-1], out=was_nothing[1:])
+        was_nothing[1:] |= ~is_some[:-1]
+        opens, closes = is_some & was_nothing, ~(is_some | was_nothing)
         return Intervals(owner[opens], time[opens], time[closes])
 
     def _last_levels(self, is_wanted: Bools) -> tuple[Int64s, Int64s, Int64s]:
@@ -152,7 +155,7 @@ class Levels:
         if not rows:
             return window, time, change
         # Changes of windows that are not wanted count through what each window begins with.
-        place, before = np.cumsum(count) - count, self._after - self._net
+        place, before = count.cumsum() - count, self._after - self._net
         for memory in self._memories:
             memory.put(
                 num_windows=count.size,

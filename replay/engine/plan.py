@@ -155,7 +155,7 @@ def read_times(graph: TaskGraph, records: npt.NDArray[Any], extra_latency: Int64
 def _offsets(sizes: npt.NDArray[Any]) -> Int64s:
     """Beginnings of slices of the given sizes, and the end of the last one."""
     offsets = np.zeros(len(sizes) + 1, np.int64)
-    np.cumsum(sizes, out=offsets[1:])
+    sizes.cumsum(out=offsets[1:])
     return offsets
 
 

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from replay.engine import TouchOutcome
 from replay.engine.levels import Block, HighWater
 from replay.engine.timeline import sum_by
-from replay.measure.notes import NotedTouches, Waits
+from replay.measure.notes import EVICTED, HIT, OUTCOME, NotedTouches, Waits
 from replay.measure.parts import (
     BufferUse,
     CacheUse,
@@ -81,23 +80,26 @@ class MechanismCollector:
 
     def _count_touches(self, timeline: Timeline, of: EndedTouches) -> None:
         """Add up lookups by what they found, and bytes read."""
-        outcome = timeline.touched[of.touch]
-        found, is_evicted = outcome & TouchOutcome.OUTCOME, (outcome & TouchOutcome.EVICTED) > 0
-        lookups, count = of.noted["lookups"], len(self.touches.groups)
-        asks = lookups > 0
-        columns = (lookups, asks & (found == TouchOutcome.NEW), asks & (found == TouchOutcome.MISSED), is_evicted)
-        sums = [sum_by(of.noted["group"], column, count) for column in columns]
-        for place, name in enumerate(self.touches.groups):
-            one = np.array([int(column[place]) for column in sums], np.int64)
-            self._uses[name] = self._uses.get(name, 0) + one
-        units, count = timeline.graph.touches.units[of.touch], len(self.touches.reads)
-        sums = [
-            sum_by(of.noted["read"], np.where(is_counted, units, 0), count)
-            for is_counted in (True, found == TouchOutcome.NEW, found == TouchOutcome.MISSED)
-        ]
-        for place, name in enumerate(self.touches.reads):
-            one = np.array([int(column[place]) for column in sums], np.int64)
-            self._reads[name] = self._reads.get(name, 0) + one
+        from replay.engine.kernels.sums import NUM_READS, NUM_USES, TouchTallies, tally_touches
+
+        groups, reads, noted = self.touches.groups, self.touches.reads, of.noted
+        uses, read = np.zeros((len(groups), NUM_USES), np.int64), np.zeros((len(reads), NUM_READS), np.int64)
+        tally_touches(
+            TouchTallies(
+                timeline,
+                num_rows=of.touch.size,
+                touch=of.touch,
+                group=noted["group"],
+                read=noted["read"],
+                lookups=noted["lookups"],
+                units=timeline.graph.touches.units,
+                uses=uses.reshape(-1),
+                reads=read.reshape(-1),
+            )
+        )
+        for names, sums, total in ((groups, uses, self._uses), (reads, read, self._reads)):
+            for name, one in zip(names, sums, strict=True):
+                total[name] = total.get(name, 0) + one
 
     def result(self, graph: TaskGraph, ports: PortSums) -> Mechanisms:
         """The report; the graph is all of it, or its last part."""
@@ -183,8 +185,8 @@ def _in_tables(timeline: Timeline, of: EndedTouches) -> Block:
     noted = np.flatnonzero(of.noted["group"] >= 0)
     touch = of.touch[noted]
     outcome = timeline.touched[touch]
-    is_hit = (outcome & TouchOutcome.OUTCOME) == TouchOutcome.HIT
-    is_evicted = (outcome & TouchOutcome.EVICTED) > 0
+    is_hit = (outcome & OUTCOME) == HIT
+    is_evicted = (outcome & EVICTED) > 0
     change = (
         np.where(
             touches.drops[touch],

@@ -27,6 +27,8 @@ ON_THE_WAY = (
 )
 """Ports between domains, in the order in which a message passes them."""
 
+_IS_ON_THE_WAY = np.isin(np.arange(max(ResourceClass) + 1), ON_THE_WAY)
+
 
 def carried_between_domains(
     graph: TaskGraph,
@@ -46,6 +48,8 @@ def carried_between_domains(
     leaf
         (rank,): leaf switch of its card.
     """
+    if not _IS_ON_THE_WAY[classes].any():
+        return None
     ports: dict[str, list[NetworkPort]] = {}
     for of in ON_THE_WAY:
         made = np.flatnonzero(classes == of)
@@ -54,8 +58,6 @@ def carried_between_domains(
             ports[PORT_NAMES[place]] = [
                 _port(graph, sums, place, resource, in_use[resource], leaf) for resource in made.tolist()
             ]
-    if not ports:
-        return None
     return network_of(ports)
 
 

@@ -29,6 +29,11 @@ NOTED = np.dtype([("group", "i2"), ("read", "i2"), ("lookups", "i4"), ("evicted_
 
 Noted = npt.NDArray[np.void]
 
+OUTCOME, HIT, MISSED, EVICTED = map(
+    int, (TouchOutcome.OUTCOME, TouchOutcome.HIT, TouchOutcome.MISSED, TouchOutcome.EVICTED)
+)
+"""As numbers: NumPy makes columns of 64 bits of members, and Python takes long to find them."""
+
 
 @dataclass(eq=False)
 class _Part:
@@ -67,8 +72,8 @@ class EndedTouches:
         """
         outcome = timeline.touched[self.touch]
         evicted, missed = self.noted["evicted_bytes"], self.noted["missed_bytes"]
-        has = np.flatnonzero((evicted > 0) & ((outcome & TouchOutcome.EVICTED) > 0))
-        again = np.flatnonzero((missed > 0) & ((outcome & TouchOutcome.OUTCOME) == TouchOutcome.MISSED))
+        has = ((evicted > 0) & ((outcome & EVICTED) > 0)).nonzero()[0]
+        again = ((missed > 0) & ((outcome & OUTCOME) == MISSED)).nonzero()[0]
         touches = timeline.graph.touches
         tasks = touches.charged[self.touch[has]], touches.task[self.touch[again]]
         nbytes = evicted[has], missed[again]

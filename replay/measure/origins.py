@@ -115,13 +115,13 @@ class _TaskOrigins:
         return sorted(every - on_path - {OWN})
 
     def _rows(self, kinds: Collection[str], cause: str) -> list[OverheadTasks]:
-        found: dict[_Alike, Counter[str]] = {}
+        found: dict[_Alike, Counter[str]] = defaultdict(Counter)
         for task, kind, group, length in self._path.lengths(kinds, cause):
             block = self._block[task]
             values = () if block is None else block.latency if cause == "latency" else block.service
             for each, count in [(length, 1)] if block is None else block.single(task, length):
                 one = _Alike(kind, group, each, () if values == (OWN,) else values)
-                found.setdefault(one, Counter())[self._place[task]] += count
+                found[one][self._place[task]] += count
         return [
             OverheadTasks(
                 kind=one.kind,

@@ -24,6 +24,8 @@ COMMUNICATION = ("dispatch", "combine")
 IS_ROW, IS_ACK = among(ROWS), among(ACKS)
 _IN_PHASE = {name: np.equal(PHASE_OF_KIND, place) for place, name in enumerate(PHASES)}
 _IN_PHASE["both"] = PHASE_OF_KIND >= 0
+_INDEX_OF_CLASS = np.full(max(ResourceClass) + 1, -1, np.int64)
+_INDEX_OF_CLASS[[*PORTS, ResourceClass.SM]] = np.arange(len(PORTS) + 1)
 
 
 def places_of(graph: TaskGraph, classes: Ints, num_ranks: int) -> tuple[Ints, int]:
@@ -39,11 +41,8 @@ def places_of(graph: TaskGraph, classes: Ints, num_ranks: int) -> tuple[Ints, in
     (resource,) place, and how many places there are.
     """
     num_places = (len(PORTS) + 1) * num_ranks + 1
-    place = np.full(len(classes), num_places - 1, np.int64)
-    for index, each in enumerate((*PORTS, ResourceClass.SM)):
-        of_class = np.flatnonzero(classes == each)
-        place[of_class] = index * num_ranks + graph.resources.owner[of_class]
-    return place, num_places
+    index = _INDEX_OF_CLASS[classes]
+    return np.where(index < 0, num_places - 1, index * num_ranks + graph.resources.owner), num_places
 
 
 class ResourceFacts(NamedTuple):

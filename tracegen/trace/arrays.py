@@ -28,5 +28,5 @@ def place_in_group(sizes: npt.ArrayLike) -> npt.NDArray[np.int64]:
     [0, 1, 2, 0, 1]
     """
     counts = np.asarray(sizes, np.int64)
-    first = np.cumsum(counts) - counts
-    return np.arange(counts.sum()) - np.repeat(first, counts)
+    past = counts.cumsum()
+    return np.arange(past[-1] if past.size else 0) - (past - counts).repeat(counts)

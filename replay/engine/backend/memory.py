@@ -140,7 +140,9 @@ class StridedColumn(MemoryPart):
         if value.dtype.kind not in "ib" or not value.flags.aligned or value.ndim != 1:
             message = f"{self.name} must be a column of whole numbers, not {value.dtype}"
             raise TypeError(message)
-        return [_address(value), value.strides[0], 8 * (WORD_BYTES - value.dtype.itemsize)]
+        known = _IS_LAID_OUT_SO and value.size
+        address = c_size_t.from_address(id(value) + _DATA).value if known else _address(value)
+        return [address, value.strides[0], 8 * (WORD_BYTES - value.dtype.itemsize)]
 
 
 class Records(MemoryPart):
@@ -195,7 +197,8 @@ class KernelMemory:
 
     parts: ClassVar[dict[str, MemoryPart]] = {}
     offsets: ClassVar[dict[str, int]] = {}
-    _bound: ClassVar[list[tuple[str, MemoryPart, np.dtype[Any] | None]]] = []  # with types of whole arrays
+    # With their types of whole arrays, and whether they are numbers.
+    _bound: ClassVar[list[tuple[str, MemoryPart, np.dtype[Any] | None, bool]]] = []
 
     def __init_subclass__(cls) -> None:
         cls.parts = {name: part for name, part in vars(cls).items() if isinstance(part, MemoryPart)}
@@ -205,18 +208,26 @@ class KernelMemory:
             cls.offsets[name] = num_words * WORD_BYTES
             num_words += part.num_words
         cls._bound = [
-            (name, part, part.dtype if isinstance(part, Vector | Records) else None) for name, part in cls.parts.items()
+            (
+                name,
+                part,
+                part.dtype if _IS_LAID_OUT_SO and isinstance(part, Vector | Records) else None,
+                isinstance(part, FixedNumber),
+            )
+            for name, part in cls.parts.items()
         ]
 
     def __init__(self, *sources: object, **values: Any) -> None:
         words: list[int] = []
-        for name, part, dtype in self._bound:
+        for name, part, dtype, is_number in self._bound:
             if name in values:
                 value = values[name]
             else:
                 value = values[name] = 0 if isinstance(part, Number) else _found(part, name, sources)
-            if _IS_LAID_OUT_SO and dtype is not None and value is not None and value.dtype is dtype and value.size:
-                # As `words`, without two calls for nearly all that kernels read.
+            # As `words`, without calls for nearly all that kernels read.
+            if is_number:
+                words.append(int(value))
+            elif dtype is not None and value is not None and value.dtype is dtype and value.size:
                 if not value.flags.c_contiguous:
                     part.words(value)
                 words.append(c_size_t.from_address(id(value) + _DATA).value)
@@ -242,12 +253,16 @@ class KernelMemory:
         self.arrays |= values
 
 
+_MISSING = object()
+
+
 def _found(part: MemoryPart, name: str, sources: tuple[object, ...]) -> Any:
     """Attribute of the first source that has one for a part."""
     for source in sources:
         for known in (name, f"{name}_ps"):
-            if hasattr(source, known):
-                return getattr(source, known)
+            value = getattr(source, known, _MISSING)
+            if value is not _MISSING:
+                return value
     message = f"{part.name} is missing"
     raise TypeError(message)
 

@@ -7,10 +7,13 @@ import numpy as np
 
 from replay.engine.backend.compiling import entry
 from replay.engine.backend.memory import FixedNumber, KernelMemory, StridedColumn, Vector
+from replay.engine.kernels.layout import AND_EVICTED, HIT
 
 #: Sums of a kind at a place, in this order.
 PAYLOAD, WIRE, DURATION, SERVICE, SHARE = range(5)
 NUM_SUMS = 5
+#: Sums of touches of a group of tables, and of a kind of read; `NEW` and `MISSED` are places in both.
+NUM_USES, NUM_READS = 4, 3
 
 
 class TaskTallies(KernelMemory):
@@ -87,6 +90,45 @@ def sum_keyed(s):
         if key < 0:
             key = s.nobody
         s.total[key] = s.total[key] + s.value[row]
+
+
+class TouchTallies(KernelMemory):
+    """Touches with what is noted of them, and what those of a group of tables, or of a kind of read, are together."""
+
+    num_rows = FixedNumber()
+    touch = StridedColumn()  # of each row
+    group = StridedColumn()  # -1 for none
+    read = StridedColumn()
+    lookups = StridedColumn()
+    touched = StridedColumn()  # of each touch
+    units = StridedColumn()
+    uses = Vector(np.int64)  # of each group: lookups, new keys, missed keys, evictions
+    reads = Vector(np.int64)  # of each kind: units, those of new keys, those of missed keys
+
+
+@entry(TouchTallies)
+def tally_touches(s):
+    """Add up lookups, units and what touches found."""
+    for row in range(s.num_rows):
+        touch = s.touch[row]
+        outcome = s.touched[touch]
+        found = outcome & (AND_EVICTED - 1)
+        group = s.group[row]
+        if group >= 0:
+            at = NUM_USES * group
+            lookups = s.lookups[row]
+            s.uses[at] = s.uses[at] + lookups
+            if lookups > 0 and found != HIT:
+                s.uses[at + found] = s.uses[at + found] + 1
+            if outcome >= AND_EVICTED:
+                s.uses[at + NUM_USES - 1] = s.uses[at + NUM_USES - 1] + 1
+        read = s.read[row]
+        if read >= 0:
+            at = NUM_READS * read
+            units = s.units[touch]
+            s.reads[at] = s.reads[at] + units
+            if found != HIT:
+                s.reads[at + found] = s.reads[at + found] + units
 
 
 class Services(KernelMemory):

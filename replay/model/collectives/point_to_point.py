@@ -121,8 +121,8 @@ def _start(machine: Machine, kinds: PhaseKinds, parcels: Parcels, begun: Tasks) 
         src, dst = parcels.src[chosen], parcels.dst[chosen]
         rank = np.unique(np.concatenate((src, dst)))
         started = machine.delay(kinds.sync, machine.costs.pair_start(is_ll=is_ll), begun[rank], rank)
-        by_source[chosen] = started[np.searchsorted(rank, src)]
-        by_target[chosen] = started[np.searchsorted(rank, dst)]
+        by_source[chosen] = started[rank.searchsorted(src)]
+        by_target[chosen] = started[rank.searchsorted(dst)]
     return by_source, by_target
 
 
@@ -221,7 +221,7 @@ def _receive(
     """
     costs, lane = machine.costs, parcels.chunk_lane
     is_ll, dst, inside = parcels.is_ll[lane], parcels.dst[lane], ~parcels.leaves_node[lane]
-    known, near = np.empty(len(lane), np.int64), np.flatnonzero(inside)
+    known, near = np.empty(len(lane), np.int64), inside.nonzero()[0]
     told = Time.where(is_ll[near], costs.poll(), costs.flag("each"))
     known[near] = machine.delay(kinds.sync, told, started[1][lane[near]], dst[near])
     stays = inside[parcels.piece_chunk]

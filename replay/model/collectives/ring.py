@@ -240,7 +240,7 @@ def _store(
     dst = (src + 1) % n
     pieces, each = pieces_of(protocol.stored_bytes(chunk), LARGEST_PIECE)
     carried = np.repeat([share_of(rows, piece, pieces) for piece in range(pieces)], n)
-    ready = np.tile(after, pieces)
+    ready = _of_each(after, pieces)
     slow = paces(machine, protocol, each, blocks.count)
     if slow:
         storing = machine.costs.sm_store(each).shared_by(blocks.count)
@@ -248,8 +248,8 @@ def _store(
             after = ready[piece * n : (piece + 1) * n] = blocks.work(kinds.send, storing, after)
     sent, landed = machine.transfers.store(
         kinds,
-        np.tile(src, pieces),
-        np.tile(dst, pieces),
+        _of_each(src, pieces),
+        _of_each(dst, pieces),
         carried,
         ready,
         meta_bytes=each - carried,
@@ -263,8 +263,14 @@ def _store(
     # pieces; with edges, all rows are waited for.
     last, before = landed[-n:], landed[:-n] if rows else landed[:0]
     known = machine.delay(kinds.sync, notice_time(machine, protocol), last, dst)
-    machine.order(before, np.tile(known, len(before) // n))
+    if len(before):
+        machine.order(before, _of_each(known, len(before) // n))
     return last_sent, known[(src - 1) % n]
+
+
+def _of_each(values: Ints, pieces: int) -> Ints:
+    """Values (rank,) of each piece: (piece * rank,); as `numpy.tile`, which takes ten times as long."""
+    return np.concatenate([values] * pieces)
 
 
 def paces(machine: Machine, protocol: Protocol, nbytes: int, blocks: int) -> bool:

@@ -252,12 +252,12 @@ def _in_raster(tiles: RowTiles, num_columns: Ints, raster: Raster, *, num_sms: i
         most = np.maximum(count, 1) if raster == "columns" else most
         full, rest = np.divmod(count, most)
         num_groups = full + (rest > 0)
-        in_group = np.repeat(most, num_groups)
-        in_group[np.cumsum(num_groups)[rest > 0] - 1] = rest[rest > 0]
-    first = np.cumsum(in_group) - in_group
+        in_group = most.repeat(num_groups)
+        in_group[num_groups.cumsum()[rest > 0] - 1] = rest[rest > 0]
+    first = in_group.cumsum() - in_group
     cells = in_group * num_columns[ordered[first]]
-    column, place = np.divmod(places(cells), np.repeat(in_group, cells))
-    return ordered[np.repeat(first, cells) + place], column
+    column, place = np.divmod(places(cells), in_group.repeat(cells))
+    return ordered[first.repeat(cells) + place], column
 
 
 def _column_ps(
@@ -272,7 +272,7 @@ def _column_ps(
     """Time of one tile of so many rows and columns (tile,) of each row tile: (tile,)."""
     time = np.zeros(len(tiles), np.int64)
     for width in np.unique(widths):
-        of = np.flatnonzero(widths == width)
+        of = (widths == width).nonzero()[0]
         absent = 0 if tiles.absent_rows is None else tiles.absent_rows[of]
         time[of] = machine.system.compute.tile_ps(
             rows[of],

@@ -214,7 +214,7 @@ class Host:
     def moves(self, nbytes: IntsLike | MemoryTraffic, late: Time = NO_TIME) -> None:
         """Note what an elementwise kernel reads and writes, and takes beside that."""
         both = nbytes.both if isinstance(nbytes, MemoryTraffic) else nbytes
-        most, late_ps = int(np.max(both, initial=0)), int(np.max(late.ps, initial=0))
+        most, late_ps = (one if type(one) is int else int(np.max(one, initial=0)) for one in (both, late.ps))
         self.script.append(ScriptLine("move", self._stage, nbytes=most, late_ps=late_ps))
 
     def multiplies(self) -> None:
@@ -248,7 +248,7 @@ class Host:
         on
             (rank,): GPUs whose programs have it; all by default. The others go on with `after`.
         """
-        ranks = self._resources.ranks if on is None else np.flatnonzero(on)
+        ranks = self._resources.ranks if on is None else on.nonzero()[0]
         one = self._note_kernels(what, 1, min(len(ranks), 1))
         ready = after[ranks]
         begun = self._tasks.delay(Kind.LAUNCH, self._gap, ready, ranks) if has_gap else self._tasks.mark(ranks, ready)

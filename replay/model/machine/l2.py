@@ -89,7 +89,7 @@ class L2Caches:
             tasks,
             self._tables()[rank],
             block,
-            nbytes=np.clip(nbytes, 1, l2.kept_bytes),
+            nbytes=np.minimum(np.maximum(nbytes, 1), l2.kept_bytes),
             fetch_ps=0 if is_found else hbm.stream_ps(nbytes),
             port_ps=l2.read_ps(nbytes if drawn_bytes is None else drawn_bytes),
             lag_ps=0 if reads_on else self._ending_ps,

@@ -138,6 +138,8 @@ class Transfers:
         self._rdma = rdma
         self._memory = memory
         self._num_ranks = len(paths.ranks)
+        # Of numbers of 16 bits, the order is found by counting.
+        self._flow_type = np.min_scalar_type(self._num_ranks**2 - 1)
 
     # ---- packets ---------------------------------------------------------------------------------
 
@@ -328,17 +330,19 @@ class Transfers:
             (message,): number of the flow that the message belongs to, bytes that are acknowledged,
             bytes of the acknowledgements.
         """
-        # Of numbers of 16 bits, the order is found by counting.
-        order = np.argsort(flow.astype(np.min_scalar_type(self._num_ranks**2 - 1)), kind="stable")
+        order = flow.astype(self._flow_type).argsort(kind="stable")
         flow, wire = flow[order], wire[order]
-        is_first, is_last = np.ones((2, len(flow)), np.bool_)
+        is_first = np.empty(len(flow), np.bool_)
+        is_first[:1] = True
         np.not_equal(flow[1:], flow[:-1], out=is_first[1:])
-        sent = np.cumsum(wire)
-        before = np.maximum.accumulate(np.where(is_first, sent - wire, 0))
+        sent = wire.cumsum()
+        before = np.maximum.accumulate((sent - wire) * is_first)
         batch = (sent - 1 - before) // ACK_BATCH_BYTES
+        is_last = np.empty(len(flow), np.bool_)
+        is_last[-1:] = True
         np.logical_or(is_first[1:], batch[1:] != batch[:-1], out=is_last[:-1])
-        last = np.flatnonzero(is_last)
-        total = np.cumsum(acks[order])[last]
+        last = is_last.nonzero()[0]
+        total = acks[order].cumsum()[last]
         total[1:] -= total[:-1]
         return AckBatches(order[last], total)
 

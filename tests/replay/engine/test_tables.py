@@ -456,3 +456,21 @@ def test_only_lines_are_drawn_from() -> None:
         builder.table("t", 1, backing=line, patience_ps=1)
     with pytest.raises(GraphError, match="has 2 servers; a line has one"):
         builder.resource("line", "line", servers=2, discipline="line")
+
+
+@pytest.mark.parametrize("spread", [1, 1_000_003])
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 5), st.integers(0, 9)), min_size=1, max_size=12))
+def test_a_backing_brings_each_key_in_once_at_least(spread: int, touches: list[tuple[int, int, int]]) -> None:
+    """Whether keys are numbered one by one, or lie far apart."""
+    builder = GraphBuilder(["x"])
+    port = builder.resource("port", "port")
+    lines = [builder.resource(f"line {number}", "line", discipline="line") for number in range(2)]
+    tables = np.array([builder.table(f"table {number}", 4, backing=line) for number, line in enumerate(lines)])
+    table, key, cost = np.array(touches, np.int64).T
+    tasks = builder.add(len(touches), resource=port, duration_ps=10)
+    builder.touch(tasks, tables[table], key * spread, miss_duration_ps=cost)
+    least: dict[tuple[int, int], int] = {}
+    for where, which, costs in touches:
+        least[where, which] = min(costs, least.get((where, which), costs))
+    of_lines = [sum(cost for (where, _), cost in least.items() if where == line) for line in range(2)]
+    assert least_work_ps(builder.build())[lines].tolist() == of_lines
