@@ -219,7 +219,7 @@ def ranks_wrote(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shared = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), *given])}
     shared.pop("WORLD_SIZE", None)
     command = [sys.executable, here / "rank_worker.py", *(folder / mode for mode in MODES)]
-    subprocess.run(command, env=shared, timeout=120, check=True)
+    subprocess.run(command, env=shared, timeout=300, check=True)
     return folder
 
 
