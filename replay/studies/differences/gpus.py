@@ -20,6 +20,9 @@ LAST = "waiting for the last GPU"
 PARTS = (COMPUTING, GAPS, LAUNCHES, BUSY, COPYING, MESSAGES, ON_THE_WAY, OTHERS, NOBODY, EXPOSED, LAST)
 """All that a GPU does or waits for; `BUSY`, `ON_THE_WAY` and `EXPOSED` where an older version does not say for what."""
 
+UNEXPOSED = frozenset({COMPUTING, GAPS, LAUNCHES, BUSY})
+"""Those of them in which nothing is waited for but the GPU's own kernels."""
+
 
 def of_gpus(result: TimedResult) -> dict[tuple[str, str], int]:
     """Activities of a GPU in the mean.
