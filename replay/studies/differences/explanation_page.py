@@ -509,7 +509,7 @@ def gpus_chart(found: Explanation) -> Bars:
         title="What a GPU does in the mean",
         labels=[found.one, found.other],
         parts=[
-            BarPart(share.where, [share.one_us, share.other_us], share.where.startswith("waiting"))
+            BarPart(share.where, [share.one_us, share.other_us], share.where not in gpus.UNEXPOSED)
             for share in found.gpus
         ],
         unit="us",

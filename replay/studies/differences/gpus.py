@@ -20,6 +20,9 @@ LAST = "waiting for the last GPU"
 PARTS = (COMPUTING, GAPS, LAUNCHES, BUSY, COPYING, MESSAGES, ON_THE_WAY, OTHERS, NOBODY, EXPOSED, LAST)
 """All that a GPU does or waits for; `BUSY`, `ON_THE_WAY` and `EXPOSED` where an older version does not say for what."""
 
+UNEXPOSED = frozenset({COMPUTING, GAPS, LAUNCHES, BUSY})
+"""Those of them in which nothing is waited for but the GPU's own kernels."""
+
 
 def of_gpus(result: TimedResult) -> dict[tuple[str, str], int]:
     """Activities of a GPU in the mean.
@@ -32,9 +35,11 @@ def of_gpus(result: TimedResult) -> dict[tuple[str, str], int]:
     for measures in result.measured:
         each = _each(measures)
         mean = {what: round(sum(gpu.get(what, 0) for gpu in each) / len(each)) for what in PARTS if what in each[0]}
-        # What a GPU does in the mean is rounded; the first part takes what is left over.
-        first = next(iter(mean))
-        mean[first] += ps(measures.makespan_us) - sum(mean.values())
+        rest = ps(measures.makespan_us) - sum(mean.values())
+        if abs(rest) > len(mean):
+            message = f"defect of moereplay: what a GPU does is {rest} ps from the time"
+            raise AssertionError(message)
+        mean[next(iter(mean))] += rest  # of rounding
         for what, time in mean.items():
             found[what, ""] = found.get((what, ""), 0) + time
     return found

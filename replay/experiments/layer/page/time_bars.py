@@ -11,8 +11,8 @@ from replay.experiments.base.names import row_names
 from replay.experiments.layer.tables.times import bound_us, count, time_us, unit_of
 from replay.model.machine.kinds import PHASES
 from replay.report.charts import parts_of
-from replay.studies.differences.gpus import COMPUTING, of_gpus
 from replay.studies.differences.gpus import PARTS as GPU_PARTS
+from replay.studies.differences.gpus import UNEXPOSED, of_gpus
 from replay.studies.differences.path import (
     NO_PHASE,
     NO_SM,
@@ -72,7 +72,7 @@ def gpu_bars(results: Sequence[Result]) -> Bars:
         name="time",
         title=f"What a GPU does in the mean, us per {unit_of(results[0])}",
         labels=row_names(results),
-        parts=_parts(results, spent, GPU_PARTS, set(GPU_PARTS) - {COMPUTING}),
+        parts=_parts(results, spent, GPU_PARTS, set(GPU_PARTS) - UNEXPOSED),
         unit="us",
         marks=[bound_us(one) for one in results],
         mark_name="bound: no schedule of this work is shorter",
