@@ -143,6 +143,7 @@ def _varied(study: Study, number: int, grid: Grid, inputs: Mapping[str, str]) ->
             "axes": axes,
             "across": None,
             "geomean": [],
+            "answer": None,
             "leave_out": _left_out(grid.leave_out, axes),
             "columns": [column for column in grid.columns if column.header in columns],
             "study": study.name,
