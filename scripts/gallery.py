@@ -85,8 +85,8 @@ The words of the answers, here and on the pages of studies:
 - *By NVLS*: NVSwitch copies rows to all GPUs and sums results, by kernels of Megatron-Core (`nvls`).
 - `eplb:N`: experts moved, by DeepSeek's balancer, into N slots: places for an expert's weights. What is more than the
   experts are copies.
-- *Tokens per GPU*: of one batch; in decoding one token of each running request. *EP8*: each of 8 GPUs has whole experts of
-  its own; *TP8*: each has an eighth of every expert.
+- *Tokens per GPU*: of one batch; in decoding one token of each running request.
+- *EP8*: each of 8 GPUs has whole experts of its own; *TP8*: each has an eighth of every expert.
 - *Units of 8*, *order of arrival*: ready tiles that a fused kernel takes first, eight row tiles of an expert after
   eight, or as rows come.
 - *20 us late*: each GPU begins late by a random time, lognormal with a median of 20 us.

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.engine.levels import Block, HighWater
-from replay.engine.timeline import sum_by
 from replay.measure.notes import EVICTED, HIT, OUTCOME, NotedTouches, Waits
 from replay.measure.parts import (
     BufferUse,

@@ -14,8 +14,10 @@ import pytest
 import replay
 from replay.errors import UserError
 from replay.studies.sweeps.answer import Contest, LeadChange, answers, races
+from replay.studies.sweeps.claims import check_claims
+from replay.studies.sweeps.free import Variation, with_variations
 from replay.studies.sweeps.page import page
-from replay.studies.sweeps.study import Rivalry, load_study, parse_study
+from replay.studies.sweeps.study import Rivalry, load_study, parse_study, study_names
 from replay.studies.sweeps.sweep_file import SavedGrid, SavedSweep
 from replay.studies.sweeps.table import GridTable
 from replay.studies.sweeps.words import words
@@ -387,6 +389,15 @@ axes.scheme = ["deepep", "comet"]
     for said, told in (("", [True, True]), ('answer.rivals = "scheme"', [True, False])):
         study = parse_study(given.format(said), "t", "t.toml")
         assert [GridTable(study, number).answer is not None for number in range(2)] == told
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_tables_of_every_study_can_be_made_with_variations_that_answer_nothing(name: str) -> None:
+    study = with_variations(load_study(name))
+    for number, grid in enumerate(study.grids):
+        table = GridTable(study, number)
+        assert isinstance(grid, Variation) <= (grid.answer is None)
+        check_claims(table)
 
 
 def test_a_number_that_competes_has_the_words_of_its_axis() -> None:
