@@ -65,7 +65,10 @@ def test_no_class_is_a_bare_participle() -> None:
     assert not {name for name in one_word if re.search(r"(ed|ing)$", name)} - NOUNS
 
 
-BARE = r"_*(?!fused|seed|feed)([a-z]+ed|told|made|drawn|held|met|left|sent|kept|found|given|taken|shown|written|chosen|known|done|seen|begun)"
+BARE = (
+    r"_*(?!fused|seed|feed)([a-z]+ed|told|made|drawn|held|met|left|sent|kept|found|given|taken|shown|written|chosen"
+    r"|known|done|seen|begun)"
+)
 """Names of one word that say what was done to a thing, and not what it is."""
 
 PARTICIPLES = 50

@@ -72,7 +72,7 @@ class Levels:
     --------
     >>> owner, time = np.zeros(4, np.int32), np.array([0, 2, 2, 7])
     >>> levels = Levels(1, [Block(owner, time, np.array([3, -2, 1, -2]))])
-    >>> levels.highest().tolist(), levels.covered().end.tolist()
+    >>> levels.highest().tolist(), levels.intervals().end.tolist()
     ([3], [7])
     """
 

@@ -197,7 +197,7 @@ def option_text(name: str) -> str:
 
     Examples
     --------
-    >>> typed("num_experts")
+    >>> option_text("num_experts")
     '--num-experts'
     """
     return "--" + name.replace("_", "-")

@@ -125,7 +125,7 @@ def complete(shape: ModelShape) -> ModelShape:
 
     Examples
     --------
-    >>> completed(ModelShape(**load("olmoe-1b-7b").sizes())).vocab
+    >>> complete(ModelShape(**load("olmoe-1b-7b").sizes())).vocab
     50304
     """
     known = _CATALOGUE.find(shape.name)

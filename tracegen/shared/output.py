@@ -185,7 +185,7 @@ def encode(text: str) -> bytes:
 
     Examples
     --------
-    >>> encoded("a\ud800")
+    >>> encode("a\ud800")
     b'a\\ud800'
     """
     return text.encode("utf-8", "backslashreplace")

@@ -50,7 +50,7 @@ def quote(text: str) -> str:
 
     Examples
     --------
-    >>> print(quoted('a "b"'), quoted("two\nlines"))
+    >>> print(quote('a "b"'), quote("two\nlines"))
     "a \"b\"" "two\u000alines"
     """
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')

@@ -121,7 +121,7 @@ def shorten(content: str, most: float, font: float = FONT) -> str:
 
     Examples
     --------
-    >>> shortened("a very long label", 60)
+    >>> shorten("a very long label", 60)
     'a very l…'
     """
     if width(content, font) <= most:
