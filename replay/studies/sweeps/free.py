@@ -144,7 +144,6 @@ def _vary(study: Study, number: int, grid: Grid, inputs: Mapping[str, str]) -> V
             "across": None,
             "answer": None,
             "geomean": [],
-            "answer": None,
             "leave_out": _left_out(grid.leave_out, axes),
             "columns": [column for column in grid.columns if column.header in columns],
             "study": study.name,

@@ -249,7 +249,7 @@ class Bars:
             for place in range(len(self.labels))
         ]
 
-    def break_lines(self) -> list[bool]:
+    def breaks(self) -> list[bool]:
         """Bars that are longer than `longest`."""
         return [self.longest is not None and total > self.longest for total in self.totals()]
 
@@ -263,7 +263,7 @@ class Bars:
             their shares of it.
         """
         lengths = [[value if math.isfinite(value) else 0.0 for value in part.values] for part in self.parts]
-        for place, is_broken in enumerate(self.broken()):
+        for place, is_broken in enumerate(self.breaks()):
             if not is_broken or self.longest is None:
                 continue
             bend = max(0.0, self.longest - tail)

@@ -112,7 +112,7 @@ def _bars(figure: Figure, axes: Axes, chart: Bars, places: Mapping[str, int]) ->
     _level_bars(axes, labels, chart.unit)
     if chart.longest is not None:
         axes.set_xlim(right=chart.longest)
-        for place, (total, is_broken) in enumerate(zip(chart.totals(), chart.break_lines(), strict=True)):
+        for place, (total, is_broken) in enumerate(zip(chart.totals(), chart.breaks(), strict=True)):
             if is_broken:
                 bend = (1 - TAIL) * chart.longest
                 axes.text(bend, place, "/", ha="center", va="center", fontsize=FONT, fontweight="bold", color="white")

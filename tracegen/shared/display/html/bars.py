@@ -44,7 +44,7 @@ def draw(chart: Bars, colours: Colours, wide: float) -> Drawing:
     longest = math.inf if chart.longest is None else chart.longest
     across = frame.across([min(one, longest) for one in values_of], [format(one, written) for one in sums], chart.unit)
     edge = math.inf if chart.longest is None else across.end
-    is_broken = chart.break_lines()
+    is_broken = chart.breaks()
     per_unit = across(1.0) - across(0.0)
     lengths = chart.drawn(BREAK / per_unit if per_unit else 0.0)
     # Where all bars are shares of a whole, their sums say nothing.
