@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from replay.studies.sweeps.saved import SavedGrid
+from replay.studies.sweeps.sweep_file import SavedGrid
 
 from replay.studies.sweeps import load_study
 from replay.studies.sweeps.answer import NO_ERROR, Contest, answers, races
