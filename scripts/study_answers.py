@@ -15,11 +15,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from replay.studies.sweeps.sweep_file import SavedGrid
-
 from replay.studies.sweeps import load_study
 from replay.studies.sweeps.answer import NO_ERROR, Contest, answers, races
 from replay.studies.sweeps.study import Study
+from replay.studies.sweeps.sweep_file import SavedGrid
 from replay.studies.sweeps.table import GridTable, Labels
 from replay.studies.sweeps.words import words
 from tracegen.shared.display import escape

@@ -166,7 +166,7 @@ def _count_table(stack: Stack, listed: Sequence[ListedOperation]) -> Table:
 
 def _sums(stack: Stack, rows: Sequence[ListedOperation]) -> tuple[int, int, int, float, float]:
     return (
-        sum(row.profiled for row in rows),
+        sum(row.profiler_kernels for row in rows),
         sum(row.tensors for row in rows),
         sum(row.waits for row in rows),
         sum(row.moves for row in rows if row.kind not in ("gemm", "exchange")) / 1e6,
@@ -201,7 +201,7 @@ def _every(stack: Stack, listed: Sequence[ListedOperation]) -> Table:
             row.name,
             row.call,
             row.kind,
-            row.profiled,
+            row.profiler_kernels,
             row.moves / 1e6,
             stack.costs.ps(row) / 1e6,
             row.source,

@@ -165,7 +165,7 @@ class Contest:
             self._members.setdefault(family_of.get(label, label), []).append(label)
         self.rivals = list(self._members)
 
-    def _named(self, rival: str) -> str:
+    def _rival_name(self, rival: str) -> str:
         """A rival in a sentence: a number has the words of its axis."""
         return value_words(self.answer.rivals, rival) if rival.isdecimal() else rival
 
@@ -411,7 +411,7 @@ class Contest:
                 labels = [place[along] for place, _ in shares]
                 ats = [value_words(along, labels[0]), *(_short(along, one) for one in labels[1:])]
                 told = [f"{_more([share])} at {at}" for (_, share), at in zip(shares, ats, strict=True)]
-            said.append(f"{self._named(rival)} {_of_many(verb, rival)} {together(told)}")
+            said.append(f"{self._rival_name(rival)} {_of_many(verb, rival)} {together(told)}")
         return said
 
     def _is_of_bound(self, place: Place) -> bool:
@@ -437,7 +437,7 @@ class Contest:
         if self.answer.base is not None:
             told = ", ".join(self._rival_lines(placed=True)) or "nobody can run"
             told += "" if self._is_time else f" {self.answer.column}"
-            against = f"against {self._named(self.answer.base)}"
+            against = f"against {self._rival_name(self.answer.base)}"
             head = f"{of} and {against}, " if of else f"A{against[1:]}, "
             return f"{head}{told}"
         head = f"{of}, " if of else ""
@@ -523,7 +523,7 @@ class Contest:
             said = []
             for scheme in self._labels[OF_SCHEMES] if bounds else [""]:
                 times = [time for place, time in found if not bounds or place[OF_SCHEMES] == scheme]
-                low, high = (_signed(edge(times, default=0.0)) for edge in (min, max))
+                low, high = (_with_sign(edge(times, default=0.0)) for edge in (min, max))
                 under = "in the experts' work alone" if scheme in bounds else f"under {scheme}"
                 said.append(f"{low if low == high else f'{low} to {high}'} us{f' {under}' * bool(scheme)}")
             return ", ".join(said)
@@ -534,12 +534,12 @@ class Contest:
         places = {_key(rest(place)): rest(place) for found in added.values() for place, _ in found}
         if bounds and len(places) * len(others) <= MOST_COSTS:
             said = [
-                f"{self._named(rival)}{self._at(at)} {time_range([one for one in found if rest(one[0]) == at])}"
+                f"{self._rival_name(rival)}{self._at(at)} {time_range([one for one in found if rest(one[0]) == at])}"
                 for at in places.values()
                 for rival, found in added.items()
             ]
         else:
-            said = [f"{self._named(rival)} {time_range(found)}" for rival, found in added.items()]
+            said = [f"{self._rival_name(rival)} {time_range(found)}" for rival, found in added.items()]
         return [f"In time: {'; '.join(said)}."]
 
     def _by_value(self, place: Place) -> list[str]:
@@ -611,7 +611,7 @@ class Contest:
                 abs(share),
                 error,
                 self._same_sign(place, rival),
-                f"{self._named(rival)} with {_more([share])}{self._at(place)}",
+                f"{self._rival_name(rival)} with {_more([share])}{self._at(place)}",
             )
             for rival in self.rivals
             if rival != base
@@ -768,7 +768,7 @@ class Contest:
                 return "nobody can be compared"
             told = [one for one in after if one not in before]
             told += ["all else is the same"] if len(told) < len(after) else []
-            flipped = [f"{self._named(rival)}{self._at(place, mark=', ')}" for rival, place, _ in flips]
+            flipped = [f"{self._rival_name(rival)}{self._at(place, mark=', ')}" for rival, place, _ in flips]
             return f"{_turn(flipped, count)}{('; ' if is_short else ', ').join(told)}{error}"
         found, every = self._overtakes({}, assumed)
         most = sorted(found, key=lambda one: -one.ahead)
@@ -949,7 +949,7 @@ def _conditions(place: Place) -> list[str]:
     return [first, *(one.removeprefix("with ") for one in others)]
 
 
-def _signed(value: float) -> str:
+def _with_sign(value: float) -> str:
     """A number with its sign, which 0 has not."""
     return f"{value:+,.0f}" if round(value) else "0"
 

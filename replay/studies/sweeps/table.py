@@ -316,7 +316,7 @@ class GridTable:
         A value stands for its baseline alone where the others have their ratio to it.
         """
         down, shown, rows, notes = self.parts()
-        spared = self._spared(shown, [cells for _, cells in rows])
+        spared = self._redundant_columns(shown, [cells for _, cells in rows])
         texts = [
             [
                 *key,
@@ -331,7 +331,9 @@ class GridTable:
         headings = [heading for place, (heading, _) in enumerate(shown) if place not in spared]
         return [*down, *headings], texts, notes
 
-    def _spared(self, shown: Sequence[tuple[str, QuantityColumn]], rows: Sequence[Sequence[Cell | str]]) -> set[int]:
+    def _redundant_columns(
+        self, shown: Sequence[tuple[str, QuantityColumn]], rows: Sequence[Sequence[Cell | str]]
+    ) -> set[int]:
         """Places of the columns that follow from a ratio and the value of its baseline, in every row."""
         places = {heading: place for place, (heading, _) in enumerate(shown)}
         found = set()

@@ -41,7 +41,7 @@ LAYER = ("attention", "router", "dispatch", "experts", "combine", "gradients")
 def kernels(sizes: KernelSizes, parts: tuple[str, ...], preset: str = "", **options: Any) -> int:
     found = load("megatron")
     chosen = found.option_values(preset, **options)
-    return sum(one.profiled for one in found.operations(sizes, chosen, parts=parts))
+    return sum(one.profiler_kernels for one in found.operations(sizes, chosen, parts=parts))
 
 
 def waits(**options: Any) -> int:
@@ -66,7 +66,7 @@ def test_a_tuned_layer_has_fewer_kernels_than_were_profiled() -> None:
     assert step == 429_953
     assert step / 463_348 == pytest.approx(0.928, abs=1e-3)
     found = load("megatron")
-    rows = found.operations(QWEN3_30B, found.chosen(**profiled), parts=LAYER)
+    rows = found.operations(QWEN3_30B, found.option_values(**profiled), parts=LAYER)
     copies = [(one.name, one.by_driver) for one in rows if one.by_driver]
     assert copies == [("inputs of the graph", 1), ("random logits", 1), ("inputs of the graph", 3)]
 

@@ -159,7 +159,7 @@ def test_a_bar_that_is_broken_off_ends_at_the_edge_and_says_its_sum() -> None:
 @given(st.lists(st.floats(0.1, 50), min_size=1, max_size=5), st.floats(0.5, 5), st.floats(0, 0.4))
 def test_what_is_behind_a_break_keeps_its_shares(values: list[float], longest: float, tail: float) -> None:
     chart = Bars("b", "b", ["one"], [BarPart(f"p{k}", [v]) for k, v in enumerate(values)], "us", longest=longest)
-    lengths = [one for (one,) in chart.drawn(tail)]
+    lengths = [one for (one,) in chart.drawn_lengths(tail)]
     if math.fsum(values) <= longest:
         assert lengths == values
         return

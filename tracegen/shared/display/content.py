@@ -253,7 +253,7 @@ class Bars:
         """Bars that are longer than `longest`."""
         return [self.longest is not None and total > self.longest for total in self.totals()]
 
-    def drawn(self, tail: float) -> list[list[float]]:
+    def drawn_lengths(self, tail: float) -> list[list[float]]:
         """Lengths to draw, [part][bar]: `longest` in all of a bar that is broken off.
 
         Parameters

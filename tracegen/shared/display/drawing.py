@@ -96,7 +96,7 @@ def _bars(figure: Figure, axes: Axes, chart: Bars, places: Mapping[str, int]) ->
     at = np.arange(len(chart.labels))
     left = np.zeros(len(chart.labels))
     handles: list[tuple[Artist, str]] = []
-    for part, lengths in zip(chart.parts, chart.drawn(TAIL * (chart.longest or 0.0)), strict=True):
+    for part, lengths in zip(chart.parts, chart.drawn_lengths(TAIL * (chart.longest or 0.0)), strict=True):
         if part.name not in places:  # it has no length
             continue
         look = _look(places[part.name], is_hatched=part.is_hatched)

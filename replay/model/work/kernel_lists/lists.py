@@ -252,7 +252,7 @@ class ListedOperation(NamedTuple):
     by_driver: int = 0
 
     @property
-    def profiled(self) -> int:
+    def profiler_kernels(self) -> int:
         """Kernels as a profiler counts them."""
         return self.kernels - self.by_driver
 

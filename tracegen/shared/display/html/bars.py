@@ -46,7 +46,7 @@ def draw(chart: Bars, colours: Colours, wide: float) -> Drawing:
     edge = math.inf if chart.longest is None else across.end
     is_broken = chart.breaks()
     per_unit = across(1.0) - across(0.0)
-    lengths = chart.drawn(BREAK / per_unit if per_unit else 0.0)
+    lengths = chart.drawn_lengths(BREAK / per_unit if per_unit else 0.0)
     # Where all bars are shares of a whole, their sums say nothing.
     is_whole = chart.unit == "%" and len(chart.parts) > 1 and all(abs(one - 100) < 0.05 for one in sums)
     drawn = [upright_grid(across, chart.unit, HEAD, frame.height)]
