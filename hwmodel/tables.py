@@ -344,7 +344,11 @@ class PowerSpec(StrictDocument):
 
 
 class OverheadsSpec(StrictDocument):
-    """Costs of software around the work."""
+    """Costs of software around the work.
+
+    A new key has a reader in overheads.py, a method of `Costs` (replay/model/machine/times.py), and a line in the presets
+    without `base`.
+    """
 
     launch_us: Quantity[NonNegative]
     """Host time of launching a kernel, at whose end it starts on an idle GPU."""

@@ -31,7 +31,7 @@ class Sync:
     """Barriers, counts and flags.
 
     Who tells others of its stores says by `stored` what these were; `Costs.behind` has what it then
-    waits for first. A cost there reaches every scheme that pays it.
+    waits for first. A cost of every meeting is a term of `late` in `barrier`, of every flag one of `waiting` in `flag`.
     """
 
     def __init__(
