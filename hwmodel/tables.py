@@ -346,7 +346,7 @@ class PowerSpec(StrictDocument):
 class OverheadsSpec(StrictDocument):
     """Costs of software around the work.
 
-    A new key has a reader in overheads.py, a method of `Costs` (replay/model/machine/times.py), and a line in the presets
+    A new key has a reader in overheads.py, a method of `Costs` (replay/model/machine/times.py), and a line in each preset
     without `base`.
     """
 

@@ -173,7 +173,7 @@ class ChainMeter:
             self._measured = PiecewiseMeasures(layer.machine, phases_separated=False)
         past = part.first_task + part.graph.num_tasks
         of_layer = layer.ranges.layer_of_task(past, part.first_task)
-        self._measured.begin(part, layer.machine.notes.choose_kernel(), of_layer)
+        self._measured.begin(part, layer.machine.notes.take(), of_layer)
         self._summaries.append(layer.summary)
         self._memories.append(layer.memory)
 

@@ -72,7 +72,7 @@ def run(
     """Replay a trace under one scheme."""
     from replay.experiments.layer.tables import tables
 
-    is_whole, call = _part(call, out, jobs)
+    is_whole, call = _call_by_steps(call, out, jobs)
     if is_whole:
         given = {
             "trace-events": trace_events,
@@ -132,7 +132,7 @@ def compare(
     from replay.experiments.layer.setup import load_trace
 
     drawn = _draw_arguments(uncertainty, uncertainty_of, uncertainty_seed)
-    is_whole, call = _part(call, out)
+    is_whole, call = _call_by_steps(call, out)
     if is_whole:
         _refuse_with_steps({"uncertainty": uncertainty})
     wanted = call.wanted()
@@ -160,7 +160,7 @@ def compare(
 AnyCall = TypeVar("AnyCall", bound=ExperimentCommand)
 
 
-def _part(call: AnyCall, out: Path | None, jobs: int | None = None) -> tuple[bool, AnyCall]:
+def _call_by_steps(call: AnyCall, out: Path | None, jobs: int | None = None) -> tuple[bool, AnyCall]:
     """Tell whether steps are replayed one by one, and give the call of the experiment that does it.
 
     Raises

@@ -96,7 +96,7 @@ def mechanisms(timeline: Timeline, machine: Machine) -> Mechanisms:
     measured = PiecewiseMeasures(machine, phases_separated=False)
     measured.count(timeline.graph, 0, 0, machine.notes)
     measured.read(TaskProgress(timeline), Times(timeline))
-    return measured.explain_words()
+    return measured.mechanisms()
 
 
 class PiecewiseMeasures:
@@ -220,7 +220,7 @@ class PiecewiseMeasures:
         assert self._sums is not None
         return PortSums(self._sums, self._machine.num_ranks, np.asarray(self._evicted))
 
-    def explain_words(self) -> Mechanisms:
+    def mechanisms(self) -> Mechanisms:
         """The report of all mechanisms."""
         assert self._graph is not None
         return self._explaining.result(self._graph, self._ports())

@@ -316,7 +316,7 @@ class Oracle:
             if found != "hit" and backing >= 0:
                 self.arrival[table][key] = self.draw(backing, duration) if duration else 0
             units = int(touches.units[row])
-            while not drops and self.choose_kernel(table) + units > tables.room[table]:
+            while not drops and self.room_of(table) + units > tables.room[table]:
                 evicts = True
                 oldest, since = next(iter(held.items()))
                 del held[oldest]
@@ -337,7 +337,7 @@ class Oracle:
         self.out.touched[row] = (found, evicts)
         return max(arrivals)
 
-    def choose_kernel(self, table: int) -> int:
+    def room_of(self, table: int) -> int:
         return sum(self.room[table][key] for key in self.held[table])
 
     def draw(self, line: int, duration: int) -> int:

@@ -120,7 +120,7 @@ class SequenceBatch:
         real = _real(mask, (self.size, num_columns))
         position = base[:, None] + np.cumsum(real, axis=1) - 1
         known = columns < self._column
-        ended = self._mark_end(columns, tokens)
+        ended = self._is_over(columns, tokens)
         keep = real & ~known & ~ended
         shape = keep.shape
         phases = np.broadcast_to(self._phases(columns, phase), shape)
@@ -140,7 +140,7 @@ class SequenceBatch:
             dropped={why: rows for why, rows in dropped.items() if rows},
         )
 
-    def _mark_end(self, columns: Array, tokens: Array | None) -> Array:
+    def _is_over(self, columns: Array, tokens: Array | None) -> Array:
         """Tell whether the sequence had ended at each input, (sequence, column)."""
         shape = (self.size, columns.size)
         if tokens is None or self._prompt_columns is None or not self._stop_ids.size:

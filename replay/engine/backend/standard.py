@@ -30,7 +30,7 @@ def inner(function: Callable[..., Any]) -> Any:
     return njit(function)
 
 
-inlined = inner  # LLVM decides
+inline = inner  # LLVM decides
 
 
 def compile_entry(function: Callable[..., Any]) -> Any:

@@ -146,7 +146,7 @@ def return_room(
     machine.order(cleared, crossed.posted)
     # At the sender: handed back when the write has been acknowledged.
     slots = _slots(rules, lanes[1], lanes[2], chunks.src, chunks.via, chunks.channel)
-    back = machine.transfers.complete(chunks.via, chunks.dst)
+    back = machine.transfers.completion_time(chunks.via, chunks.dst)
     acknowledged = machine.delay(kinds.sync, back, crossed.landed, chunks.via)
     completed = _step(machine, kinds, chunks.via, acknowledged)
     filled_again = np.flatnonzero(place >= slots)

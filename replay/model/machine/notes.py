@@ -163,7 +163,7 @@ class Notes:
     layer: int = 0
     _followed: dict[Way, list[tuple[int, Ints, Ints]]] = field(default_factory=lambda: {"sent": [], "combined": []})
 
-    def choose_kernel(self) -> Notes:
+    def take(self) -> Notes:
         """Take everything that was noted since the last time, and forget it."""
         taken = replace(self)
         self.counters, self.ratios, self.touches, self.reads = {}, {}, {}, {}

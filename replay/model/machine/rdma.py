@@ -147,13 +147,13 @@ class Rdma:
             self._graph.edges(entered, arrived)
         if writes.in_flight:
             units = np.broadcast_to(np.clip(writes.each, 1, writes.in_flight), count)
-            self._wait_for_completions(src, posted, arrived, units, writes.in_flight, self.complete(path))
+            self._wait_for_completions(src, posted, arrived, units, writes.in_flight, self.completion_time(path))
         return left, arrived
 
     def _mark(self, rank: Ranks, *, after: Tasks | None = None, late_ps: int = 0) -> Ints:
         return self._graph.add(len(rank), resource=-1, latency_ps=late_ps, kind=Kind.MARK, rank=rank, after=after)
 
-    def complete(self, path: Path) -> Time:
+    def completion_time(self, path: Path) -> Time:
         """From the arrival of a path's messages until their sender knows."""
         return Time(self._network.completion_ps(over_spine=len(path.hops) > _PORTS_OF_RAIL))
 

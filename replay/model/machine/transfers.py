@@ -281,9 +281,9 @@ class Transfers:
             after=after,
         )
 
-    def complete(self, src: Ranks, dst: Ranks) -> Time:
+    def completion_time(self, src: Ranks, dst: Ranks) -> Time:
         """From the arrival of messages (message,) in other domains until their sources know."""
-        return self._of_paths(src, dst, self._rdma.complete)
+        return self._of_paths(src, dst, self._rdma.completion_time)
 
     def crossing_time(self, src: Ranks, dst: Ranks) -> Time:
         """From the posting of empty writes (message,) to other domains until they are there."""

@@ -167,7 +167,7 @@ def with_shadows(work: LayerWork, shadowed: Ints) -> CarriedLayer:
     ranks = np.concatenate((work.placement.expert_rank, beyond, copies)).astype(np.int32)
     held = np.concatenate((np.arange(work.num_experts), 0 * beyond - 1, np.repeat(shadowed, n)))
     placement = Placement(ranks, n, f"{work.placement.description}, {len(shadowed)} shadowed")
-    made = work.replace_section(expert_ids=ids.astype(np.int32), placement=placement, step_plan=None, sample=None)
+    made = work.with_changes(expert_ids=ids.astype(np.int32), placement=placement, step_plan=None, sample=None)
     return as_it_is(made)._replace(expert=held)
 
 

@@ -150,16 +150,16 @@ class LayerWork:
             (token, k) and (token,), see `LayerWork`.
         """
         ids, nothing = expert_ids.astype(np.int32), dict.fromkeys(("shared", "step_plan", "sample"))
-        return self.replace_section(expert_ids=ids, source_rank=source_rank, **nothing)
+        return self.with_changes(expert_ids=ids, source_rank=source_rank, **nothing)
 
-    def replace_section(self, **changes: Any) -> LayerWork:
+    def with_changes(self, **changes: Any) -> LayerWork:
         """The same layer, but for some of what it is made from."""
         return LayerWork(**{name: getattr(self, name) for name in MADE_FROM} | changes)
 
     def putting_off_weights(self) -> LayerWork:
         """The same layer, backward, without the gradients of the experts' weights."""
         shared = None if self.shared is None else self.shared.putting_off_weights()
-        return self.replace_section(is_backward=True, shared=shared, puts_off_weights=True)
+        return self.with_changes(is_backward=True, shared=shared, puts_off_weights=True)
 
     def with_shared(self, intermediate: int) -> LayerWork:
         """Add the work of shared experts beside the dispatch.
@@ -180,7 +180,7 @@ class LayerWork:
         ids = (self.num_experts + self.source_rank)[:, None].astype(np.int32)
         types = self.precision
         precision = Precision(types.gemm, weights=types.weights)  # its rows do not travel
-        shared = self.replace_section(
+        shared = self.with_changes(
             expert_ids=ids,
             placement=placed,
             shape=shape,
@@ -188,7 +188,7 @@ class LayerWork:
             step_plan=None,
             num_slices=1,
         )
-        return self.replace_section(shared=shared)
+        return self.with_changes(shared=shared)
 
     @property
     def dispatch_row_bytes(self) -> int:

@@ -53,4 +53,4 @@ def thin(work: LayerWork, sample: NodeSample) -> LayerWork:
     holds, ids = sample.holds, work.expert_ids
     meets = holds[work.source_rank][:, None] | holds[work.placement.expert_rank][ids]
     left = np.where(meets, ids, -1).astype(ids.dtype)
-    return work.replace_section(expert_ids=left, step_plan=None, sample=sample)
+    return work.with_changes(expert_ids=left, step_plan=None, sample=sample)

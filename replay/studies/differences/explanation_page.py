@@ -109,8 +109,9 @@ def _more(found: Explanation) -> dict[str, bool]:
 
 def gpu_line(found: Explanation) -> list[str]:
     """Line on what the mean GPU does in the time; none where that is not known."""
+    is_old = any(share.where == gpus.BUSY for share in found.gpus)
     sums: dict[str, Sequence[str]] = {
-        "computes": [gpus.BUSY, gpus.COMPUTING],
+        "computes or is between kernels" if is_old else "computes": [gpus.BUSY, gpus.COMPUTING],
         "is between kernels or waits for launches": [gpus.GAPS, gpus.LAUNCHES],
     }
     known = {name: [share for share in found.gpus if share.where in parts] for name, parts in sums.items()}

@@ -53,7 +53,7 @@ def page(result: SweepResult | SavedSweep, command: str = "") -> Page:
         The command line that made it, where that is known; that of a study that comes with the
         package is.
     """
-    study = result if isinstance(result, SavedSweep) else _save(result)
+    study = result if isinstance(result, SavedSweep) else _as_saved(result)
     grids = study.shown_grids
     points = sum(len(grid.rows) for grid in study.grids)
     several = len(grids) > 1
@@ -102,7 +102,7 @@ def _free(free: SavedFree) -> Section:
     return Section(TITLE, [*said, free_table(free.claims)])
 
 
-def _save(result: SweepResult) -> SavedSweep:
+def _as_saved(result: SweepResult) -> SavedSweep:
     return SavedSweep.model_validate_json(result.to_json())
 
 

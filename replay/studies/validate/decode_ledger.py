@@ -84,7 +84,7 @@ def _work(shape: ModelShape, row: MeasurementRow) -> LayerWork:
     experts, gpus = shape.num_experts, row["ep_size"]
     drawn = uniform_work(gpus, row["tokens_per_rank"], experts, shape.topk, shape.hidden, "bf16")
     expert = ExpertShape(shape.hidden, shape.moe_intermediate, shape.gated)
-    return drawn.replace_section(shape=expert, precision=SUMS[row["engine"]])
+    return drawn.with_changes(shape=expert, precision=SUMS[row["engine"]])
 
 
 def _alone(row: MeasurementRow, work: LayerWork, machine: Machine, start: Ints) -> Ints:

@@ -266,7 +266,7 @@ def test_a_host_posts_a_write_with_its_doorbell() -> None:
 
 
 def test_a_source_knows_of_an_arrival_when_the_completion_is_back() -> None:
-    late = make().transfers.complete(ints(1, 0), ints(9, 9))
+    late = make().transfers.completion_time(ints(1, 0), ints(9, 9))
     assert late.ps.tolist() == [(1000 + 500) * NS, (1000 + 400 + 500) * NS]
 
 

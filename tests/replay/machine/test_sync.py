@@ -63,7 +63,7 @@ def test_who_waits_for_whom_is_counted() -> None:
     machine.sync.flag(one, one + 1, 8, start[one], stored="any")
     machine.sync.exchange_counts(start, 8)
     assert machine.notes.meetings == {"meetings": 2, "fences": 2, "rounds of flags": 2}
-    assert machine.notes.choose_kernel().meetings and not machine.notes.meetings
+    assert machine.notes.take().meetings and not machine.notes.meetings
 
 
 def test_counts_reach_everybody_from_everybody() -> None:

@@ -228,7 +228,7 @@ def test_tokens_that_are_not_there() -> None:
     assert str(caught.value) == ("token 24 takes no way through this replay; 24 tokens do, from 0 to 23")
     bare = ReplayedSchedule.of(seen, seen.machine)
     assert scene(bare).journey is not None
-    seen.machine.notes.choose_kernel()
+    seen.machine.notes.take()
     assert scene(bare).journey is None
     with pytest.raises(UserError, match="cannot be followed: this replay follows none"):
         scene(bare, 3)

@@ -481,7 +481,7 @@ def test_practice_is_that_of_the_passes_in_a_sample_of_layers(synthetic: Synthet
 def test_layers_that_were_replayed_one_after_the_other_are_not_described_again(
     asked: dict[str, Any], again: int, synthetic: Synthetic
 ) -> None:
-    with mock.patch.object(layer_stacks, "outlined", side_effect=outline_layer) as described:
+    with mock.patch.object(layer_stacks, "outline_layer", side_effect=outline_layer) as described:
         assert replay.run(synthetic(ranks=2), scheme="deepep-ll", tune=False, **asked).practice is not None
     assert described.call_count == again
 

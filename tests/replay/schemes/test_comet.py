@@ -165,9 +165,9 @@ def test_columns_are_cut_as_in_flux(hidden: int, blocks: int) -> None:
 def test_kernels_barriers_and_waits(is_backward: bool) -> None:
     timeline = four_tokens(is_backward=is_backward)
     for rank in RANKS:
-        # All but the first two copies of arguments, which are one task in a row.
+        # The gaps before the first two copies of arguments, which are a row, are one task.
         kernels = len(on(timeline, "nothing", Kind.LAUNCH)[rank])
-        assert kernels == (16 if is_backward else 17)
+        assert kernels == (17 if is_backward else 18)
         # Those of the gather of ids come first. Of two tiles, the one with a row of the other rank
         # is told that it has come.
         synced = on(timeline, "nothing", Kind.DISPATCH_SYNC)[rank][-4:]

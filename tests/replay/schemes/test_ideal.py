@@ -119,7 +119,7 @@ def no_option_beats_it(scheme: str, turn: int) -> None:
         except UserError:
             continue
         layer = taken[(number + turn) % len(taken)]
-        machine_name = OUT_OF_BALANCE[(number + (number + turn) // len(taken)) % 2]
+        machine_name = OUT_OF_BALANCE[(number + turn // (len(FEW) + 1)) % 2]
         time = takes_ps(machine_name, small_layers.ALL[layer](), other)
         if time is not None:
             assert time >= least_ps(machine_name, layer), (changed, machine_name, layer)

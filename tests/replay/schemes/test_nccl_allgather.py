@@ -60,7 +60,7 @@ def test_ranks_have_equally_many_tokens() -> None:
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_one_kernel_gathers_all_where_ids_are_not_known(backward: bool) -> None:
-    layer = work([4] * 4).replace_section(is_backward=backward)
+    layer = work([4] * 4).with_changes(is_backward=backward)
     system = hwmodel.load("dgx-h100")
     times = [
         schedule(

@@ -162,7 +162,7 @@ def test_rows_are_sent_with_the_lead_that_a_wait_leaves(monkeypatch: pytest.Monk
             leads.append(int(np.max(lead.ps)))
         return real(self, link, lead)
 
-    monkeypatch.setattr(LayerPasses, "_met", met)
+    monkeypatch.setattr(LayerPasses, "_replay_moe", met)
     fast = hwmodel.load("dgx-h100", {"host.speed": 3.0})
     replays("megatron-tuned:graphs=attention", fast).under("ideal")
     assert len(leads) == 4  # a layer, one behind a hop backward, and one forward
@@ -184,8 +184,8 @@ def test_a_hop_begins_with_the_lead_behind_a_layer(monkeypatch: pytest.MonkeyPat
         left.append(found.lead.ps.tolist())  # type: ignore[union-attr]
         return found
 
-    monkeypatch.setattr(LayerPasses, "_replayed", stretch)
-    monkeypatch.setattr(LayerPasses, "_met", moe)
+    monkeypatch.setattr(LayerPasses, "_replay", stretch)
+    monkeypatch.setattr(LayerPasses, "_replay_moe", moe)
     replays("megatron-plain", vpp=2, layers=(1, 1, 1, 1)).under("nccl-alltoall")
     free = [FREE_HOSTS.ps] * 4
     assert {tuple(lead) for lead in begun} <= {tuple(one) for one in (*left, [0] * 4, free)}

@@ -390,6 +390,11 @@ class KernelList(StrictDocument):
                     "overlap" not in self.options or row.stream.keys() - set(self.options["overlap"].choices)
                 ):
                     raise UserError(f"{self.name}: streams of {row.name!r} are of no option 'overlap'")
+                if isinstance(row.kernels, int) and not 0 <= row.by_driver <= row.kernels:
+                    raise UserError(
+                        f"{self.name}: {row.name!r} has {row.kernels} kernels, of which the driver cannot make "
+                        f"{row.by_driver}"
+                    )
                 if row.source.partition(" ")[0] not in self.sources:
                     raise UserError(
                         f"{self.name}: the source of {row.name!r} begins with none of "

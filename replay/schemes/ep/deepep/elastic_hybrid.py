@@ -267,7 +267,7 @@ def _through(machine: Machine, rows: Hybrid, there: Ints, added: Ints) -> Tasks:
     """Wait for the completion of all puts, tell all nodes, and hear from them: (rank,) tasks."""
     owner, at = rows.crossings.owner, rows.crossings.forwarder
     away = np.flatnonzero(owner != at)
-    late = machine.transfers.complete(at[away], owner[away])
+    late = machine.transfers.completion_time(at[away], owner[away])
     completed = machine.delay(COMBINE.sync, late, there[away], at[away])
     flushed = machine.gather(completed, at[away], added)
     domains = machine.domains

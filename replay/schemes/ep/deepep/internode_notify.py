@@ -115,5 +115,5 @@ def _tell_nodes(machine: Machine, nbytes: int, after: Tasks) -> Ints:
     rank, node = rank[away], node[away]
     to = domains.peer(rank, node)
     put = machine.sync.notify(rank, to, nbytes, after[rank], kinds=WAYS)
-    known = machine.delay(DISPATCH.sync, machine.transfers.complete(rank, to), put, rank)
+    known = machine.delay(DISPATCH.sync, machine.transfers.completion_time(rank, to), put, rank)
     return machine.gather(known, rank, after)
