@@ -132,12 +132,10 @@ class Spent:
 
     @property
     def kernels(self) -> Each:
-        """Gaps between kernels. Small ones in a row are one task, which has all but the last."""
+        """Gaps between kernels. Those of small ones in a row are one task."""
         graph = self.timeline.graph
-        is_gap = (graph.kind == Kind.LAUNCH) & (graph.duration_ps == 2 * US)
-        in_row, rest = np.divmod(graph.duration_ps, 2 * US + 300 * NS)
-        is_row = np.isin(graph.kind, (Kind.LAYOUT, Kind.PERMUTE, Kind.UNPERMUTE)) & (rest == 0)
-        return self._count((graph.resource < 0) * (is_gap + is_row * in_row))
+        gaps, rest = np.divmod(graph.duration_ps, 2 * US)
+        return self._count((graph.resource < 0) * (graph.kind == Kind.LAUNCH) * (rest == 0) * gaps)
 
     @property
     def host_waits(self) -> Each:

@@ -20,7 +20,7 @@ from replay.schemes.options import OptionFacts, about
 from replay.schemes.registry import COMPARED, EXAMPLES, TENSOR_EXAMPLES, TENSOR_SCHEMES, find
 
 EVERY = COMPARED | EXAMPLES | TENSOR_SCHEMES | TENSOR_EXAMPLES
-RULE = re.compile(r"\b0\b[^.]*\b(as many|as the|shares?|share all|to send them behind)\b")
+RULE = re.compile(r"\b0\b[^.]*\b(as many|as the|shares?|share all|are sent after)\b")
 """What help says of 0, where the layer or the machine decides."""
 
 
