@@ -346,8 +346,8 @@ class PowerSpec(StrictDocument):
 class OverheadsSpec(StrictDocument):
     """Costs of software around the work.
 
-    A new key has a reader in overheads.py, a method of `Costs` (replay/model/machine/times.py), and a line in each preset
-    without `base`.
+    A new key has a reader in overheads.py, a method of `Costs` (replay/model/machine/times.py), and a line in each
+    preset without `base`.
     """
 
     launch_us: Quantity[NonNegative]

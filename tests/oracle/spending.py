@@ -20,7 +20,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
-from round_machine import NS, ROUND, US
+from round_machine import ROUND, US
 
 import hwmodel
 from replay.engine import GraphBuilder, Timeline, schedule

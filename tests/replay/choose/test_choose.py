@@ -131,7 +131,7 @@ def test_a_search_goes_on_from_its_folder(
     monkeypatch.setattr(replay, "make_task", counted)
     ran: list[object] = []
     monkeypatch.setattr(
-        "replay.experiments.choose.candidate.simulated",
+        "replay.experiments.choose.candidate.simulate",
         lambda one: ran.append(one) or simulate(one),
     )
     target = tmp_path / "again.json"
