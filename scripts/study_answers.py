@@ -46,41 +46,59 @@ def value(text: str) -> float | None:
     return float(found[0].replace(",", "")) if found else None
 
 
+def section(page: str, title: str) -> str:
+    """Text of a page from a grid's title to the next; the whole page where the grid has none."""
+    heading = re.escape(f"## {escape.markdown(title)}")
+    found = re.search(rf"^{heading}$\n(.*?)(?=^## |\Z)", page, re.M | re.S)
+    return page if not title else found[1] if found else ""
+
+
 def filled(study: Study, number: int, page: str) -> SavedGrid:
-    """A grid with the means of a page's table."""
+    """A grid with the means of a page's table; what that leaves out follows from ratios and their baselines."""
     table = GridTable(study, number)
     down, shown, rows, _ = table.parts()
-    headings = [*map(words, down), *(heading for heading, _ in shown)]
-    keys = [key for key, _ in rows]
-    title = re.escape(f"## {escape.markdown(table.grid.title)}")
-    own = re.split(rf"^{title}$", page, maxsplit=1, flags=re.M)[-1] if table.grid.title else page
-    for head, *lines in tables(own):
-        if head == headings and [tuple(line[: len(down)]) for line in lines][: len(keys)] == keys:
+    left, headings = [words(one) for one in down], [heading for heading, _ in shown]
+    keys, products = [key for key, _ in rows], table.products(shown)
+    for head, *lines in tables(section(page, table.grid.title)):
+        own = head[len(left) :]
+        missing = {place for place, heading in enumerate(headings) if heading not in own}
+        is_of = head[: len(left)] == left and set(own) <= set(headings) and missing <= set(products)
+        if is_of and [tuple(line[: len(down)]) for line in lines][: len(keys)] == keys:
             break
     else:
-        message = f"{study.name}: no table on its page has the columns and rows of grid {number}: {headings}"
+        message = f"{study.name}: no table on its page has the columns and rows of grid {number}: {[*left, *headings]}"
         raise SystemExit(message)
     across, places = table.grid.across, list(table.axes)
     at = [str(choice.label) for choice in table.axes[across]] if across else [""]
     found: dict[Labels, list[float | None]] = {labels: [None] * len(table.columns) for labels in table.rows()}
     for line in lines[: len(keys)]:
         chosen = dict(zip(down, line, strict=False))
-        for (heading, column), text in zip(shown, line[len(down) :], strict=True):
+        texts = dict(zip(own, line[len(down) :], strict=True))
+        means = [value(texts.get(heading, "")) for heading in headings]
+        for place in missing:
+            (ratio, base), by = (means[one] for one in products[place]), shown[products[place][0]][1]
+            if ratio and base is not None:
+                means[place] = base / ratio if by.speedup_over else base * ratio
+        for (heading, column), mean in zip(shown, means, strict=True):
             label = next(one for one in at if heading == f"{one} {column.header}".strip())
             labels = tuple(label if name == across else chosen[name] for name in places)
             if column.baseline is None and labels in found:
-                found[labels][table.columns.index(column)] = value(text)
+                found[labels][table.columns.index(column)] = mean
     table.values |= {(labels, None): row for labels, row in found.items()}
     points = [{"seed": None, "values": table.values[labels, None]} for labels in table.rows()]
     return SavedGrid.model_validate({**table.to_json(), "claims": [], "points": points})
+
+
+def told_grids(study: Study) -> list[int]:
+    """Numbers of the grids that a study's answers are of."""
+    return [number for number, one in enumerate(study.grids) if one.answer is not None]
 
 
 def told(name: str, page: str) -> list[str]:
     """Lines of the answers that a page's tables give."""
     study = load_study(name)
     plain = study.model_copy(update={"grids": [one.model_copy(update={"seeds": []}) for one in study.grids]})
-    asked = [number for number, one in enumerate(plain.grids) if one.answer is not None]
-    contests: Sequence[Contest] = races([filled(plain, number, page) for number in asked])
+    contests: Sequence[Contest] = races([filled(plain, number, page) for number in told_grids(plain)])
     lines: list[str] = []
     for head, said in answers(contests):
         items = [f"- {escape.prose(one)}" for one in said if one != NO_ERROR]
@@ -88,20 +106,40 @@ def told(name: str, page: str) -> list[str]:
     return lines
 
 
+def told_means(study: Study, page: str) -> dict[tuple[str, ...], float]:
+    """Means that a page, or an older one, has of the grids that are told: by title, labels of the row, and heading."""
+    found: dict[tuple[str, ...], float] = {}
+    for table in (GridTable(study, number) for number in told_grids(study)):
+        down, shown, _, _ = table.parts()
+        headings = {heading for heading, _ in shown}
+        for head, *lines in tables(section(page, table.grid.title)):
+            for line in lines:
+                cells_of = list(zip(head, line, strict=False))
+                labels = [text for _, text in cells_of[: len(down)]]
+                found |= {
+                    (table.grid.title, *labels, heading): mean
+                    for heading, text in cells_of[len(down) :]
+                    if heading in headings and (mean := value(text)) is not None
+                }
+    return found
+
+
 def replayed_on(path: Path) -> str:
-    """Date of the first commit since which a page has the numbers of its tables."""
+    """Date of the first commit since which a page has the numbers that its answers are read off.
+
+    What only one of two versions has, such as a column that came or went, says nothing.
+    """
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
-    def numbers(page: str) -> list[float]:
-        return [one for rows in tables(page) for line in rows[1:] for text in line if (one := value(text)) is not None]
-
-    name = path.relative_to(ROOT).as_posix()
-    wanted, date = numbers(path.read_text(encoding="utf-8")), ""
+    name, study = path.relative_to(ROOT).as_posix(), load_study(path.stem)
+    wanted, date = told_means(study, path.read_text(encoding="utf-8")), ""
     for line in git("log", "--format=%h %cs", "--", name).splitlines():
         commit, day = line.split()
-        if date and numbers(git("show", f"{commit}:{name}")) != wanted:
+        then = told_means(study, git("show", f"{commit}:{name}"))
+        both = wanted.keys() & then.keys()
+        if date and (not both or any(wanted[one] != then[one] for one in both)):
             break
         date = day
     return date

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from replay.experiments.base.names import UNREAL
+from replay.schemes.registry import EVERY
 from replay.studies.sweeps.words import BYTES, condition, size, together, value_words, words
 from replay.studies.uncertainty.parts import MEASURED_ON
 from replay.studies.uncertainty.reach import Reach, between, largest, plain, sparse_errors
@@ -38,6 +39,9 @@ MOST_COSTS = 6
 
 LEVEL = 0.01
 """Share within which two are level: half a percent either way comes from the order of tiles."""
+
+TIMES = 2.0
+"""Share from which a ratio is told in place of percents, also of lesser shares beside it."""
 
 MOST_TOLD = 3
 """Cases, or courses, that a sentence tells one by one."""
@@ -362,6 +366,10 @@ class Contest:
         return next(one for one in self.grid.columns if one.header == self.answer.column).is_time
 
     @property
+    def _much(self) -> str:
+        return "long" if self._is_time else "much"
+
+    @property
     def _verb(self) -> str:
         if not self.answer.most and self._is_time:
             return " is fastest"
@@ -397,7 +405,7 @@ class Contest:
             ]
             if not shares:
                 continue
-            told = [_more([share for _, share in shares])]
+            told = [_more([share for _, share in shares], self._much)]
             (least, low), (most, high) = (edge(shares, key=lambda one: one[1]) for edge in (min, max))
             if placed and low <= -LEVEL and high >= LEVEL:
                 there = self._at(most)
@@ -406,11 +414,12 @@ class Contest:
                     and there == f" at {value_words(self.answer.along, most[self.answer.along])}"
                 ):
                     there = f" at {_short(self.answer.along, most[self.answer.along])}"
-                told = [f"{_more([low])}{self._at(least)} to {_more([high])}{there}"]
+                told = [f"{_more([low], self._much)}{self._at(least)} to {_more([high], self._much)}{there}"]
             if along is not None:
                 labels = [place[along] for place, _ in shares]
                 ats = [value_words(along, labels[0]), *(_short(along, one) for one in labels[1:])]
-                told = [f"{_more([share])} at {at}" for (_, share), at in zip(shares, ats, strict=True)]
+                every = [share for _, share in shares]
+                told = [f"{_more([one], self._much, every)} at {at}" for one, at in zip(every, ats, strict=True)]
             said.append(f"{self._rival_name(rival)} {_of_many(verb, rival)} {together(told)}")
         return said
 
@@ -427,7 +436,8 @@ class Contest:
 
     def headline(self) -> str:
         """The answer in one sentence, of which model it is, and which assumptions turn it."""
-        of = f"With {self._model}" if self._model else ""
+        kind = "the model " if self._model in EVERY else ""
+        of = f"With {kind}{self._model}" if self._model else ""
         said = self._sentence(of)
         told = [f"the {words(axis)} ({how})" for axis in self.answer.assumed if (how := self._turn_of(axis))]
         turns = f" It turns with {together(told)}." if told else ""
@@ -611,7 +621,7 @@ class Contest:
                 abs(share),
                 error,
                 self._same_sign(place, rival),
-                f"{self._rival_name(rival)} with {_more([share])}{self._at(place)}",
+                f"{self._rival_name(rival)} with {_more([share], 'much')}{self._at(place)}",
             )
             for rival in self.rivals
             if rival != base
@@ -690,7 +700,7 @@ class Contest:
                     verb = "takes" if self._is_time else "has"
                     for rival, place, share in self._flips(*ends)[0]:
                         less = f"{before}it takes {'less' if share > 0 else 'more'}, " if before else ""
-                        what = f"{less}{condition(axis, now)} {rival} {verb} {_more([share])}"
+                        what = f"{less}{condition(axis, now)} {rival} {verb} {_more([share], self._much)}"
                         told.append((abs(share), f"{what}{self._at(place, mark=': ')}"))
                 else:
                     for one in self._overtakes(*ends)[0]:
@@ -974,18 +984,35 @@ def _turn(turned: Sequence[str], every: int) -> str:
     return f"{len(turned)} of {every} cases {verb} ({'; '.join(turned[:MOST_TOLD])}{more}): "
 
 
-def _more(shares: Sequence[float]) -> str:
-    """Words for more or less, from the least share to the largest."""
+def _more(shares: Sequence[float], much: str, beside: Sequence[float] = ()) -> str:
+    """Words for more or less, from the least share to the largest.
+
+    Parameters
+    ----------
+    much
+        What a ratio is told of: as ``long``, as ``much``.
+    beside
+        Shares that are told in the same sentence.
+    """
     low, high = (0.0 if abs(edge(shares)) < LEVEL else edge(shares) for edge in (min, max))
+    every = [*shares, *beside]
+    least = LEVEL if max(every) >= TIMES and min(every) >= LEVEL else TIMES
+
+    def number(share: float) -> str:
+        digits = max(0, 2 - math.floor(math.log10(1 + share))) if share >= least else 0
+        return f"{1 + share:,.{digits}f}" if share >= least else f"{100 * abs(share):.0f}"
+
+    def unit(share: float) -> str:
+        return f"times as {much}" if share >= least else f"% {'more' if share > 0 else 'less'}"
 
     def word(share: float) -> str:
-        return f"{100 * abs(share):.0f} % {'more' if share > 0 else 'less'}" if share else "the same"
+        return f"{number(share)} {unit(share)}" if share else "the same"
 
     if word(low) == word(high):
         return word(low)
-    if low and high and (low > 0) == (high > 0):
-        near, far = sorted((abs(low), abs(high)))
-        return f"{100 * near:.0f} to {100 * far:.0f} % {'more' if low > 0 else 'less'}"
+    if low and high and unit(low) == unit(high):
+        near, far = sorted((low, high), key=abs)
+        return f"{number(near)} to {number(far)} {unit(far)}"
     return f"{word(low)} to {word(high)}"
 
 

@@ -313,7 +313,7 @@ class GridTable:
     def lines(self) -> tuple[list[str], list[list[str]], list[str]]:
         """Headings, rows of text, and footnotes, as pages have them.
 
-        A value stands for its baseline alone where the others have their ratio to it.
+        A value stands for its baseline alone where the ratios to it say as much of the others.
         """
         down, shown, rows, notes = self.parts()
         spared = self._redundant_columns(shown, [cells for _, cells in rows])
@@ -331,29 +331,48 @@ class GridTable:
         headings = [heading for place, (heading, _) in enumerate(shown) if place not in spared]
         return [*down, *headings], texts, notes
 
-    def _redundant_columns(
-        self, shown: Sequence[tuple[str, QuantityColumn]], rows: Sequence[Sequence[Cell | str]]
-    ) -> set[int]:
-        """Places of the columns that follow from a ratio and the value of its baseline, in every row."""
+    def products(self, shown: Sequence[tuple[str, QuantityColumn]]) -> dict[int, tuple[int, int]]:
+        """Places of the columns whose value follows from a ratio and its baseline, each with the places of these two.
+
+        Parameters
+        ----------
+        shown
+            Headings and columns, as `parts` gives them.
+        """
         places = {heading: place for place, (heading, _) in enumerate(shown)}
-        found = set()
+        found: dict[int, tuple[int, int]] = {}
+        across = self.grid.across
         for ratio in self.columns:
-            given = ratio.baseline
-            if self.grid.across is None or given is None or set(given) != {self.grid.across}:
+            if across is None or ratio.baseline is None or set(ratio.baseline) != {across}:
                 continue
-            base = show(given[self.grid.across])
+            base = show(ratio.baseline[across])
             for value in self.columns:
                 is_of = (value.path, value.reduce, value.per) == (ratio.path, ratio.reduce, ratio.per)
                 if value.baseline is not None or not is_of:
                     continue
                 at = places[f"{base} {value.header}"]
-                for choice in self.axes[self.grid.across]:
-                    place = places[f"{choice.label} {value.header}"]
-                    if place != at and not any(
-                        isinstance(row[at], str) and isinstance(row[place], Cell) for row in rows
-                    ):
-                        found.add(place)
+                for block in (choice.label for choice in self.axes[across] if choice.label != base):
+                    found[places[f"{block} {value.header}"]] = (places[f"{block} {ratio.header}"], at)
         return found
+
+    def _redundant_columns(
+        self, shown: Sequence[tuple[str, QuantityColumn]], rows: Sequence[Sequence[Cell | str]]
+    ) -> set[int]:
+        """Places of the columns that every row has in a ratio of three digits and the value of its baseline.
+
+        None where the answer sets rows against each other: their difference is lost in the digits of ratios.
+        """
+        if self.answer is not None and self.answer.rivals != self.grid.across:
+            return set()
+
+        def is_told(cell: Cell | str, digits: int) -> bool:
+            return isinstance(cell, Cell) and abs(round(cell.mean, digits)) >= 10.0 ** (2 - digits)
+
+        return {
+            place
+            for place, (ratio, _) in self.products(shown).items()
+            if all(isinstance(row[place], str) or is_told(row[ratio], shown[ratio][1].digits) for row in rows)
+        }
 
     def _is_own_baseline(self, column: QuantityColumn, across: str, block: str) -> bool:
         """Tell whether a column would hold nothing but ones."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -412,30 +414,121 @@ def test_a_number_that_competes_has_the_words_of_its_axis() -> None:
     assert "In time: 8 entries +1 us." in race.lines()
 
 
+@pytest.mark.parametrize(
+    ("times", "says"),
+    [
+        ([6.0], "11 takes 3.00 times as long"),
+        ([2.2, 22.6], "11 takes 1.10 to 11.3 times as long"),
+        ([1.0, 6.0], "11 takes 50 % less (load 0) to 3.00 times as long (load 1)"),
+        ([2.0, 6.0], "11 takes the same to 3.00 times as long"),
+        ([5.8], "11 takes 190 % more"),
+    ],
+)
+def test_three_times_as_long_is_no_percentage(times: list[float], says: str) -> None:
+    labels = [str(one) for one in range(len(times))]
+    race = a_grid(
+        {"ranks": ["A", "11"], "load": labels},
+        lambda **at: times[int(at["load"])] if at["ranks"] == "11" else 2.0,
+        rivals="ranks",
+        base="A",
+    )
+    assert says.replace("11 takes", "11 GPUs take") in race.headline()
+
+
+def test_shares_beside_a_ratio_are_ratios_too() -> None:
+    race = a_grid(
+        {"scheme": ["A", "B"], "tokens_per_rank": ["1", "2"]},
+        lambda **at: 2.0 if at["scheme"] == "A" else 3.0 * int(at["tokens_per_rank"]),
+        rivals="scheme",
+        base="A",
+        along="tokens_per_rank",
+    )
+    assert "B takes 1.50 times as long at 1 token per GPU and 3.00 times as long at 2." in race.lines()
+
+
+def test_a_model_that_has_the_name_of_a_scheme_is_called_a_model() -> None:
+    race = a_race(straight)
+    for model, says in (("flashdmoe", "With the model flashdmoe, "), ("olmoe-1b-7b", "With olmoe-1b-7b, ")):
+        race.grid.fixed["trace.model"] = model
+        assert race.headline().startswith(says)
+
+
+@pytest.fixture
+def study_answers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script that reads answers off pages."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    return importlib.import_module("study_answers")
+
+
 PAGES = [path for path in sorted(STUDIES.glob("*.md")) if "Read off the tables below" in path.read_text("utf-8")]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
-def test_answers_that_are_read_off_a_page_are_those_of_its_tables(path: Path) -> None:
-    import sys
-
-    sys.path.insert(0, str(SCRIPTS))
-    import study_answers
-
+def test_answers_that_are_read_off_a_page_are_those_of_its_tables(path: Path, study_answers: ModuleType) -> None:
     text = path.read_text("utf-8")
     assert "\n".join(study_answers.told(path.stem, text)) + f"\n{study_answers.SOURCE}" in text
 
 
-def test_a_number_that_is_altered_on_a_page_alters_its_answer() -> None:
-    import sys
+@pytest.mark.parametrize(
+    ("name", "row", "heading"),
+    [
+        ("comet-layers", "| 2048", "flux / comet"),  # its value is left out
+        ("flashdmoe-scaling", "| 1024", "flux us"),  # its ratio has two digits
+        ("comet-parallel", "| EP8", "comet us"),
+    ],
+)
+def test_a_number_that_is_altered_on_a_page_alters_its_answer(
+    name: str, row: str, heading: str, study_answers: ModuleType
+) -> None:
+    text = (STUDIES / f"{name}.md").read_text("utf-8")
+    lines = text.splitlines()
+    number = next(number for number, one in enumerate(lines) if one.startswith(row))
+    head = next(one for one in reversed(lines[:number]) if heading in one)
+    place = study_answers.cells(head).index(heading)
+    altered = text.replace(
+        lines[number], lines[number].replace(study_answers.cells(lines[number])[place], "9,999.9", 1)
+    )
+    assert study_answers.told(name, altered) != study_answers.told(name, text)
 
-    sys.path.insert(0, str(SCRIPTS))
-    import study_answers
 
+def test_a_value_that_a_page_leaves_out_is_its_ratio_times_the_baseline(study_answers: ModuleType) -> None:
+    study = load_study("comet-layers")
+    study = study.model_copy(update={"grids": [one.model_copy(update={"seeds": []}) for one in study.grids]})
     text = (STUDIES / "comet-layers.md").read_text("utf-8")
-    line = next(one for one in text.splitlines() if one.startswith("| 2048"))
-    altered = text.replace(line, line.replace(study_answers.cells(line)[1], "9,999.9", 1))
-    assert study_answers.told("comet-layers", altered) != study_answers.told("comet-layers", text)
+    head, first, *_ = next(
+        rows for rows in study_answers.tables(text) if rows[0][:2] == ["tokens of all GPUs", "comet us"]
+    )
+    assert "flux us" not in head and "flux / comet" in head
+    means = dict(zip(head, map(study_answers.value, first), strict=True))
+    row = next(one for one in study_answers.filled(study, 0, text).rows if one.labels["scheme"] == "flux")
+    cell = row.cells["us"]
+    assert cell is not None
+    assert cell.mean == pytest.approx(means["comet us"] * means["flux / comet"])
+
+
+def test_the_date_of_an_answer_is_that_of_the_numbers_it_is_read_off(
+    study_answers: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = STUDIES / "comet-layers.md"
+    now = path.read_text("utf-8")
+    row = next(one for one in now.splitlines() if one.startswith("| 2048"))
+    claim = next(one for one in now.splitlines() if one.startswith("| FasterMoE, 8 experts"))
+    versions = {
+        "d 2026-01-04": now,
+        "c 2026-01-03": now.replace(claim, claim.replace("1.43", "1.44")),  # of no table that is told
+        "b 2026-01-02": now.replace("| flux / comet |", "| flux us |"),  # nothing that both have differs
+        "a 2026-01-01": now.replace(row, row.replace("1.25", "1.26")),
+    }
+    assert len(set(versions.values())) == len(versions)
+
+    def git(command: list[str], **_: Any) -> SimpleNamespace:
+        is_log = command[1] == "log"
+        commit = command[2].split(":")[0]
+        text = "\n".join(versions) if is_log else next(versions[one] for one in versions if one.startswith(commit))
+        return SimpleNamespace(stdout=text)
+
+    monkeypatch.setattr(study_answers.subprocess, "run", git)
+    assert study_answers.replayed_on(path) == "2026-01-02"
 
 
 def test_axes_are_called_by_words() -> None:

@@ -37,7 +37,7 @@ from replay.studies.sweeps.result import SweepResult
 from replay.studies.sweeps.run import sweep
 from replay.studies.sweeps.source import recorded_origin
 from replay.studies.sweeps.study import Grid, QuantityColumn, Study, parse_study
-from replay.studies.sweeps.table import GridTable, markdown
+from replay.studies.sweeps.table import Cell, GridTable, markdown
 from replay.studies.sweeps.task import make_task
 
 STUDY = """
@@ -537,7 +537,7 @@ def test_a_column_that_nothing_has_is_reported(tmp_path: Path) -> None:
 @pytest.mark.extended
 def test_an_axis_may_become_columns(tmp_path: Path) -> None:
     text = STUDY.replace('"comet.message_rows" = [8, 16]\n', "")
-    text = text.replace("seeds =", 'across = "scheme"\nseeds =')
+    text = text.replace("seeds =", 'across = "scheme"\nseeds =') + "digits = 2\n"
     result = sweep(study(text), tmp_path)
     headings, rows, _ = result.plan.tables[0].lines()
     # Times of the others follow from their ratios; the screen has them all.
@@ -547,6 +547,53 @@ def test_an_axis_may_become_columns(tmp_path: Path) -> None:
     cells = {tuple(r["labels"].values()): r["cells"] for r in json.loads(result.to_json())["grids"][0]["rows"]}
     shown = rows[1][headings.index("deepep us")]
     assert shown.startswith(f"{cells['4', 'deepep']['us']['mean']:,.1f}")
+
+
+@every(
+    ("ratio", "digits", "kept"),
+    [
+        (1.0, 2, []),
+        (0.994, 2, ["b us"]),  # as 0.99
+        (0.996, 2, []),  # as 1.00
+        (0.24, 2, ["b us"]),
+        (0.24, 3, []),
+        (9.0, 1, ["b us"]),
+        (12.0, 1, []),
+    ],
+)
+def test_a_value_stands_beside_a_ratio_of_two_digits(ratio: float, digits: int, kept: list[str]) -> None:
+    table = a_table_across(digits)
+    table.values = {((name, rank), None): [v, v] for rank in "24" for name, v in (("a", 100.0), ("b", 100.0 * ratio))}
+    headings, *_ = table.lines()
+    assert headings == ["ranks", "a us", *kept, "b / a"]
+
+
+def test_values_stand_where_an_answer_sets_rows_against_each_other() -> None:
+    table = a_table_across(2, '[grid.answer]\nrivals = "ranks"\n')
+    table.values = {((name, rank), None): [100.0, 100.0] for rank in "24" for name in "ab"}
+    assert table.lines()[0] == ["ranks", "a us", "b us", "b / a"]
+
+
+def a_table_across(digits: int, answer: str = "") -> GridTable:
+    """A table of two schemes across, their times and the ratio of the second to the first."""
+    axes = """[[grid]]
+across = "scheme"
+[grid.axes]
+scheme = [{ label = "a", scheme = "deepep" }, { label = "b", scheme = "comet" }]
+ranks = [2, 4]
+"""
+    columns = f"""[[grid.columns]]
+header = "us"
+path = "totals.makespan_us"
+[[grid.columns]]
+header = "/ a"
+path = "totals.makespan_us"
+relative_to = {{ scheme = "a" }}
+digits = {digits}
+"""
+    return GridTable(
+        study(with_axes("", axes + answer + columns).replace("[axes]\n", "").replace("[0, 1, 2]", "[]")), 0
+    )
 
 
 # ---- mistakes ----------------------------------------------------------------------------------
@@ -840,15 +887,43 @@ def test_a_page_that_is_written_by_hand_names_its_study_and_all_its_labels(name:
     assert [_named(line) for line in found] == [_named(line) for line in free]
 
 
+RULE = GridTable._redundant_columns
+
+
+def left_out(table: GridTable, page: str) -> set[int]:
+    """Places of the columns that a page's table lacks, which are those that its numbers allow."""
+    from study_answers import section, tables, value
+
+    _, shown, rows, _ = table.parts()
+    products = table.products(shown)
+    if not products:
+        return set()
+    headings = [heading for heading, _ in shown]
+    head, *lines = next(one for one in tables(section(page, table.grid.title)) if set(one[0]) & set(headings))
+    missing = {place for place, heading in enumerate(headings) if heading not in head}
+    assert missing <= set(products)
+    cells: list[list[Cell | str]] = []
+    for line in lines[: len(rows)]:
+        texts = dict(zip(head, line, strict=True))
+        seen = [products[place][0] if place in missing else place for place in range(len(shown))]
+        means = [value(texts[headings[place]]) for place in seen]
+        cells.append(["-" if one is None else Cell(one, one, one, 1) for one in means])
+    assert RULE(table, shown, cells) == missing
+    return missing
+
+
 @pytest.mark.extended
 @every("name", OF_LAYERS)
 def test_a_shipped_table_is_that_of_its_study(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prose, headings, labels and settings agree; numbers, and answers from them, take minutes and are not checked."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "scripts"))
     plan = plan_sweep(name)
     page = (resources.files("replay.studies") / f"{name}.md").read_text("utf-8")
     shipped = re.sub(r"\[([\w-]+\.md)\]\(\1\)", r"\1", page).splitlines()  # the gallery makes links of names
     with monkeypatch.context() as without:
         without.setattr(SweepResult, "races", lambda self: [])
+        # Which values are left out follows from numbers: those of the page.
+        without.setattr(GridTable, "_redundant_columns", lambda table, shown, rows: left_out(table, page))
         empty = SweepResult(plan, 0, 0, 0).markdown().splitlines()
     command = shipped.index(f"`moereplay sweep {name} -o FOLDER`")
     notes = empty[empty.index(shipped[command]) + 2]
