@@ -118,7 +118,7 @@ def sweep(
             scheduler=scheduler,
             cluster=cluster,
             shard=shard,
-            progress=_Counted(bar),
+            progress=_ReplayCounter(bar),
             report=tell,
         )
     if json_ is not None:
@@ -147,7 +147,7 @@ def _read_page(path: Path, plan: Plan) -> str:
     return replace_section(text, plan.tables, str(path))
 
 
-class _Counted:
+class _ReplayCounter:
     """Tells a bar how many replays are done, of which the first were in the folder."""
 
     def __init__(self, bar: ProgressBar) -> None:

@@ -175,7 +175,7 @@ def load_table(folder: str | Path) -> pandas.DataFrame:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _PointRecord:
     """A point as the file says what was asked for and what came of it."""
 
     point: Point
@@ -185,7 +185,7 @@ class _Asked:
     failed: str | None
 
 
-def _points(number: int, grid: Mapping[str, Any]) -> Iterator[_Asked]:
+def _points(number: int, grid: Mapping[str, Any]) -> Iterator[_PointRecord]:
     """Every point of a grid. There is a row per combination of labels, and a point per seed."""
     experiment = grid.get("experiment", LAYER)
     seeds_per_row = max(1, len(grid["seeds"]))
@@ -198,4 +198,4 @@ def _points(number: int, grid: Mapping[str, Any]) -> Iterator[_Asked]:
         if one["seed"] is not None:
             settings[seed_of(experiment, f"grid {number}")] = one["seed"]
         point = Point(number, tuple(one["labels"]), one["seed"], settings, experiment)
-        yield _Asked(point, row["labels"], one["id"], one["values"], row.get("failed"))
+        yield _PointRecord(point, row["labels"], one["id"], one["values"], row.get("failed"))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from replay.errors import UserError, unknown
 from replay.studies.validate.table import MeasurementRow, predictions
 from tracegen.shared.display.content import Column
-from tracegen.shared.display.content import Table as Shown
+from tracegen.shared.display.content import Table as ContentTable
 
 if TYPE_CHECKING:
     from replay.studies.validate.bench import Bench
@@ -62,7 +62,7 @@ def lines(table: MeasurementTable, changes: Mapping[str, Sequence[str]], bench: 
     ]
 
 
-def terminal_table(table: MeasurementTable, lines: list[list[str]]) -> Shown:
+def terminal_table(table: MeasurementTable, lines: list[list[str]]) -> ContentTable:
     """The same for a terminal."""
     columns = [Column(heading, form="s") for heading in lines[0]]
-    return Shown(f"{table.name}-at", table.title, columns, lines[1:])
+    return ContentTable(f"{table.name}-at", table.title, columns, lines[1:])
