@@ -27,6 +27,8 @@ def rows_at(table: MeasurementTable, changes: Mapping[str, Sequence[str]]) -> li
     """
     every = table.rows()
     columns = list(every[0].setting)
+    if "row_type" in columns and "rows" in changes:  # its former name
+        changes = {"row_type" if one == "rows" else one: values for one, values in changes.items()}
     for column in changes:
         if column not in columns:
             raise unknown(f"column of table {table.name}", column, columns)
