@@ -117,7 +117,7 @@ class MicroBatch:
     context: Context | None = None
 
 
-class Built(NamedTuple):
+class LayerGraph(NamedTuple):
     """Graph of layers.
 
     Attributes
@@ -222,7 +222,7 @@ class ChainGraph:
         Kernels of the streams by pair of layers, see `LayerTasks`.
     """
 
-    built: Built
+    built: LayerGraph
     reached: list[Ints]
     starts: list[Ints]
     finishes: list[Ints]
@@ -248,7 +248,7 @@ class ChainGraph:
         ranges = [one.ranges for one in added]
         bounds = [ranges[0].bounds[:1], *(one.bounds[1:] for one in ranges)]
         return cls(
-            built=Built(builder.build(), added[-1].through, added[-1].machine),
+            built=LayerGraph(builder.build(), added[-1].through, added[-1].machine),
             reached=by_layer(one.reached for one in added),
             starts=by_layer(one.starts for one in added),
             finishes=by_layer(one.finishes for one in added),

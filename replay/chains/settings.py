@@ -54,8 +54,8 @@ class ChainSettings:
     precision: NumberType | None
     gemm_type: ValueType | None
     weight_type: ValueType | None
-    dispatch_rows: ValueType | None
-    combine_rows: NumberType | None
+    dispatch_type: ValueType | None
+    combine_type: NumberType | None
     shared_experts: SharedExperts
     interleave: Interleaving
     launch: Launch | None
@@ -123,8 +123,8 @@ class ChainSettings:
         return Precision(
             self.precision or trace.model_shape.default_precision,
             gemm=self.gemm_type,
-            dispatch=self.dispatch_rows,
-            combine=self.combine_rows,
+            dispatch=self.dispatch_type,
+            combine=self.combine_type,
             weights=self.weight_type,
         )
 

@@ -55,7 +55,7 @@ def _nothing() -> None:
     """Nothing goes before the command."""
 
 
-class _Made(Mapping[str, Any]):
+class _LazyCommands(Mapping[str, Any]):
     """Commands by name, each made when it is looked up."""
 
     def __init__(self, later: Mapping[str, Later]) -> None:
@@ -84,7 +84,7 @@ class LaterGroup(TyperGroup):
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
         self._later = {str(one.name): one for one in self.later()}
-        made: Any = _Made(self._later)
+        made: Any = _LazyCommands(self._later)
         self.commands = made
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 import typer
 
 from replay.errors import UserError, unknown
-from replay.experiments.base.spec import PLACES, Flag
+from replay.experiments.base.spec import FORMER_WORDS, PLACES, Flag
 from replay.experiments.layer.spec import RunSpec
 from tracegen.cli.common import tell_assumed
 from tracegen.cli.delivery import with_parameters
@@ -66,6 +66,8 @@ def takes_settings(
     """
     fields = {name: one for name, one in spec.model_fields.items() if name not in leave_out}
     made = [_parameter(name, one, (defaults or {}).get(name)) for name, one in fields.items()]
+    former = {old: name for old, name in FORMER_WORDS.items() if name in fields}
+    made += [_hidden(old) for old in former]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [
@@ -76,6 +78,9 @@ def takes_settings(
         @functools.wraps(command)
         def wrapper(**values: Any) -> None:
             given = {name: values.pop(name) for name in fields}
+            for old, name in former.items():
+                before = values.pop(old)
+                given[name] = before if given[name] is None else given[name]
             tell_assumed(given.get("model"))
             command({k: value for k, value in given.items() if value is not None}, **values)
 
@@ -84,8 +89,11 @@ def takes_settings(
     return decorate
 
 
-WORDS_BEFORE = {"dispatch_rows": ("--dispatch-type",), "combine_rows": ("--combine-type",)}
-"""Words of options that stand before that of their field, which stays readable."""
+def _hidden(name: str) -> inspect.Parameter:
+    """Option of a former name, which the help does not list."""
+    info = typer.Option(f"--{name.replace('_', '-')}", hidden=True)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=None, annotation=Annotated[str | None, info])
 
 
 def _parameter(name: str, field: FieldInfo, default: Any) -> inspect.Parameter:
@@ -103,7 +111,7 @@ def _parameter(name: str, field: FieldInfo, default: Any) -> inspect.Parameter:
         (shown or shown == 0) and not isinstance(shown, bool | dict) and not text.endswith("].")
     ):  # which says it itself
         text = f"{text.removesuffix('.')} [{shown}]."
-    info: Any = typer.Option(*([flags[0].name] if flags else [*WORDS_BEFORE.get(name, ()), f"--{word}"]), help=text)
+    info: Any = typer.Option(flags[0].name if flags else f"--{word}", help=text)
     kinds = {
         getattr(one, "__origin__", one)  # an int of certain bounds is one
         for one in get_args(field.annotation) or (field.annotation,)

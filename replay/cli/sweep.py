@@ -118,7 +118,7 @@ def sweep(
             scheduler=scheduler,
             cluster=cluster,
             shard=shard,
-            progress=_Counted(bar),
+            progress=_ReplayCounter(bar),
             report=tell,
         )
     if json_ is not None:
@@ -147,7 +147,7 @@ def _read_page(path: Path, plan: Plan) -> str:
     return replace_section(text, plan.tables, str(path))
 
 
-class _Counted:
+class _ReplayCounter:
     """Tells a bar how many replays are done, of which the first were in the folder."""
 
     def __init__(self, bar: ProgressBar) -> None:
@@ -207,13 +207,13 @@ def _copy(study: str, to: Path) -> None:
 def _show_plan(plan: Plan, out: Path | None) -> None:
     """The points of each grid, and which of them the folder holds already."""
     from replay.experiments.base.crews.store import Store
-    from replay.experiments.base.load import kind_of_result
+    from replay.experiments.base.load import present_result
     from replay.studies.sweeps.trace_task import TracedTask
     from tracegen.shared.display.content import Column, Table
 
     present = set()
     if out is not None and out.is_dir():
-        store = Store(out, kind_of_result)
+        store = Store(out, present_result)
         present = {task.id for task, _ in plan.tasks if store.read(task.id)[0] is not None}
     for number, table in enumerate(plan.tables):
         points = [

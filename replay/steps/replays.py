@@ -62,7 +62,7 @@ class StepReplays:
         Tokens of every sequence; attention is over whole sequences, whatever requests a trace has.
     precision
         Number type of GEMMs and rows.
-    dispatch_rows
+    dispatch_type
         Number type of rows to experts; None as of the precision.
     trace
         Trace whose routing the MoE layers have; sample s of it are tokens that follow those of the
@@ -112,7 +112,7 @@ class StepReplays:
     placement: str = "contiguous"
     stack: Stack | None = None
     host_spread: float = 0.0
-    dispatch_rows: str | None = None
+    dispatch_type: str | None = None
     _places: tuple[Ints, ...] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -282,7 +282,7 @@ class StepReplays:
             "steps": self.samples,
             "sample_nodes": self._nodes,
             "precision": self.precision,
-            "dispatch_rows": self.dispatch_rows,
+            "dispatch_type": self.dispatch_type,
             "placement": self.placement,
         }
         spec, system, found = spec_of(None, settings)

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from tracegen.library import watch
 from tracegen.library.catalogue import check_url
-from tracegen.library.watch import ConnectionLoss, Overdrawn
+from tracegen.library.watch import ConnectionLoss, LimitBreach
 from tracegen.shared.errors import UserError
 
 BLOCK_BYTES = 2**20
@@ -225,7 +225,7 @@ class HttpSource:
             if isinstance(error.reason, ConnectionRefusedError):
                 raise ConnectionRefusal("the connection was refused") from error
             raise ConnectionLoss(_line(error.reason)) from error
-        except (http.client.InvalidURL, ValueError, Overdrawn) as error:  # of a redirection, too
+        except (http.client.InvalidURL, ValueError, LimitBreach) as error:  # of a redirection, too
             problem = f"{self.url}: {_line(error)}"
             raise UserError(problem) from error
         except (OSError, http.client.HTTPException) as error:

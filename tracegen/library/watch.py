@@ -43,7 +43,7 @@ class ConnectionLoss(Exception):
     """The connection failed in a way that may not happen again."""
 
 
-class Overdrawn(Exception):
+class LimitBreach(Exception):
     """The server takes more than it is allowed; to try again would be the same."""
 
 
@@ -98,7 +98,7 @@ class TransferWatch:
         ------
         Interrupted
             If it only trickles.
-        Overdrawn
+        LimitBreach
             If the answer has taken too long, or is far more than its content.
         TimeoutError
             If nothing has come.
@@ -111,19 +111,19 @@ class TransferWatch:
             self._waited += time.monotonic() - began
             if self._waited > self._most_s:
                 message = f"not finished after {self._most_s:g} s; {ENV_SECONDS} allows more"
-                raise Overdrawn(message)
+                raise LimitBreach(message)
         self._arrived += number or 0
         self._check_pace()
         if self._arrived > FRAME_BYTES + (1 + FRAME_SHARE) * self.content:
             message = f"the server sent {self._arrived} bytes for {self.content} bytes of content"
-            raise Overdrawn(message)
+            raise LimitBreach(message)
         return number
 
     def _check_pace(self) -> None:
         elapsed = self._waited - self._since
         if not self._has_head and elapsed > TIMEOUT_S:
             message = f"the head of the answer was not complete after {TIMEOUT_S:g} s"
-            raise Overdrawn(message)
+            raise LimitBreach(message)
         if elapsed > PATIENCE_S:
             if self.content - self._content_since < MIN_BYTES_PER_S * elapsed:
                 message = f"slower than {MIN_BYTES_PER_S} bytes per second"
@@ -131,7 +131,7 @@ class TransferWatch:
             self._since, self._content_since = self._waited, self.content
 
 
-class _Watched(io.RawIOBase):
+class _WatchedStream(io.RawIOBase):
     """The bytes of a connection, each reading watched."""
 
     def __init__(self, raw: Any, connection: socket.socket, watch: TransferWatch) -> None:
@@ -155,7 +155,7 @@ class Answer(http.client.HTTPResponse):
         super().__init__(sock, *rest, **options)
         self._watch = watch
         raw = self.fp.detach()
-        self.fp = io.BufferedReader(_Watched(raw, sock, watch))
+        self.fp = io.BufferedReader(_WatchedStream(raw, sock, watch))
 
     def begin(self) -> None:
         """Read the head."""

@@ -99,14 +99,14 @@ def register_strategy(simulator: Any) -> None:
     """
     base: Any = simulator.RoutingStrategy
 
-    class Followed(base):  # type: ignore[misc]
+    class PlanPlaceholder(base):  # type: ignore[misc]
         """Stands for the plan until a model is loaded, and its layers are known."""
 
         def route_tokens(self, *args: Any, **kwargs: Any) -> Any:
             msg = f"a router of a model that was not loaded as a whole cannot follow {FILE}"
             raise UserError(msg)
 
-    simulator.RoutingSimulator.register_strategy(STRATEGY_NAME, Followed())
+    simulator.RoutingSimulator.register_strategy(STRATEGY_NAME, PlanPlaceholder())
 
 
 def attach(runner_class: Any, folder: Path | None, plan: RoutePlan | None = None) -> None:

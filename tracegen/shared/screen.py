@@ -202,7 +202,7 @@ def _console_class() -> Any:
     from rich.console import Console
     from rich.segment import Segment
 
-    class Escaping(Console):
+    class EscapingConsole(Console):
         def render(self, *arguments: Any, **named: Any) -> Iterator[Segment]:
             for segment in super().render(*arguments, **named):
                 is_text = not segment.control
@@ -211,4 +211,4 @@ def _console_class() -> Any:
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # the command says how it ends
 
-    return Escaping
+    return EscapingConsole

@@ -80,8 +80,21 @@ def read_one_of(kinds: Sequence[DocumentKind], path: str | Path) -> Any:
     if given not in kind.readable:
         message = f"{where} has the format {given!r}; this version reads {', '.join(kind.readable)}"
         raise UserError(message)
+    return present_document(kind, document, where)[1]
+
+
+def present_document(kind: DocumentKind, document: Any, where: str | Path) -> tuple[dict[str, Any], Any]:
+    """Give a document of a readable format in the present one, and the object that it is of.
+
+    Raises
+    ------
+    UserError
+        If it is damaged, saying where.
+    """
+    given = format_of(document)
     try:
-        return validate(kind.made, kind.present(document, given), where)
+        present = kind.present(document, given)
+        return present, validate(kind.made, present, where)
     except UserError:
         raise
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:

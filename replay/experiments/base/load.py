@@ -6,10 +6,8 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from replay.errors import UserError
-from replay.experiments.base.documents import DocumentKind, format_of, read_one_of
+from replay.experiments.base.documents import DocumentKind, format_of, present_document, read_one_of
 from replay.experiments.base.experiment import EXPERIMENTS
 from replay.files import exists, is_folder
 
@@ -57,18 +55,18 @@ def document_kinds() -> list[DocumentKind]:
     return kinds
 
 
-def kind_of_result(document: Any) -> type[BaseModel]:
-    """Give the class of the result of one replay, by the format that its JSON states.
+def present_result(document: Any) -> dict[str, Any]:
+    """Give the JSON of the result of one replay in the present schema.
 
     Raises
     ------
     UserError
-        If it is of no experiment, or of another version.
+        If it is damaged, of no experiment, or of a newer version.
     """
     given = format_of(document)
     for experiment in EXPERIMENTS.values():
-        made: type[BaseModel] = experiment.result
-        if DocumentKind(made, {}).format == given:
-            return made
-    message = f"its format is {given!r}, which no experiment of this version writes"
+        kind = DocumentKind(experiment.result, experiment.older)
+        if given in kind.readable:
+            return present_document(kind, document, "its result")[0]
+    message = f"its format is {given!r}, which no experiment of this version reads"
     raise UserError(message)

@@ -40,6 +40,16 @@ MOST = 2**31
 """Of ranks, tokens and steps: sums of them fit 64 bits, and no machine replays as many."""
 
 
+FORMER_WORDS = {"dispatch_rows": "dispatch_type", "combine_rows": "combine_type"}
+"""Names of settings by those that older files, commands and calls have for them, which are read."""
+
+
+def present_words(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Call settings by their present names; one that has both names keeps them, and is refused as unknown."""
+    present = {name: FORMER_WORDS.get(name, name) for name in settings}
+    return {name if present[name] in settings else present[name]: value for name, value in settings.items()}
+
+
 PLACES = ("trace", "space")
 """Settings that are arguments of a command, without an option before them."""
 
@@ -126,13 +136,13 @@ class Spec(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _plain_numbers(cls, given: Any) -> Any:
-        """Take numbers of numpy for numbers, and paths for their text; placements know paths."""
+    def _plain_values(cls, given: Any) -> Any:
+        """Take numbers of numpy for numbers, paths for their text (placements know paths), and former names."""
         if not isinstance(given, Mapping):
             return given
         return {
             name: str(one) if isinstance(one, PurePath) and name != "placement" else plain(one)
-            for name, one in given.items()
+            for name, one in present_words(given).items()
         }
 
     @field_validator("overrides", mode="before", check_fields=False)
@@ -177,7 +187,7 @@ class Spec(BaseModel):
         """
         # What nobody set is left to the machine, where a default hangs on that.
         values, names = self.model_dump(exclude_unset=True), self.words()
-        given = {names.get(word, word): value for word, value in settings.items()}
+        given = {names.get(word, word): value for word, value in present_words(settings).items()}
         for name, options in self.OPTIONS_OF.items():
             if name in given and given[name] != getattr(self, name):
                 values[options] = {}

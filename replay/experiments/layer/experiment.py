@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from replay.experiments.base.experiment import NOTHING, AnySetup, Older, ReplayWatcher, SpecInputs
 from replay.experiments.base.scheme_experiment import SchemeExperiment
 from replay.experiments.layer.first_schema import result_of_first
-from replay.experiments.layer.result import AnyTraced, Comparison, Result, TracedComparison
+from replay.experiments.layer.result import AnyTraced, Comparison, Result, TracedComparison, result_of_second
 from replay.experiments.layer.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Layer(TraceExperiment[RunSpec, "TracedSetup", Result, Comparison]):
     comparison = Comparison
     usual_jobs = "2 if there is much to do"
     details = "Show also what each scheme waits for, reads, moves, launches and keeps in memory"
-    older: ClassVar[Older] = {"moereplay-result/1": result_of_first}
+    older: ClassVar[Older] = {"moereplay-result/1": result_of_first, "moereplay-result/2": result_of_second}
 
     def setup(self, spec: RunSpec, given: SpecInputs[TracedSetup] = NOTHING) -> TracedSetup:
         """A trace, a system and a scheme may be given as objects."""

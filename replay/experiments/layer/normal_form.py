@@ -22,7 +22,7 @@ def plain_types(spec: RunSpec) -> dict[str, Any]:
 
     Nothing where the model has a say.
     """
-    given = (spec.gemm_type, spec.dispatch_rows, spec.combine_rows)
+    given = (spec.gemm_type, spec.dispatch_type, spec.combine_type)
     name = spec.precision or spec.gemm_type
     if name is None or (spec.precision is None and None in given):
         return {}
@@ -32,8 +32,8 @@ def plain_types(spec: RunSpec) -> dict[str, Any]:
         "precision": meant.between,
         "gemm_type": None if meant.gemm == plain.gemm else meant.gemm,
         "weight_type": None if meant.weights == meant.gemm else meant.weights,
-        "dispatch_rows": None if meant.dispatch == plain.dispatch else meant.dispatch,
-        "combine_rows": None if meant.combine == plain.combine else meant.combine,
+        "dispatch_type": None if meant.dispatch == plain.dispatch else meant.dispatch,
+        "combine_type": None if meant.combine == plain.combine else meant.combine,
     }
 
 

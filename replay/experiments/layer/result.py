@@ -1,4 +1,4 @@
-"""Results of replays: the schemas ``moereplay-result/2`` and ``moereplay-comparison/2``.
+"""Results of replays: the schemas ``moereplay-result/3`` and ``moereplay-comparison/3``.
 
 Times are microseconds (exact multiples of a picosecond), bytes are whole numbers, and lists have
 one entry per GPU. Nothing depends on the clock or the machine that computed it: the same input
@@ -26,6 +26,7 @@ from replay.experiments.base.result import (
     TimedResult,
 )
 from replay.experiments.base.rows import COLUMNS, row_of
+from replay.experiments.base.spec import present_words
 from replay.experiments.layer.bands import Uncertainty
 from replay.experiments.layer.spec import RunSpec
 from replay.measure.parts import Room
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from replay.measure.result import Measures
     from replay.model.work.stacks import Stack
 
-RESULT_FORMAT: Literal["moereplay-result/2"] = "moereplay-result/2"
+RESULT_FORMAT: Literal["moereplay-result/3"] = "moereplay-result/3"
 
 
 class TraceDescription(Strict):
@@ -101,8 +102,8 @@ class NumberTypes(Strict):
     """
 
     gemm: str
-    dispatch_rows: str
-    combine_rows: str
+    dispatch_type: str
+    combine_type: str
     weights: str | None = None
 
     @model_serializer(mode="wrap")
@@ -115,15 +116,15 @@ class NumberTypes(Strict):
     def __str__(self) -> str:
         """The types in words."""
         weights = f"{self.weights} weights, " if self.weights else ""
-        return f"{self.gemm} GEMMs, {weights}{self.dispatch_rows} rows out, {self.combine_rows} rows back"
+        return f"{self.gemm} GEMMs, {weights}{self.dispatch_type} rows out, {self.combine_type} rows back"
 
 
 def number_types(precision: Precision) -> NumberTypes:
     """State the types of a precision."""
     return NumberTypes(
         gemm=precision.gemm,
-        dispatch_rows=precision.dispatch,
-        combine_rows=precision.combine,
+        dispatch_type=precision.dispatch,
+        combine_type=precision.combine,
         weights=None if precision.weights == precision.gemm else precision.weights,
     )
 
@@ -259,7 +260,7 @@ class Result(TracedResult):
         The whole, where only some of its layers were replayed (`RunSpec.sample_layers`).
     """
 
-    format: Literal["moereplay-result/2"] = RESULT_FORMAT
+    format: Literal["moereplay-result/3"] = RESULT_FORMAT
     room: Room | None = None
     layers: list[LayerResult]
     chain: ChainResult | None = None
@@ -362,10 +363,21 @@ class TracedComparison(ComparisonBase[AnyTraced], Generic[AnyTraced]):
             raise self.missing(name, str(error)) from None
 
 
+def with_present_types(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Call the types of rows by their present names, in a result that says which types there are."""
+    types = {"types": present_words(document["types"])} if "types" in document else {}
+    return {**document, **types}
+
+
+def result_of_second(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Make a result of ``moereplay-result/2`` one of the present schema."""
+    return {**with_present_types(document), "format": RESULT_FORMAT}
+
+
 class Comparison(TracedComparison[Result]):
     """Layers of a trace under several schemes, or with several placements."""
 
-    format: Literal["moereplay-comparison/2"] = "moereplay-comparison/2"
+    format: Literal["moereplay-comparison/3"] = "moereplay-comparison/3"
     LEFT_OUT_IF_NONE: ClassVar[frozenset[str]] = frozenset({"uncertainty"})
     uncertainty: Uncertainty | None = None
     """How sure it is, where that was asked for; the JSON has no such key where it was not."""

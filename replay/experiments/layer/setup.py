@@ -249,8 +249,8 @@ def set_up(
         if spec.overrides:
             default = hwmodel.load(spec.system).describe()
             changes["overrides"] = differing(system.describe(), default)
-    if spec.combine_rows is not None:
-        check_rows(scheme, spec.combine_rows)
+    if spec.combine_type is not None:
+        check_combine_type(scheme, spec.combine_type)
     changes |= plain_types(spec)
     if scheme.is_tuned(spec.tune) == scheme.is_tuned(None):
         changes["tune"] = None
@@ -339,7 +339,7 @@ def check_needs(scheme: Scheme, system: System) -> None:
         raise RefusedError(message, f"scheme {scheme.name!r}: it {why}")
 
 
-def check_rows(scheme: Scheme, combine_rows: str) -> None:
+def check_combine_type(scheme: Scheme, combine_type: str) -> None:
     """Refuse rows back of a type that a scheme cannot carry or add up.
 
     Raises
@@ -347,12 +347,12 @@ def check_rows(scheme: Scheme, combine_rows: str) -> None:
     LayerRefusedError
         Naming the types that it can, and the schemes that can carry this one.
     """
-    if combine_rows in scheme.combine_types:
+    if combine_type in scheme.combine_types:
         return
-    can = [name for name, one in COMPARED.items() if combine_rows in one.combine_types]
+    can = [name for name, one in COMPARED.items() if combine_type in one.combine_types]
     message = (
-        f"scheme {scheme.name!r} has no {combine_rows} rows on the way back, only "
-        f"{', '.join(sorted(scheme.combine_types))}; {combine_rows} rows have: {', '.join(can)}"
+        f"scheme {scheme.name!r} has no {combine_type} rows on the way back, only "
+        f"{', '.join(sorted(scheme.combine_types))}; {combine_type} rows have: {', '.join(can)}"
     )
     raise LayerRefusedError(message)
 
@@ -411,7 +411,7 @@ def check_all(setup: LayerSetup, trace: RoutingTrace, first: Batch | None = None
     if first is None:
         first = settings.batch(trace, system, settings.step)
     check_needs(scheme, system)
-    check_rows(scheme, types.combine)
+    check_combine_type(scheme, types.combine)
     check_sampled(setup, is_chain=is_chain)
     check_domain(scheme, system, first.num_ranks)
     stack_of(settings, trace, system, scheme)

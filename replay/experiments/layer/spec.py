@@ -119,10 +119,10 @@ class RunSpec(Spec):
         description="FP4 type of the experts' weights, where the rows that they are multiplied "
         "with have another: mxfp4 beside fp8 or bf16, nvfp4 beside bf16.",
     )
-    dispatch_rows: ValueType | None = Field(
+    dispatch_type: ValueType | None = Field(
         None, description="Number type of rows to the experts, where precision has another."
     )
-    combine_rows: NumberType | None = Field(None, description="Number type of rows back, where precision has another.")
+    combine_type: NumberType | None = Field(None, description="Number type of rows back, where precision has another.")
     shared_experts: SharedExperts = Field(
         "between",
         description="between: shared experts run before the dispatch. beside-dispatch: they share "

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from replay.errors import check_jobs
 from replay.experiments.base.estimate import Need, RepeatedReplays
-from replay.experiments.base.experiment import NOTHING, ReplayWatcher, SpecInputs, Words
+from replay.experiments.base.experiment import NOTHING, Older, ReplayWatcher, SpecInputs, Words
 from replay.experiments.base.outcomes import Outcome, ResultRequest, set_up_all
 from replay.experiments.layer.experiment import EXPERIMENT as LAYER
 from replay.experiments.layer.experiment import TraceExperiment
-from replay.experiments.trace.result import TraceComparison, TraceResult
+from replay.experiments.trace.result import TraceComparison, TraceResult, result_of_first
 from replay.experiments.trace.spec import CODE, TraceSpec
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Trace(TraceExperiment[TraceSpec, "TraceSetup", TraceResult, TraceCompariso
     usual_jobs = "of whole traces the cores, else 2 if there is much to do"
     details = LAYER.details
     code = CODE
+    older: ClassVar[Older] = {"moereplay-trace/1": result_of_first}
     lacking: ClassVar[Words] = dict.fromkeys(("explain", "uncertainty"), ONE_STEP)
 
     def setup(self, spec: TraceSpec, given: SpecInputs[TraceSetup] = NOTHING) -> TraceSetup:

@@ -1,4 +1,4 @@
-"""Results of whole traces: schemas ``moereplay-trace/1`` and its comparison.
+"""Results of whole traces: schemas ``moereplay-trace/2`` and its comparison.
 
 Times are microseconds, exact multiples of a picosecond where they are no means. The same input
 gives the same bytes, whoever replayed which step.
@@ -6,13 +6,14 @@ gives the same bytes, whoever replayed which step.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from hwmodel.units import PS_PER_US
 from replay.experiments.base.names import UNREAL, row_names
-from replay.experiments.layer.result import TracedComparison, TracedResult
+from replay.experiments.layer.result import TracedComparison, TracedResult, with_present_types
 from replay.experiments.serve.measures import Percentiles
 from replay.experiments.trace.spec import TraceSpec
 from tracegen.shared.strict import Strict
@@ -123,7 +124,7 @@ class TraceResult(TracedResult):
         Of all steps, where a sample was replayed.
     """
 
-    format: Literal["moereplay-trace/1"] = "moereplay-trace/1"
+    format: Literal["moereplay-trace/2"] = "moereplay-trace/2"
     spec: TraceSpec
     num_steps: int
     layers: list[StepLayer] = Field(min_length=1)
@@ -163,10 +164,15 @@ class TraceResult(TracedResult):
         ]
 
 
+def result_of_first(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Make a result of ``moereplay-trace/1`` one of the present schema."""
+    return {**with_present_types(document), "format": "moereplay-trace/2"}
+
+
 class TraceComparison(TracedComparison[TraceResult]):
     """Steps of a trace under several schemes, or with several placements."""
 
-    format: Literal["moereplay-trace-comparison/1"] = "moereplay-trace-comparison/1"
+    format: Literal["moereplay-trace-comparison/2"] = "moereplay-trace-comparison/2"
 
     @model_validator(mode="after")
     def _of_the_same_steps(self) -> TraceComparison:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from replay.experiments.base.experiment import NOTHING, Older, ReplayWatcher, Report, SpecInputs, Words
 from replay.experiments.base.scheme_experiment import SchemeExperiment
-from replay.experiments.train.result import TrainComparison, TrainResult, result_of_old
+from replay.experiments.train.result import TrainComparison, TrainResult, result_of_old, result_of_second
 from replay.experiments.train.spec import CODE, TrainSpec
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Train(SchemeExperiment[TrainSpec, "SchemedStep", TrainResult, TrainCompari
         ("dry-run", "max-memory"),
         "a step is composed of replays of its parts, and none says what all take",
     )
-    older: ClassVar[Older] = {"moereplay-train/1": result_of_old}
+    older: ClassVar[Older] = {"moereplay-train/1": result_of_old, "moereplay-train/2": result_of_second}
 
     def usual_schemes(self, shared: TrainSpec, given: Mapping[str, Any]) -> Sequence[str]:
         """All that the system supports."""

@@ -1,4 +1,4 @@
-"""Results of training steps: schemas ``moereplay-train/2`` and its comparison.
+"""Results of training steps: schemas ``moereplay-train/3`` and its comparison.
 
 Times are microseconds (exact multiples of a picosecond). The same input gives the same bytes.
 """
@@ -120,7 +120,7 @@ class TrainResult(TimedResult):
         }
     )
 
-    format: Literal["moereplay-train/2"] = "moereplay-train/2"
+    format: Literal["moereplay-train/3"] = "moereplay-train/3"
     spec: TrainSpec
     model: dict[str, JsonValue]
     system: SystemDescription
@@ -184,10 +184,15 @@ def _mean(stages: list[list[float]]) -> float:
 class TrainComparison(ComparisonBase[TrainResult]):
     """One step under several schemes."""
 
-    format: Literal["moereplay-train-comparison/2"] = "moereplay-train-comparison/2"
+    format: Literal["moereplay-train-comparison/3"] = "moereplay-train-comparison/3"
 
 
 def result_of_old(document: Mapping[str, Any]) -> dict[str, Any]:
     """Make a result of ``moereplay-train/1`` one of the present schema."""
     scheme = scheme_of_old(document["scheme"])
-    return {**document, "format": "moereplay-train/2", "scheme": scheme}
+    return {**result_of_second(document), "scheme": scheme}
+
+
+def result_of_second(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Make a result of ``moereplay-train/2`` one of the present schema: its spec reads former names."""
+    return {**document, "format": "moereplay-train/3"}

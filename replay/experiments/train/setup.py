@@ -139,7 +139,7 @@ class TrainingSetup:
             placement=spec.placement,
             stack=stack,
             host_spread=spec.host_spread,
-            dispatch_rows=spec.dispatch_rows,
+            dispatch_type=spec.dispatch_type,
         )
         return cls(
             spec,

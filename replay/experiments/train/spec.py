@@ -88,9 +88,9 @@ class TrainSpec(Spec):
     )
     sequence: Count | None = Field(None, description="Tokens of a sequence [the plan's, or 4096].")
     precision: NumberType | None = PRECISION
-    dispatch_rows: NumberType | None = Field(
+    dispatch_type: NumberType | None = Field(
         None,
-        exclude_if=lambda rows: rows is None,
+        exclude_if=lambda dtype: dtype is None,
         description="Number type of rows to the experts, where precision has another.",
     )
     recipe: str | None = Field(

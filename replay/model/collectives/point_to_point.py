@@ -126,7 +126,7 @@ def _start(machine: Machine, kinds: PhaseKinds, parcels: Parcels, begun: Tasks) 
     return by_source, by_target
 
 
-class _Leaving(NamedTuple):
+class _LeavingChunks(NamedTuple):
     """Chunks that leave their nodes.
 
     Attributes
@@ -143,7 +143,7 @@ class _Leaving(NamedTuple):
     last: Ints
 
 
-def _leaving(machine: Machine, rules: PairRules, parcels: Parcels) -> _Leaving | None:
+def _leaving(machine: Machine, rules: PairRules, parcels: Parcels) -> _LeavingChunks | None:
     """Chunks that leave their nodes; None if there are none."""
     chunk = np.flatnonzero(parcels.leaves_node[parcels.chunk_lane])
     if not len(chunk):
@@ -155,7 +155,7 @@ def _leaving(machine: Machine, rules: PairRules, parcels: Parcels) -> _Leaving |
     pieces = np.bincount(parcels.piece_chunk, minlength=len(parcels.chunk_lane))
     first = firsts(pieces)[chunk]
     crossing = NodeCrossing(src, via, dst, parcels.channel[lane], lane, parcels.chunk_bytes[chunk])
-    return _Leaving(crossing, chunk, first, first + pieces[chunk] - 1)
+    return _LeavingChunks(crossing, chunk, first, first + pieces[chunk] - 1)
 
 
 def _send(
@@ -164,7 +164,7 @@ def _send(
     channels: Ints,
     parcels: Parcels,
     started: tuple[Ints, Ints],
-    leaving: _Leaving | None,
+    leaving: _LeavingChunks | None,
     *,
     payload: bool,
 ) -> tuple[Ints, Ints]:

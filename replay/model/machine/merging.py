@@ -63,7 +63,7 @@ class MergedLoads(NamedTuple):
     arrived: Tasks
 
 
-class Met(NamedTuple):
+class SwitchMeeting(NamedTuple):
     """Tasks of GPUs that wait for one another at the switch: two (rank, meeting).
 
     Attributes
@@ -341,7 +341,7 @@ class MergeUnits:
 
     # ---- coordination ----------------------------------------------------------------------------
 
-    def meet(self, kinds: PhaseKinds, after: Tasks) -> Met:
+    def meet(self, kinds: PhaseKinds, after: Tasks) -> SwitchMeeting:
         """All GPUs wait for all at the switch, by an empty packet there and one back.
 
         Parameters
@@ -359,7 +359,7 @@ class MergeUnits:
         met = self._graph.add(after.shape[1], resource=-1, kind=Kind.MARK)
         self._graph.edges(registered, met[meeting])
         released = hop("in", down, rank, wire, 0, met[meeting], True)
-        return Met(registered.reshape(after.shape), released.reshape(after.shape))
+        return SwitchMeeting(registered.reshape(after.shape), released.reshape(after.shape))
 
     # ---- both ------------------------------------------------------------------------------------
 

@@ -242,7 +242,7 @@ def layer_of(
         If heads or widths cannot be sliced over the GPUs, or decoding has a backward pass.
     """
     _check(shape, num_ranks, sizes, is_backward=is_backward)
-    counted = _Counted(shape, num_ranks, sizes, is_backward)
+    counted = _LayerSteps(shape, num_ranks, sizes, is_backward)
     steps = counted.steps()
     if part != "layer":
         steps = _sub_layer(steps, after_attention=part == "attention-to-mlp", backward=is_backward)
@@ -281,7 +281,7 @@ def _sub_layer(steps: tuple[Step, ...], *, after_attention: bool, backward: bool
     return twice[first : last + 1]
 
 
-class _Counted:
+class _LayerSteps:
     """Steps of one layer, of the bare list's kernels for slices of its sizes; see `layer_of`."""
 
     def __init__(self, shape: LayerShape, num_ranks: int, sizes: Sizes, is_backward: bool) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 
 import hwmodel
-from replay.chains.chain import Built, ChainGraph, ChainLink
+from replay.chains.chain import ChainGraph, ChainLink, LayerGraph
 from replay.chains.layer import build_layer
 from replay.chains.replay import Replay
 from replay.chains.results import layer_result
@@ -146,7 +146,7 @@ def one_after_another(num_ranks: int) -> Ints:
     return 10_000_000 * np.arange(num_ranks, 0, -1, dtype=np.int64)
 
 
-def chain_of(work: LayerWork, system: System, scheme: Scheme, num_layers: int = 3) -> Built:
+def chain_of(work: LayerWork, system: System, scheme: Scheme, num_layers: int = 3) -> LayerGraph:
     """A layer several times in a chain, with attention between that keeps some GPUs longer."""
     shape = ModelShape(
         name="between",
@@ -205,7 +205,7 @@ class AnyCase(ABC):
 
     @property
     @abstractmethod
-    def built(self) -> Built:
+    def built(self) -> LayerGraph:
         """Graph, ends and machine."""
 
     @abstractmethod
@@ -326,7 +326,7 @@ class Case(AnyCase):
         return Replay([self.link], self.system, self.scheme).build()
 
     @property
-    def built(self) -> Built:
+    def built(self) -> LayerGraph:
         """Graph, ends and machine."""
         return self.chain.built
 
@@ -348,7 +348,7 @@ class Case(AnyCase):
         return scheme.carries_on(self.work, self._without_overhead)
 
     @cached_property
-    def unpadded(self) -> Built:
+    def unpadded(self) -> LayerGraph:
         """The layer without padding, on a system whose tiles take a picosecond per operation."""
         scheme = self.scheme.with_options(self.scheme.unpadded)
         return build_layer(self.work, self._without_overhead, scheme)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.chains.chain import Built
+from replay.chains.chain import LayerGraph
 from replay.measure.ports import PORT_NAMES
 from replay.model.machine.kinds import ACKS, Kind
 from replay.model.work.transformer_layer import Attention, Enter, Leave, Product, TensorLayer
@@ -92,10 +92,10 @@ class TensorCase(AnyCase):
         return LayerRun(scheme or self.scheme, work or self.work, machine, begins_ps, num_layers)
 
     @cached_property
-    def built(self) -> Built:
+    def built(self) -> LayerGraph:
         """Graph, ends and machine."""
         run = self.run()
-        return Built(run.graph, run.ends, run.machine)
+        return LayerGraph(run.graph, run.ends, run.machine)
 
     @property
     def stated_sms(self) -> int | None:

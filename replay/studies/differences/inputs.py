@@ -19,8 +19,8 @@ BY_RESULT = BY_VALUE | {
     "precision",
     "gemm_type",
     "weight_type",
-    "dispatch_rows",
-    "combine_rows",
+    "dispatch_type",
+    "combine_type",
     "launch",
 }
 """Settings of a spec that a result states by what they came to, and not by what was asked."""

@@ -47,7 +47,7 @@ ELASTIC = {
     "experts": re.compile(r"^ > Experts: (\d{1,3})/(\d{1,5})"),
     "tokens": re.compile(r"^ > Tokens: \d{1,7} \(max: (\d{1,7})\), hidden: (\d{1,6})"),
     "sms": re.compile(r"^ > #SM: (\d{1,3}),"),
-    "rows": re.compile(r"use_fp8_dispatch=([01])"),
+    "row_type": re.compile(r"use_fp8_dispatch=([01])"),
 }
 ELASTIC_TIME = re.compile(
     r"^ +[*@] EP: +(\d{1,4})/ *\d{1,4} \| (dispatch|combine): \d+ GB/s \(SO\), \d+ GB/s \(SU\), "
@@ -196,14 +196,14 @@ def _read_elastic(log: Log) -> None:
             elif seen["ranks"][0] > 1:
                 log.leave("V2 between nodes: no table")
             else:
-                fp8 = match[2] == "dispatch" and seen["rows"][0]
+                fp8 = match[2] == "dispatch" and seen["row_type"][0]
                 (_, ranks), (sms,) = seen["ranks"], seen["sms"]
                 sizes = (ranks, sms, *seen["tokens"], *seen["experts"])
                 rate = float(match[4]) / max(float(match[3]), 1e-9) / 1e3
                 kind = (match[2], "fp8" if fp8 else "bf16", sizes)
                 found.setdefault(kind, []).append((number, rate))
     names = ("num_gpus", "num_sms", "tokens_per_rank", "hidden", "topk", "num_experts")
-    for (phase, rows, sizes), rates in found.items():
+    for (phase, row_type, sizes), rates in found.items():
         setting = dict(zip(names, sizes, strict=True))
         rate = fmean(rate for _, rate in rates)
-        log.take("deepep_v2", rates[0][0], rate, phase=phase, rows=rows, **setting)
+        log.take("deepep_v2", rates[0][0], rate, phase=phase, row_type=row_type, **setting)

@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Any
 from replay.errors import UserError, unknown, value_text
 from replay.experiments.base.experiment import EXPERIMENTS
 from replay.experiments.base.scheme_experiment import SchemeExperiment
+from replay.experiments.base.spec import present_words
 from replay.schemes.registry import COMPARED, EVERY
 from replay.studies.sweeps.study import LAYER
 
@@ -120,7 +121,7 @@ def axes_of(grid: Grid, where: str) -> dict[str, list[Choice]]:
                 settings = {key: entry for key, entry in value.items() if key != LABEL}
                 label = value.get(LABEL, _label(settings))
             else:
-                settings, label = {name: value}, show(value)
+                settings, label = present_words({name: value}), show(value)
             if not settings:
                 message = f"{where}: axis {name!r}: {label!r} sets nothing"
                 raise UserError(message)

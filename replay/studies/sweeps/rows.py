@@ -28,8 +28,9 @@ from typing import TYPE_CHECKING, Any
 from replay.errors import UserError
 from replay.experiments.base.crews.store import MOST_BYTES, PointOutcome, Store
 from replay.experiments.base.experiment import EXPERIMENTS
-from replay.experiments.base.load import kind_of_result
+from replay.experiments.base.load import present_result
 from replay.experiments.base.rows import COLUMNS, OF_ANY, row_of, row_of_any
+from replay.experiments.base.spec import present_words
 from replay.files import parse_json
 from replay.studies.sweeps.points import Point, seed_of, show
 from replay.studies.sweeps.study import LAYER
@@ -145,7 +146,7 @@ def load_table(folder: str | Path) -> pandas.DataFrame:
     UserError
         If the folder holds no finished sweep, or pandas is not installed.
     """
-    store = Store(folder, kind_of_result)
+    store = Store(folder, present_result)
     path = store.folder / "sweep.json"
     try:
         document = parse_json(store.files.read_text(path.name, MOST_BYTES))
@@ -175,7 +176,7 @@ def load_table(folder: str | Path) -> pandas.DataFrame:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _PointRecord:
     """A point as the file says what was asked for and what came of it."""
 
     point: Point
@@ -185,17 +186,17 @@ class _Asked:
     failed: str | None
 
 
-def _points(number: int, grid: Mapping[str, Any]) -> Iterator[_Asked]:
+def _points(number: int, grid: Mapping[str, Any]) -> Iterator[_PointRecord]:
     """Every point of a grid. There is a row per combination of labels, and a point per seed."""
     experiment = grid.get("experiment", LAYER)
     seeds_per_row = max(1, len(grid["seeds"]))
     for position, one in enumerate(grid["points"]):
         row = grid["rows"][position // seeds_per_row]
-        settings = dict(grid["fixed"])
+        settings = present_words(grid["fixed"])
         for name, label in row["labels"].items():
             choices = grid["axes"][name]
-            settings |= next(each["settings"] for each in choices if each["label"] == label)
+            settings |= present_words(next(each["settings"] for each in choices if each["label"] == label))
         if one["seed"] is not None:
             settings[seed_of(experiment, f"grid {number}")] = one["seed"]
         point = Point(number, tuple(one["labels"]), one["seed"], settings, experiment)
-        yield _Asked(point, row["labels"], one["id"], one["values"], row.get("failed"))
+        yield _PointRecord(point, row["labels"], one["id"], one["values"], row.get("failed"))

@@ -12,7 +12,7 @@ from replay.experiments.base.crews.shards import parse_shard, shard_of
 from replay.experiments.base.crews.store import MOST_BYTES, Store
 from replay.experiments.base.crews.work import ReplayQueue
 from replay.experiments.base.crews.worker import Job
-from replay.experiments.base.load import kind_of_result
+from replay.experiments.base.load import present_result
 from replay.files import parse_json
 from replay.studies.sweeps.book import Book
 from replay.studies.sweeps.plan import Plan, plan_sweep
@@ -83,7 +83,7 @@ def sweep(
     share = None if shard is None else parse_shard(shard)
     plan = study if isinstance(study, Plan) else plan_sweep(study, allow_code=allow_code)
     tell, advance = report or _say_nothing, progress or _say_nothing
-    store = Store(folder, kind_of_result)
+    store = Store(folder, present_result)
     store.check(TABLES)
     asked = [Job.of(task, points[0], make_task) for task, points in plan.tasks]
     ours = asked if share is None else shard_of(asked, *share)

@@ -36,6 +36,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from replay.errors import UserError, unknown
+from replay.experiments.base.spec import present_words
 from replay.files import is_file, parse_toml, read_text
 from tracegen.shared.strict import StrictDocument
 
@@ -377,13 +378,13 @@ def _complete(shared: dict[str, Any], grid: dict[str, Any], where: str) -> dict[
         if not isinstance(source.get("fixed", {}), dict):
             message = f"{where}: fixed must be a table of settings"
             raise UserError(message)
-    flat["fixed"] = flatten(shared.get("fixed", {})) | flatten(grid.get("fixed", {}))
+    flat["fixed"] = _flat_settings(shared.get("fixed", {})) | _flat_settings(grid.get("fixed", {}))
     axes = grid.get("axes", {})
     if not isinstance(axes, dict):
         message = f"{where}: axes must be a table of lists"
         raise UserError(message)
     flat["axes"] = {
-        name: [flatten(value) if isinstance(value, dict) else value for value in values]
+        name: [_flat_settings(value) if isinstance(value, dict) else value for value in values]
         if isinstance(values, list)
         else values
         for name, values in flatten(axes).items()
@@ -396,8 +397,13 @@ def _flat_others(free: Any) -> Any:
     """A free input with dotted names in its other values."""
     if not isinstance(free, dict) or not isinstance(free.get("others"), list):
         return free
-    others = [flatten(one) if isinstance(one, dict) else one for one in free["others"]]
+    others = [_flat_settings(one) if isinstance(one, dict) else one for one in free["others"]]
     return {**free, "others": others}
+
+
+def _flat_settings(table: dict[str, Any]) -> dict[str, Any]:
+    """Settings by dotted, present names."""
+    return present_words(flatten(table))
 
 
 def flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -11,13 +11,13 @@ from tracegen.shared.display.exhibit import Exhibit
 from tracegen.shared.display.frames import flat
 
 
-class _Read(BaseModel):
+class _SavedPart(BaseModel):
     """A part of the document; what is not shown is not read."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
 
-class SavedCell(_Read):
+class SavedCell(_SavedPart):
     """A quantity over the seeds that have it."""
 
     mean: float
@@ -26,14 +26,14 @@ class SavedCell(_Read):
     count: int
 
 
-class SavedChoice(_Read):
+class SavedChoice(_SavedPart):
     """One value of an axis."""
 
     label: str
     settings: dict[str, Any] = {}
 
 
-class SavedColumn(_Read):
+class SavedColumn(_SavedPart):
     """A quantity: its heading, and digits behind the point."""
 
     header: str
@@ -47,7 +47,7 @@ class SavedColumn(_Read):
         return all(path.endswith("_us") for path in paths)
 
 
-class SavedClaim(_Read):
+class SavedClaim(_SavedPart):
     """A published number beside the one that was replayed."""
 
     says: str
@@ -58,7 +58,7 @@ class SavedClaim(_Read):
     num_wanted: int
 
 
-class FreeInput(_Read):
+class FreeInput(_SavedPart):
     """An input that a paper leaves open, with its values in words."""
 
     input: str
@@ -67,7 +67,7 @@ class FreeInput(_Read):
     why: str
 
 
-class ClaimValue(_Read):
+class ClaimValue(_SavedPart):
     """Value of a claim with some values of free inputs, an empty table for what is stated.
 
     It has no value where other points can run than as stated: how many these are.
@@ -83,7 +83,7 @@ def inputs_text(inputs: Mapping[str, str]) -> str:
     return "; ".join(f"{name}: {label}" for name, label in inputs.items())
 
 
-class SweptClaim(_Read):
+class SweptClaim(_SavedPart):
     """A published number beside those that are replayed over all values of free inputs."""
 
     says: str
@@ -142,21 +142,21 @@ def _edges(values: list[float]) -> tuple[float, float]:
     return min(values), max(values)
 
 
-class SavedFree(_Read):
+class SavedFree(_SavedPart):
     """Free inputs, and the claims over them."""
 
     inputs: list[FreeInput] = []
     claims: list[SweptClaim] = []
 
 
-class SavedError(_Read):
+class SavedError(_SavedPart):
     """Error of a point's time: the share by which it may be off, and the parts of validation it is of."""
 
     share: float = Field(ge=0)
     parts: list[str]
 
 
-class SavedRow(_Read):
+class SavedRow(_SavedPart):
     """One point: its labels by axis, its cells by heading, and why it has none."""
 
     labels: dict[str, str]
@@ -167,14 +167,14 @@ class SavedRow(_Read):
     assumes: str = ""
 
 
-class SavedPoint(_Read):
+class SavedPoint(_SavedPart):
     """One replay of a row: its seed, and its value in every column before any baseline."""
 
     seed: int | None
     values: list[float | None] | None
 
 
-class SavedAnswer(_Read):
+class SavedAnswer(_SavedPart):
     """The race that decides the question; see `replay.studies.sweeps.study.Rivalry`."""
 
     rivals: str
@@ -187,7 +187,7 @@ class SavedAnswer(_Read):
     families: dict[str, list[str]] = {}
 
 
-class SavedGrid(_Read):
+class SavedGrid(_SavedPart):
     """One table of a study."""
 
     title: str
@@ -239,7 +239,7 @@ class SavedGrid(_Read):
         return self
 
 
-class SavedSweep(_Read, Exhibit):
+class SavedSweep(_SavedPart, Exhibit):
     """A study: what it asks, and its tables."""
 
     format: Literal["moereplay-sweep/1"]

@@ -28,7 +28,7 @@ PRECISION = {"int8": "fp8", "bf16": "bf16"}  # one byte a value; results are BF1
 
 def predict(bench: Bench, row: MeasurementRow, tokens: int | None = None) -> float:
     """Predict a kernel's time in microseconds, with so many tokens of each die or the row's."""
-    work = row.work(PRECISION[row["rows"]], tokens=tokens)
+    work = row.work(PRECISION[row["row_type"]], tokens=tokens)
     phase = getattr(CannEp(), row["phase"])
     return bench.time_us(bench.system(row["system"]), row["ep_size"], partial(phase, work))
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.arrays import Counts, Ints
 
-Made = TypeVar("Made")
+Value = TypeVar("Value")
 Build = Callable[[Machine, "Ints"], Any]
 """Adds tasks to a machine; the second argument is (rank,) marks of the start."""
 
@@ -59,11 +59,11 @@ class Bench:
         """Load a system with as many nodes as GPUs need; tables mark several by a suffix."""
         return self.system(name.removesuffix("-ib"), fabric__num_domains=-(-num_gpus // NODE_GPUS))
 
-    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+    def once(self, key: Hashable, make: Callable[[], Value]) -> Value:
         """Make something the first time that it is asked for, such as what several rows take."""
         if key not in self._made:
             self._made[key] = make()
-        made: Made = self._made[key]
+        made: Value = self._made[key]
         return made
 
     def time_us(self, system: System, num_ranks: int, build: Build) -> float:

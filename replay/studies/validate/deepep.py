@@ -22,7 +22,7 @@ from replay.schemes.ep.deepep.low_latency import LowLatencyDeepEp
 from replay.schemes.ep.deepep.messages import NODE_GPUS
 from replay.schemes.ep.deepep.normal import DeepEp, DeepEpOptions
 from replay.schemes.ep.staged_schemes import Stages, through
-from replay.studies.validate.bench import Bench, Build, Made, even_work, uniform_work
+from replay.studies.validate.bench import Bench, Build, Value, even_work, uniform_work
 from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, has
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ def _once(
     row: MeasurementRow,
     tokens: int,
     draw: Callable[..., LayerWork],
-    replayed: Callable[[LayerWork], Made],
-) -> Made:
+    replayed: Callable[[LayerWork], Value],
+) -> Value:
     """Replay a kernel of the row's setting with so many tokens, once for all rows that ask.
 
     As in the benchmark, tokens keep to four nodes where there are more.

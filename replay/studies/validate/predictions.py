@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from replay.errors import UserError, unknown
 from replay.studies.validate.table import MeasurementRow, predictions
 from tracegen.shared.display.content import Column
-from tracegen.shared.display.content import Table as Shown
+from tracegen.shared.display.content import Table as ContentTable
 
 if TYPE_CHECKING:
     from replay.studies.validate.bench import Bench
@@ -27,6 +27,8 @@ def rows_at(table: MeasurementTable, changes: Mapping[str, Sequence[str]]) -> li
     """
     every = table.rows()
     columns = list(every[0].setting)
+    if "row_type" in columns and "rows" in changes:  # its former name
+        changes = {"row_type" if one == "rows" else one: values for one, values in changes.items()}
     for column in changes:
         if column not in columns:
             raise unknown(f"column of table {table.name}", column, columns)
@@ -62,7 +64,7 @@ def lines(table: MeasurementTable, changes: Mapping[str, Sequence[str]], bench: 
     ]
 
 
-def terminal_table(table: MeasurementTable, lines: list[list[str]]) -> Shown:
+def terminal_table(table: MeasurementTable, lines: list[list[str]]) -> ContentTable:
     """The same for a terminal."""
     columns = [Column(heading, form="s") for heading in lines[0]]
-    return Shown(f"{table.name}-at", table.title, columns, lines[1:])
+    return ContentTable(f"{table.name}-at", table.title, columns, lines[1:])

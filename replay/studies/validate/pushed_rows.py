@@ -42,7 +42,7 @@ def _bandwidth(bench: Bench, row: MeasurementRow, replayed: Replayed) -> float:
 
     Between nodes a row counts once for each (token, node), its own one included.
     """
-    work, gpus = row.work(row["rows"]), row["num_gpus"]
+    work, gpus = row.work(row["row_type"]), row["num_gpus"]
     is_dispatch = row["phase"] == "dispatch"
     each = work.dispatch_row_bytes if is_dispatch else work.combine_row_bytes
     if is_dispatch and row.table == "deepep_v2":
@@ -100,8 +100,8 @@ HYBRID_EP = MeasurementTable(
     title="HybridEP's kernels alone, 8 x B200, 8 to 36 x GB200",
     size="num_gpus",
     bounds=(
-        Bound("dispatch, FP8", 15, has(rows="fp8")),
-        Bound("dispatch, BF16", 15, has(rows="bf16", phase="dispatch")),
+        Bound("dispatch, FP8", 15, has(row_type="fp8")),
+        Bound("dispatch, BF16", 15, has(row_type="bf16", phase="dispatch")),
         Bound("combine", 20, has(phase="combine")),
     ),
     predict=partial(_bandwidth, replayed=_hybrid_us),

@@ -40,7 +40,7 @@ def predict(bench: Bench, row: MeasurementRow) -> float:
 
 def _time_us(bench: Bench, row: MeasurementRow, tokens: int) -> float:
     phase, side = row["phase"], row["side"]
-    setting = (row["ep_size"], tokens, row["num_experts"], row["topk"], row["hidden"], row["rows"])
+    setting = (row["ep_size"], tokens, row["num_experts"], row["topk"], row["hidden"], row["row_type"])
 
     def build(machine: Machine, start: Ints) -> None:
         work, sms = even_ranks(*setting), machine.sms.split("trtllm", {})

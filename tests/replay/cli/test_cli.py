@@ -87,7 +87,7 @@ def test_run_shows_a_table_and_writes_json(trace_file: Path, tmp_path: Path) -> 
     assert result.exit_code == 0, result.exception
     assert "comet" in result.stdout and "ritical path" in result.stdout
     data = json.loads(out.read_text())
-    assert data["format"] == "moereplay-result/2"
+    assert data["format"] == "moereplay-result/3"
     assert [layer["layer_index"] for layer in data["layers"]] == [1]
     assert data["scheme"]["options"]["message_rows"] == 8
     assert data["system"]["values"]["link.links_per_gpu"] == 8
@@ -109,7 +109,7 @@ def test_compare_takes_all_schemes_and_shows_each(trace_file: Path, tmp_path: Pa
     )
     assert result.exit_code == 0, result.exception
     data = json.loads(out.read_text())
-    assert data["format"] == "moereplay-comparison/2"
+    assert data["format"] == "moereplay-comparison/3"
     assert data["baseline"] == "deepep"
     assert [row["scheme"]["name"] for row in data["results"]] == list(SCHEMES)
     by_name = {row["scheme"]["name"]: row["scheme"] for row in data["results"]}
@@ -303,8 +303,9 @@ def test_a_mistake_ends_with_a_line_and_code_2(
         (["--scheme", "deepep", "--phase", "both"], "unknown phase 'both'"),
         (["--scheme", "deepep", "--precision", "fp4"], "unknown precision 'fp4'"),
         (["--scheme", "deepep", "--gemm-type", "int8"], "unknown gemm_type 'int8'"),
-        (["--scheme", "deepep", "--dispatch-type", "fp4"], "unknown dispatch_rows 'fp4'"),
-        (["--scheme", "deepep", "--combine-rows", "rows"], "unknown combine_rows 'rows'"),
+        (["--scheme", "deepep", "--dispatch-type", "fp4"], "unknown dispatch_type 'fp4'"),
+        (["--scheme", "deepep", "--combine-rows", "rows"], "unknown combine_type 'rows'"),
+        (["--scheme", "deepep", "--combine-type", "fp8"], "no fp8 rows on the way back"),
         (["--scheme", "deepep", "--combine-rows", "fp8"], "no fp8 rows on the way back"),
         (["--scheme", "deepep", "--launch", "Graph"], "unknown launch 'Graph' (did you mean 'gr"),
         (["--scheme", "deepep", "--shared-experts", "never"], "unknown shared_experts 'never'"),

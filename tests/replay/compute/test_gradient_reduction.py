@@ -10,7 +10,7 @@ from machine_alone import machine_of
 from round_machine import US, round_machine
 
 import replay
-from replay.chains.chain import Built
+from replay.chains.chain import LayerGraph
 from replay.chains.layer import build_layer
 from replay.engine import TaskGraph, Timeline, schedule
 from replay.model.compute.gradient_reduction import reduce_gradients
@@ -45,7 +45,7 @@ def hot(spec: str, *, is_backward: bool = True) -> LayerWork:
 
 
 @cache
-def built(spec: str) -> tuple[Built, TaskGraph, Timeline]:
+def built(spec: str) -> tuple[LayerGraph, TaskGraph, Timeline]:
     found = build_layer(hot(spec), round_machine(), Plain())
     return found, found.graph, schedule(found.graph)
 

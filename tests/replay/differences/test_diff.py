@@ -67,7 +67,7 @@ def test_a_file_and_itself_are_the_same(compared, name):
         ("links", {"system.link.links_per_gpu", "system.fabric.links_per_plane"}),
         ("host", {"system.overheads.host_sync_us"}),
         ("memory", {"system.hbm.peak_GB_per_s"}),
-        ("precision", {"type.gemm", "type.dispatch_rows"}),
+        ("precision", {"type.gemm", "type.dispatch_type"}),
         ("placement", {"placement"}),
         ("layers", {"layer", "layers replayed"}),
     ],

@@ -105,7 +105,7 @@ def rows_of_the_second_version(constants: Mapping[str, float]) -> str:
         settings = [
             {
                 "phase": phase,
-                "rows": rows,
+                "row_type": row_type,
                 "num_gpus": 8,
                 "num_sms": sms,
                 "tokens_per_rank": 512,
@@ -113,7 +113,7 @@ def rows_of_the_second_version(constants: Mapping[str, float]) -> str:
                 "topk": 8,
                 "num_experts": 256,
             }
-            for phase, rows in (("dispatch", "fp8"), ("combine", "bf16"))
+            for phase, row_type in (("dispatch", "fp8"), ("combine", "bf16"))
         ]
         rates = times_on(constants, "deepep_v2", settings)
         both = [(1e8 / rate / 1e3, 100_000_000) for rate in rates]

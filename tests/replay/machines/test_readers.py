@@ -185,8 +185,8 @@ def test_deepep_v2(rows):
         "num_experts": 256,
     }
     assert rows(text) == [
-        ("deepep_v2", {"phase": "dispatch", "rows": "fp8", **setting}, pytest.approx(640)),
-        ("deepep_v2", {"phase": "combine", "rows": "bf16", **setting}, pytest.approx(660)),
+        ("deepep_v2", {"phase": "dispatch", "row_type": "fp8", **setting}, pytest.approx(640)),
+        ("deepep_v2", {"phase": "combine", "row_type": "bf16", **setting}, pytest.approx(660)),
     ]
     with pytest.raises(UserError, match="between nodes"):
         rows(text.replace("Ranks: 1 x 8", "Ranks: 2 x 4"))

@@ -25,6 +25,8 @@ TURNED = re.compile(r"/tables/\d+/(parts/\d+/bias|rows/\d+/error_percent)")
 """Errors of rates, which were positive where the prediction was too fast, and are negative there now."""
 MOVED = re.compile(r"^((?:/results/\d+)?)/arrivals/")
 """The second spec of requests that arrive, which is part of the one now."""
+CALLED = re.compile(r"/(spec|types)/(dispatch|combine)_rows$")
+"""Number types of rows by their former names."""
 FILES = [
     path.relative_to(WRITTEN).as_posix() for path in sorted([*WRITTEN.glob("*/*.json"), *WRITTEN.glob("*/*/*.json")])
 ]
@@ -48,7 +50,8 @@ def test_what_was_written_is_read_with_every_number(name: str) -> None:
     before = json.loads((WRITTEN / name).read_text("utf-8"))
     loaded = load(WRITTEN / name)
     kept = dict(numbers(loaded.model_dump(mode="json", by_alias=True)))
-    was = {MOVED.sub(r"\1/spec/", path): value for path, value in numbers(before)}
+    now = {path: CALLED.sub(r"/\1/\2_type", MOVED.sub(r"\1/spec/", path)) for path, _ in numbers(before)}
+    was = {now[path]: value for path, value in numbers(before)}
     changed = {
         path: (value, kept.get(path))
         for path, value in was.items()
@@ -81,6 +84,8 @@ def test_a_folder_of_a_study_is_a_table_of_its_points(folder: str) -> None:
     points = [json.loads(path.read_text("utf-8")) for path in (WRITTEN / folder / "sweep" / "points").glob("*.json")]
     times = {one["result"]["scheme"]["name"]: one["result"]["totals"]["makespan_us"] for one in points}
     assert len(times) == 2
+    types = {(one["result"]["types"]["dispatch_rows"], one["result"]["types"]["combine_rows"]) for one in points}
+    assert set(zip(rows["dispatch_type"], rows["combine_type"], strict=True)) == types
     assert dict(zip(rows["scheme"], rows["makespan_us"], strict=True)) == times
 
 

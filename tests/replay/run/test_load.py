@@ -36,7 +36,7 @@ def old(name: str) -> Result:
 def test_a_result_of_the_first_schema_holds_what_it_held(name: str) -> None:
     before = json.loads((DATA / f"{name}.json").read_text())
     after = json.loads(old(name).to_json())
-    assert before["format"] == "moereplay-result/1" and after["format"] == "moereplay-result/2"
+    assert before["format"] == "moereplay-result/1" and after["format"] == "moereplay-result/3"
     assert after["run_id"] == before["run_id"]
     assert after["totals"] == before["totals"]
     assert after["trace"] == before["trace"]
@@ -132,12 +132,12 @@ def document() -> dict:
         ("[1]", "its format is None"),
         ('{"format": 3}', "its format is 3"),
         ('{"format": "moereplay-dream/1"}', "is a moereplay-dream document; this takes: "),
-        ('{"format": "moereplay-result/3"}', "this version reads"),
-        ('{"format": "moereplay-comparison/3"}', "this version reads"),
+        ('{"format": "moereplay-result/4"}', "this version reads"),
+        ('{"format": "moereplay-comparison/4"}', "this version reads"),
         ('{"format": "moereplay-result/2"}', "is damaged: run_id"),
         ('{"format": "moereplay-result/1"}', "is damaged"),
         ('{"format": "moereplay-comparison/1", "results": 3}', "is damaged"),
-        ('{"format": "moereplay-comparison/2", "baseline": "a", "results": []}', "results"),
+        ('{"format": "moereplay-comparison/3", "baseline": "a", "results": []}', "results"),
         (json.dumps({**document(), "layers": [{}]}), "is damaged"),
         (json.dumps({**document(), "totals": {}}), "is damaged: totals"),
         (json.dumps({**document(), "colour": "blue"}), "colour"),

@@ -23,7 +23,7 @@ def test_json_comes_back_as_the_same_result(result: Result) -> None:
     assert Result.model_validate_json(text).to_json() == text
     assert text.endswith("}\n")
     data = json.loads(text)
-    assert data["format"] == "moereplay-result/2"
+    assert data["format"] == "moereplay-result/3"
     assert list(data) == sorted(data)
 
 

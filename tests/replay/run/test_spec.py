@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -54,8 +55,8 @@ SPECS = st.builds(
     placement=st.sampled_from(["contiguous", "round-robin", "random:7", "file:a b.json"]),
     precision=st.none() | st.sampled_from(NUMBER_TYPES),
     gemm_type=st.none() | st.sampled_from(NUMBER_TYPES),
-    dispatch_rows=st.none() | st.sampled_from(NUMBER_TYPES),
-    combine_rows=st.none() | st.sampled_from(NUMBER_TYPES),
+    dispatch_type=st.none() | st.sampled_from(NUMBER_TYPES),
+    combine_type=st.none() | st.sampled_from(NUMBER_TYPES),
     tune=st.booleans(),
 )
 
@@ -73,6 +74,16 @@ def test_a_spec_says_only_what_is_not_the_default() -> None:
     spec = RunSpec(scheme="deepep", direction="training", overrides={"link.links_per_gpu": 8})
     assert spec.to_toml() == ('scheme = "deepep"\npass = "training"\n\n[overrides]\n"link.links_per_gpu" = 8\n')
     assert RunSpec.from_toml("[overrides]\nlink.links_per_gpu = 8").overrides == spec.overrides
+
+
+def test_former_names_of_settings_are_read_and_present_ones_written() -> None:
+    spec = RunSpec(dispatch_type="fp8", combine_type="fp32")
+    former: dict[str, Any] = {"dispatch_rows": "fp8", "combine_rows": "fp32"}
+    assert RunSpec(**former) == RunSpec().changed(**former) == RunSpec.model_validate(former) == spec
+    assert RunSpec.from_toml('dispatch_rows = "fp8"\ncombine_rows = "fp32"') == spec
+    assert spec.to_toml() == 'dispatch_type = "fp8"\ncombine_type = "fp32"\n'
+    with pytest.raises(UserError, match="unknown setting 'dispatch_rows'"):
+        RunSpec(dispatch_type="fp8", dispatch_rows="bf16")
 
 
 def test_a_spec_is_frozen_and_changed_by_a_copy() -> None:
@@ -97,7 +108,7 @@ def test_a_spec_is_frozen_and_changed_by_a_copy() -> None:
         ({"barrier": 1}, "barrier = 1: expected true or false"),
         ({"phase": "prefil"}, "unknown phase 'prefil' (did you mean 'prefill'?)"),
         ({"precision": "fp4"}, "unknown precision 'fp4'"),
-        ({"combine_rows": "fp4"}, "unknown combine_rows 'fp4' (did you mean 'fp8'?)"),
+        ({"combine_type": "fp4"}, "unknown combine_type 'fp4' (did you mean 'fp8'?)"),
         ({"direction": "down"}, "unknown pass 'down'; known: backward, forward, training"),
         ({"placement": "diagonal"}, "unknown placement 'diagonal'"),
         ({"placement": "random:-1"}, "the seed must be a non-negative integer"),

@@ -19,7 +19,7 @@ from replay.schemes import SCHEMES
 
 def types_of(result: Result) -> tuple[str, str, str]:
     types = result.types
-    return types.gemm, types.dispatch_rows, types.combine_rows
+    return types.gemm, types.dispatch_type, types.combine_type
 
 
 def test_a_result_states_the_three_types(synthetic) -> None:
@@ -29,8 +29,8 @@ def test_a_result_states_the_three_types(synthetic) -> None:
         {},
         {"precision": "fp8"},
         {"precision": "fp8", "gemm_type": "bf16"},
-        {"dispatch_rows": "fp8"},
-        {"gemm_type": "fp8", "combine_rows": "fp32"},
+        {"dispatch_type": "fp8"},
+        {"gemm_type": "fp8", "combine_type": "fp32"},
     ):
         result = replay.run(synthetic(), scheme="nccl-alltoall", layer=0, **settings)
         said[types_of(result)] = (result.precision, result.run_id)
@@ -49,9 +49,9 @@ def test_a_result_states_the_three_types(synthetic) -> None:
 def test_types_enter_by_what_they_come_to() -> None:
     one = set_up(RunSpec(scheme="deepep", precision="fp8"), {"content_id": "a"})
     for settings in (
-        {"precision": "fp8", "dispatch_rows": "fp8"},
-        {"precision": "bf16", "gemm_type": "fp8", "dispatch_rows": "fp8"},
-        {"gemm_type": "fp8", "dispatch_rows": "fp8", "combine_rows": "bf16"},
+        {"precision": "fp8", "dispatch_type": "fp8"},
+        {"precision": "bf16", "gemm_type": "fp8", "dispatch_type": "fp8"},
+        {"gemm_type": "fp8", "dispatch_type": "fp8", "combine_type": "bf16"},
     ):
         other = set_up(RunSpec(scheme="deepep", **settings), {"content_id": "a"})
         assert other.spec == one.spec
@@ -76,7 +76,7 @@ def test_a_result_without_types_is_read_by_its_precision(synthetic) -> None:
 @every("scheme", ["deepep", "nvls", "comet", "flashdmoe", "dysharp", "moe-hub"])
 def test_fp8_rows_back_are_refused_in_a_line(synthetic, scheme: str) -> None:
     with pytest.raises(UserError) as caught:
-        replay.run(synthetic(), scheme=scheme, combine_rows="fp8")
+        replay.run(synthetic(), scheme=scheme, combine_type="fp8")
     said = str(caught.value)
     has = "bf16" if scheme in ("deepep", "comet") else "bf16, fp32"
     assert said.startswith(f"scheme '{scheme}' has no fp8 rows on the way back, only {has}; ")
@@ -85,7 +85,7 @@ def test_fp8_rows_back_are_refused_in_a_line(synthetic, scheme: str) -> None:
 
 @pytest.mark.extended
 def test_a_comparison_leaves_out_schemes_whose_code_lacks_the_types(synthetic) -> None:
-    compared = replay.compare(synthetic(), layer=0, combine_rows="fp32", baseline="nccl-alltoall")
+    compared = replay.compare(synthetic(), layer=0, combine_type="fp32", baseline="nccl-alltoall")
     lacking = {name for name, one in SCHEMES.items() if "fp32" not in one.combine_types}
     one_type = {"fastermoe"}  # rows travel in the type of its GEMMs
     assert {"deepep", "deepep-ll", "comet", "flux"} <= lacking
@@ -97,9 +97,9 @@ def test_a_comparison_leaves_out_schemes_whose_code_lacks_the_types(synthetic) -
 
 def test_fp8_rows_back_where_a_kernel_adds_them(synthetic) -> None:
     narrow, wide = (
-        replay.run(synthetic(), scheme="nccl-alltoall", layer=0, combine_rows=rows) for rows in ("fp8", "bf16")
+        replay.run(synthetic(), scheme="nccl-alltoall", layer=0, combine_type=rows) for rows in ("fp8", "bf16")
     )
-    assert narrow.types == NumberTypes(gemm="bf16", dispatch_rows="bf16", combine_rows="fp8")
+    assert narrow.types == NumberTypes(gemm="bf16", dispatch_type="bf16", combine_type="fp8")
     less, more = (sum(one.layers[0].measures.payload_bytes["combine"].uplink) for one in (narrow, wide))
     hidden = narrow.trace.hidden
     assert less * 2 * hidden == more * (hidden + 4 * -(-hidden // 128))
@@ -172,14 +172,14 @@ def test_fp4_is_refused_where_it_is_not(synthetic) -> None:
 
 
 def test_normal_form_of_fp4() -> None:
-    one = set_up(RunSpec(scheme="plain", precision="fp8", gemm_type="nvfp4", dispatch_rows="nvfp4"), {})
+    one = set_up(RunSpec(scheme="plain", precision="fp8", gemm_type="nvfp4", dispatch_type="nvfp4"), {})
     two = set_up(
         RunSpec(
             scheme="plain",
             precision="bf16",
             gemm_type="nvfp4",
             weight_type="nvfp4",
-            dispatch_rows="nvfp4",
+            dispatch_type="nvfp4",
         ),
         {},
     )

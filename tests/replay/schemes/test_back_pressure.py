@@ -7,7 +7,7 @@ from loops import every
 from round_machine import ROUND
 
 import hwmodel
-from replay.chains.chain import Built
+from replay.chains.chain import LayerGraph
 from replay.chains.layer import build_layer
 from replay.engine import Timeline, schedule
 from replay.model.machine.kinds import KINDS, Kind
@@ -32,7 +32,7 @@ PUSHES = {
 }
 
 
-def _built(name: str, changed: dict[str, object]) -> tuple[Built, Timeline]:
+def _built(name: str, changed: dict[str, object]) -> tuple[LayerGraph, Timeline]:
     system = hwmodel.load("dgx-h100", {**ROUND, **changed})
     layer = small_layers.ALL["zipf 8 ranks"]()
     built = build_layer(layer, system, find(name))

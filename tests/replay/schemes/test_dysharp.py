@@ -17,7 +17,7 @@ import hwmodel
 import replay
 import tracegen
 from hwmodel import System
-from replay.chains.chain import Built
+from replay.chains.chain import LayerGraph
 from replay.chains.layer import build_layer
 from replay.engine import GraphBuilder, TaskGraph, Timeline, TouchOutcome, schedule
 from replay.errors import UserError
@@ -38,7 +38,7 @@ UP, DOWN, VISIBLE = 150 * NS, 100 * NS, 30 * NS
 
 def build(
     layer: LayerWork, system: System | None = None, scheme: str = "dysharp", **options: Any
-) -> tuple[Built, Timeline]:
+) -> tuple[LayerGraph, Timeline]:
     built = build_layer(layer, system or round_machine(), SCHEMES[scheme].with_options(options))
     return built, schedule(built.graph)
 

@@ -14,7 +14,7 @@ from round_machine import WHOLE_BLOCKS
 import hwmodel
 import replay
 from hwmodel import System
-from replay.chains.chain import Built
+from replay.chains.chain import LayerGraph
 from replay.chains.layer import build_layer
 from replay.engine import TaskGraph, Timeline, schedule
 from replay.errors import UserError
@@ -92,7 +92,7 @@ def machine(**changes: float) -> System:
     return hwmodel.load("dgx-h100", {**ROUND, **named})
 
 
-def build(layer: LayerWork, system: System | None = None, **options: object) -> Built:
+def build(layer: LayerWork, system: System | None = None, **options: object) -> LayerGraph:
     scheme = SCHEMES["moe-hub"].with_options(options)
     return build_layer(layer, system or machine(), scheme)
 
@@ -107,7 +107,7 @@ def ends_ps(layer: LayerWork, system: System | None = None, **options: object) -
     return int(schedule(built.graph).visible_ps[built.ends].max())
 
 
-def report(built: Built, timeline: Timeline) -> Mechanisms:
+def report(built: LayerGraph, timeline: Timeline) -> Mechanisms:
     return mechanisms(timeline, built.machine)
 
 

@@ -387,7 +387,7 @@ def test_a_step_under_a_stack() -> None:
 def test_rows_to_experts_travel_in_a_type_of_their_own() -> None:
     """Megatron's FP8 products take rows that travel in BF16: longer than those of one byte."""
     narrow = dataclasses.replace(replays(None), precision="fp8")
-    wide = dataclasses.replace(narrow, dispatch_rows="bf16")
+    wide = dataclasses.replace(narrow, dispatch_type="bf16")
     with pytest.raises(UserError, match="rows to the experts are bf16"):
         narrow.under("megatron")
     wide.under("megatron")

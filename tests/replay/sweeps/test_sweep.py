@@ -126,6 +126,17 @@ def test_settings_may_vary_together() -> None:
     assert first.source.generator["skew"] == 0.1 and last.source.generator["skew"] == 0.8
 
 
+def test_former_names_of_settings_are_read() -> None:
+    former = with_axes(
+        """combine_rows = ["bf16", "fp32"]
+        rows = [{ label = "wide", dispatch_rows = "bf16" }, { label = "narrow", dispatch_rows = "fp8" }]"""
+    )
+    types = [(one.settings["dispatch_type"], one.settings["combine_type"]) for one in points_of(study(former))[::3]]
+    assert types == [("bf16", "bf16"), ("fp8", "bf16"), ("bf16", "fp32"), ("fp8", "fp32")]
+    fixed = with_axes("ranks = [2]").replace("tune = false", 'tune = false\ndispatch_rows = "fp8"')
+    assert {one.settings["dispatch_type"] for one in points_of(study(fixed))} == {"fp8"}
+
+
 def test_tokens_of_all_ranks_are_shared_among_them() -> None:
     text = with_axes("total_tokens = [32, 64]").replace("tokens_per_rank = 8", "ranks = 4")
     assert [make_task(point).setup.spec.tokens_per_rank for point in points_of(study(text))] == [8, 8, 8, 16, 16, 16]

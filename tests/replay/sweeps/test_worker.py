@@ -12,7 +12,7 @@ from replay.errors import UserError
 from replay.experiments.base.crews import worker
 from replay.experiments.base.crews.store import point_text, read_point
 from replay.experiments.base.crews.worker import Job, ReplayWorker
-from replay.experiments.base.load import kind_of_result
+from replay.experiments.base.load import present_result
 from replay.studies.sweeps.plan import plan_sweep
 from replay.studies.sweeps.task import make_task
 
@@ -48,8 +48,8 @@ def test_an_error_is_told_in_a_line_with_where_it_was(job: Job, monkeypatch: pyt
 
 def test_a_text_that_was_damaged_on_its_way_is_noticed(job: Job) -> None:
     text = ReplayWorker()([job])[0][0].text
-    outcome, problem = read_point(text, job.id, kind_of_result)
+    outcome, problem = read_point(text, job.id, present_result)
     assert outcome is not None and not problem
     assert point_text(job.id, {}, outcome) != text
     for harmed in (text.replace("makespan", "makespam"), text[:-9], "[]"):
-        assert read_point(harmed, job.id, kind_of_result)[0] is None
+        assert read_point(harmed, job.id, present_result)[0] is None

@@ -247,7 +247,7 @@ def test_results_are_read_back(compared: TrainComparison, tmp_path: Path) -> Non
         assert training.load_result(path) == kept
         assert path.read_text() == kept.to_json()
     document = json.loads(one.to_json())
-    assert document["format"] == "moereplay-train/2"
+    assert document["format"] == "moereplay-train/3"
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_results_are_read_back(compared: TrainComparison, tmp_path: Path) -> Non
     [
         (
             {"format": "moereplay-train/9"},
-            "this version reads moereplay-train/1, moereplay-train/2",
+            "this version reads moereplay-train/1, moereplay-train/2, moereplay-train/3",
         ),
         ({"step_us": "long"}, "is damaged: step_us"),
         ({"spec": {"sequence": 0}}, "is damaged: .*sequence must be"),

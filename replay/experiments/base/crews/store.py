@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ FAILURE_FORMAT = "moereplay-failure/1"
 MOST_REASON = 10_000  # characters, of a point that cannot run
 FOLDERS = ("points", "failures", "results", "claims")
 MOST_BYTES = 2**30  # of a file; a chain of thousands of layers has a tenth of it
+
+
+Present = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -74,15 +78,15 @@ class Store:
     ----------
     folder
         Made with the first point that is written.
-    kind_of
-        Gives the class of a result by its JSON, or raises `UserError`; or that class, if there is
-        but one.
+    present
+        Gives the JSON of a result in the present schema, or raises `UserError`; or the class of all
+        results, if there is but one.
     """
 
-    def __init__(self, folder: str | Path, kind_of: type[BaseModel] | Callable[[Any], type[BaseModel]]) -> None:
+    def __init__(self, folder: str | Path, present: type[BaseModel] | Present) -> None:
         self.files = ManagedFolder(folder)
         self.folder = self.files.path
-        self.kind_of: Callable[[Any], type[BaseModel]] = (lambda _: kind_of) if isinstance(kind_of, type) else kind_of
+        self.present: Present = partial(_check, present) if isinstance(present, type) else present
         self._points, self._failures = self.files.folder("points"), self.files.folder("failures")
 
     def check(self, names: Iterable[str]) -> None:
@@ -124,7 +128,7 @@ class Store:
             return None, f"{name} cannot be read: {error.strerror}"
         except UnicodeDecodeError as error:
             return None, f"{name} is damaged: {error}"
-        outcome, problem = read_point(text, identity, self.kind_of)
+        outcome, problem = read_point(text, identity, self.present)
         return outcome, problem and f"{name} {problem}"
 
     def write(self, identity: str, text: str) -> None:
@@ -177,13 +181,13 @@ def point_text(identity: str, description: Mapping[str, Any], outcome: PointOutc
     return json_text(document)
 
 
-def read_point(text: str, identity: str, kind_of: Callable[[Any], type[BaseModel]]) -> tuple[PointOutcome | None, str]:
+def read_point(text: str, identity: str, present: Present) -> tuple[PointOutcome | None, str]:
     """Outcome of a point by the text of its file, or None and the fault of the text.
 
     Parameters
     ----------
-    kind_of
-        Gives the class of its result.
+    present
+        As of `Store`.
     """
     try:
         document = parse_json(text)
@@ -202,10 +206,16 @@ def read_point(text: str, identity: str, kind_of: Callable[[Any], type[BaseModel
     try:
         # A checksum says that nothing was torn, not who wrote it.
         if result is not None:
-            validate(kind_of(result), result, "its result")
+            result = present(result)
     except UserError as error:
         return None, f"is not believed: {error}"
     return PointOutcome(result, refused), ""
+
+
+def _check(kind: type[BaseModel], document: dict[str, Any]) -> dict[str, Any]:
+    """Believe a result that its class takes."""
+    validate(kind, document, "its result")
+    return document
 
 
 def _checksum(document: Mapping[str, Any]) -> str:

@@ -126,7 +126,7 @@ class ReplayQueue:
     def _keep(self, job: Job, done: ReplayRecord) -> FinishedReplay:
         failure = done.failure
         if failure is None:
-            outcome, problem = read_point(done.text, job.id, self._store.kind_of)
+            outcome, problem = read_point(done.text, job.id, self._store.present)
             if outcome is not None:
                 self._store.write(job.id, done.text)
                 return FinishedReplay(job.id, outcome, is_found=False)

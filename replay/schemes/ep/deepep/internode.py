@@ -122,7 +122,7 @@ def _send(kernel: NormalKernel, crossings: Crossings) -> tuple[Ints, Ints]:
     return sent, ready
 
 
-class _Forwarded(NamedTuple):
+class _ForwardedRows(NamedTuple):
     """Rows that forwarding warps have passed on.
 
     Attributes
@@ -142,7 +142,7 @@ class _Forwarded(NamedTuple):
 
 def _forward(
     kernel: NormalKernel, crossings: Crossings, row: tuple[int, int], arrived: Tasks, counted: Ints
-) -> _Forwarded:
+) -> _ForwardedRows:
     """Walk through chunks, copy rows into rings of the node's GPUs, and out of these.
 
     Parameters
@@ -212,7 +212,7 @@ def _forward(
     )
     machine.order(counted[idle, crossings.channel[nothing]], looked)
     received = _receive(kernel, row, pieces, sent)
-    return _Forwarded(
+    return _ForwardedRows(
         np.concatenate((sent.send, looked)),
         np.concatenate((chunk, nothing)),
         np.concatenate((by, idle)),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from replay.model.compute.gemm import Gemm
     from replay.model.compute.gemm_tiles import TileTasks
     from replay.model.work.layer import LayerWork
-    from replay.schemes.ep.megamoe.kernel import Sent
+    from replay.schemes.ep.megamoe.kernel import TileMessages
 
 
 def clusters_of(work: LayerWork) -> tuple[int, int]:
@@ -42,7 +42,7 @@ class BlackwellKernel(MegaKernel):
         first, second = super().gemms()
         return replace(first, activated=0), second
 
-    def _assign(self, first: TileTasks, second: TileTasks, met: Ints, sent: Sent) -> None:
+    def _assign(self, first: TileTasks, second: TileTasks, met: Ints, sent: TileMessages) -> None:
         machine, tiles = self.machine, self.tiles
         clusters = max(machine.sms.count // CLUSTER, 1)
         counts = np.bincount(tiles.rank, minlength=self.work.num_ranks)

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from replay.model.arrays import Ints, Tasks
     from replay.model.compute.gemm_tiles import TileTasks
     from replay.model.compute.row_tiles import RowTiles
-    from replay.schemes.ep.megamoe.kernel import Sent
+    from replay.schemes.ep.megamoe.kernel import TileMessages
 
 HIGH = (128, 256)  # tile
 HIGH_ROWS = 64  # that an expert can expect, for the high tiles
@@ -282,7 +282,7 @@ class HopperKernel(MegaKernel):
         first = np.flatnonzero(np.diff(pair, prepend=-1))
         return self.machine.join(ready, pair, self.tiles.rank[first])[pair]
 
-    def _assign(self, first: TileTasks, second: TileTasks, met: Ints, sent: Sent) -> None:
+    def _assign(self, first: TileTasks, second: TileTasks, met: Ints, sent: TileMessages) -> None:
         tiles, sms = self.tiles, self.machine.sms.count
         both = [
             (tasks, self.stream.keys(tiles, tasks.column_tile, tasks.column_index, gemm))
@@ -299,7 +299,7 @@ class HopperKernel(MegaKernel):
         if self.machine.transfers.holds_back:
             self._hold_on(before, next_one, sent)
 
-    def _hold_on(self, before: Ints, next_one: Ints, sent: Sent) -> None:
+    def _hold_on(self, before: Ints, next_one: Ints, sent: TileMessages) -> None:
         """Let blocks store a tile before they go on: (task,) tasks of blocks, and their next.
 
         The warps that multiply store the tile themselves. They have issued its last message when no

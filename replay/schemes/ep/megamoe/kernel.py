@@ -221,7 +221,7 @@ class MegaKernel(ABC):
         return ready
 
     @abstractmethod
-    def _assign(self, first: TileTasks, second: TileTasks, met: Ints, sent: Sent) -> None:
+    def _assign(self, first: TileTasks, second: TileTasks, met: Ints, sent: TileMessages) -> None:
         """Give tiles to blocks, which hold their SMs while they wait."""
 
     def _shared_tiles(self, pool: Pools, begun: Tasks) -> tuple[Ints, Ints]:
@@ -245,7 +245,9 @@ class MegaKernel(ABC):
 
     # ---- results to their owners -----------------------------------------------------------------
 
-    def _combine(self, second: TileTasks, sent_rows: Sent, pool: Pools, met: Ints, shared: tuple[Ints, Ints]) -> Ints:
+    def _combine(
+        self, second: TileTasks, sent_rows: TileMessages, pool: Pools, met: Ints, shared: tuple[Ints, Ints]
+    ) -> Ints:
         """Flag what has been stored, and add up each token's rows: (rank,) marks."""
         work, machine, costs = self.work, self.machine, self.machine.costs
         row_bytes = work.combine_row_bytes
@@ -284,7 +286,7 @@ class MegaKernel(ABC):
         left = machine.gather(told, ends, machine.sync.barrier(COMBINE, sent, stored="each"))
         return machine.gather(written, owner, left)
 
-    def _store(self, second: TileTasks, pool: Pools) -> Sent:
+    def _store(self, second: TileTasks, pool: Pools) -> TileMessages:
         """Store what the blocks of a cluster have made to each owner."""
         work, machine, tiles = self.work, self.machine, self.tiles
         width, hidden = int(tiles.block_n[0]) * self.cluster, work.shape.hidden
@@ -315,10 +317,10 @@ class MegaKernel(ABC):
         )
         if self.cluster > 1:
             machine.order(first[made], stored.left)
-        return Sent(last[made], stored.left, stored.arrived, src)
+        return TileMessages(last[made], stored.left, stored.arrived, src)
 
 
-class Sent(NamedTuple):
+class TileMessages(NamedTuple):
     """Parts of tiles on their way to their owners, (message,) each.
 
     Attributes
