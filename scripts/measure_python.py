@@ -132,7 +132,7 @@ class Bucket:
 
     def gather(self, *, skip: bool) -> None:
         assert self.reduces, skip
-        assert self.gather_rows
+        assert self.gathered
         assert self.waiting is None
 
 
