@@ -53,7 +53,7 @@ def replayed(
     plan = ParallelPlan(dp=RANKS, ep=RANKS)
     made = StepReplays(SHAPE, system, plan, TOKENS, "bf16", layers=1)
     ready, links = made._prepare(scheme)
-    shared = made._shared
+    shared = made._shared_times
     passes = LayerPasses(system, ready.scheme, launch, shared.parts, shared.context, **settings)
     return [passes.dense(), passes.moe(links[0, False, 0], links[0, True, 0])]
 

@@ -404,10 +404,10 @@ def test_a_pair_of_passes_runs_the_list_of_a_stack_that_has_one() -> None:
     plan = ParallelPlan(dp=8, ep=8, pp=2)
     found = StepReplays(shape, H100, plan, 128, "fp8", layers=1, stack=stack, beside="dualpipe")
     deepep, other = find("deepep"), find("hybrid-ep")
-    assert found._listed(deepep).options.stack == "deepseek"
-    assert found._listed(other) is other  # whose pairs the list does not know
+    assert found._with_list(deepep).options.stack == "deepseek"
+    assert found._with_list(other) is other  # whose pairs the list does not know
     bare = StepReplays(shape, H100, plan, 128, "fp8", layers=1, beside="dualpipe")
-    assert bare._listed(deepep) is deepep
+    assert bare._with_list(deepep) is deepep
 
 
 def test_a_step_whose_experts_are_within_a_node_has_no_kernels_between_nodes() -> None:
