@@ -1005,6 +1005,7 @@ def made_small(grid: Grid) -> Grid:
             "axes": axes,
             "seeds": grid.seeds[:1],
             "free": free,
+            "corners": [],
         }
     )
 
