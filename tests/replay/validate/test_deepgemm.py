@@ -79,6 +79,11 @@ def test_without_padding_a_tile_belongs_to_the_expert_of_its_first_row(each):
     assert unpadded_rows(experts * each, experts).tolist() == computed
 
 
+@pytest.mark.xfail(
+    strict=True,
+    reason="With experts one after the other, as DeepGEMM's scheduler has them, an expert more takes 15.35 us, its "
+    "weights at the rate of memory; 15.73 and 15.76 were measured, 2.5 % more, and what takes them is not known.",
+)
 def test_small_batches_take_as_long_as_the_experts_they_touch():
     """One row an expert, 8 to 64 of 64 experts: measured and predicted grow by one expert alike."""
     few = rows_where(layout="masked", ep_size=4, distribution="uniform")[:4]
@@ -86,7 +91,7 @@ def test_small_batches_take_as_long_as_the_experts_they_touch():
     assert touched == [8, 16, 32, 64]
     outcome = predict(TABLE, Bench(), few)
     measured, predicted = (np.diff(times) / np.diff(touched) for times in (outcome.measured, outcome.predicted))
-    assert predicted[1:] == pytest.approx(measured[1:], rel=0.03)
+    assert predicted[1:] == pytest.approx(measured[1:], rel=0.02)
     # Eight experts take 6 us longer than predicted, by which the step to 16 is too short.
     assert outcome.predicted == pytest.approx(outcome.measured, rel=0.04)
     # Weights of an expert, 3 x 7168 x 2048 bytes, at no more than the peak of memory.
