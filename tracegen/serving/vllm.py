@@ -99,7 +99,7 @@ def register_strategy(simulator: Any) -> None:
     """
     base: Any = simulator.RoutingStrategy
 
-    class PlanPlaceholder(base):  # type: ignore[misc]
+    class PlanPlaceholder(base):  # type: ignore[misc]  # a class of vLLM, which nothing is known of here
         """Stands for the plan until a model is loaded, and its layers are known."""
 
         def route_tokens(self, *args: Any, **kwargs: Any) -> Any:

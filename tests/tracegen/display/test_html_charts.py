@@ -134,7 +134,8 @@ def test_a_sum_that_a_mark_would_strike_out_is_not_read_as_the_mark(used: float,
     (mark,) = paths(body, "mark")
     at = float(value.get("x") or "nan")
     if where == "behind":  # the mark is at the end, so that its value is the sum
-        assert at > float(re.match(r"M([\d.]+),", mark)[1])  # type: ignore[index]
+        begun = re.match(r"M([\d.]+),", mark)
+        assert begun and at > float(begun[1])
     else:
         assert value.get("class") == "value e"
         assert start < at < start + length
