@@ -574,8 +574,8 @@ def test_automodel_waits_for_its_biases() -> None:
         ops = found.operations(GPT_OSS_20B, found.option_values("gpt-oss-20b", **options), parts=LAYER)
         return sum(one.kernels for one in ops), sum(one.waits for one in ops)
 
-    assert layer() == (151, 3)
-    assert layer(biases=False) == (151 - (5 + 8) - (2 + 6 + 6) - 2, 1)
+    assert layer() == (153, 3)
+    assert layer(biases=False) == (153 - (5 + 8) - (2 + 6 + 6) - 2, 1)
 
 
 @pytest.mark.parametrize(
