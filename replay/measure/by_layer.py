@@ -81,7 +81,7 @@ class ByLayer:
         timeline, graph = progress.timeline, progress.timeline.graph
         layer = self._layer_of_task(progress)
         phase = PHASE_OF_KIND[graph.kind]
-        some = np.flatnonzero(progress.owned(np.where(phase >= 0, layer, -1).astype(np.int32)) >= 0)
+        some = np.flatnonzero(progress.owners(np.where(phase >= 0, layer, -1).astype(np.int32)) >= 0)
         key = layer[some] * len(PHASES) + phase[some]
         np.minimum.at(self._first.reshape(-1), key, timeline.start_ps[some])
         np.maximum.at(self._last.reshape(-1), key, timeline.visible_ps[some])

@@ -197,7 +197,7 @@ class PiecewiseMeasures:
         sums = TaskSums.of(graph, *places, timeline=timeline, parts=pools.parts, is_counted=progress.is_done)
         self._sums = sums if self._sums is None else self._sums + sums
         self._drawn_ps = _add_padded(self._drawn_ps, _drawn_ps(progress))
-        phase = progress.owned(_PHASE_OF_KIND[graph.kind])
+        phase = progress.owners(_PHASE_OF_KIND[graph.kind])
         blocks = [Block(phase, timeline.start_ps), Block(phase, timeline.end_ps, sign=-1)]
         self._phases.append(Levels(len(PHASES), blocks).intervals())
         self._over_time.add(progress, pools)
@@ -206,7 +206,7 @@ class PiecewiseMeasures:
         self._exposing.add(progress, pools, classes, held_up, closed)
         self._sm_times.add(progress, pools, classes)
         touching = self._explaining.touches.over(progress)
-        charged, nbytes = touching.evicted(timeline)
+        charged, nbytes = touching.evictions(timeline)
         self._evicted += evicted_by_place(graph, *places, charged, nbytes)
         if self._has_layers:
             self.layers.read(progress, charged, nbytes, known)

@@ -48,7 +48,7 @@ class TaskProgress:
         closed = min(piece.now_ps, piece.begun_since_ps)
         return cls(piece.timeline, piece.is_done, piece.ids, piece.touch_ids, closed)
 
-    def owned(self, owner: Int32s, task: IntArray | None = None) -> Int32s:
+    def owners(self, owner: Int32s, task: IntArray | None = None) -> Int32s:
         """(row,): the owner where a row's task is over, else -1; rows are tasks if not given."""
         if self.is_done is None:
             return owner

@@ -536,7 +536,7 @@ class Contest:
                 added[rival] += [] if was is None or now is None else [(one.place, now - was)]
 
         def time_range(found: Sequence[tuple[Place, float]]) -> str:
-            """Least and largest time for each scheme; for all together where they are many, or no bound is beside them."""
+            """Least and largest time by scheme; of all together where they are many, or no bound is beside them."""
             named = {f" under {scheme}": [scheme] for scheme in schemes}
             if not bounds or len(schemes) > MOST_COSTS:
                 named = {" under schemes" if bounds else "": schemes}
