@@ -6,7 +6,6 @@ import dataclasses
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from replay.engine.sums import TaskSums
 from replay.measure.ports import COMMUNICATION, PortSums, evicted_by_place
@@ -18,10 +17,8 @@ if TYPE_CHECKING:
     from replay.measure.parts import PortBytes
     from replay.measure.ports import ResourceFacts
     from replay.measure.progress import TaskProgress
-    from replay.model.arrays import Bytes, Ints
+    from replay.model.arrays import Bytes, Int32s, Ints
     from replay.model.machine.machine import Machine
-
-Int32s = npt.NDArray[np.int32]
 
 NEVER = np.iinfo(np.int64).max
 

@@ -32,7 +32,7 @@ from replay.measure.ports import COMMUNICATION, PortSums, ResourceFacts, evicted
 from replay.measure.progress import TaskProgress
 from replay.measure.result import Measures
 from replay.measure.token_latency import us
-from replay.model.arrays import Ints, Picoseconds
+from replay.model.arrays import Int32s, Ints, Picoseconds
 from replay.model.machine.kinds import PHASE_OF_KIND, PHASES
 from replay.model.machine.resources import PORTS, ResourceClass
 
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from replay.measure.pools import Pools
     from replay.model.machine.machine import Machine
     from replay.model.machine.notes import Notes, SpentValues
-
-Int32s = npt.NDArray[np.int32]
 
 _IS_PORT, _IS_MEMORY = (
     np.isin(np.arange(max(ResourceClass) + 1), of) for of in (PORTS, (ResourceClass.HBM, ResourceClass.L2))

@@ -14,10 +14,9 @@ from replay.engine.taskgraph import NEVER
 if TYPE_CHECKING:
     from replay.engine import Timeline
     from replay.engine.piece import Piece
-    from replay.model.arrays import Ints
+    from replay.model.arrays import Int32s, Ints
 
 Bools = npt.NDArray[np.bool_]
-Int32s = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
