@@ -47,7 +47,7 @@ class KernelStream:
             return after
         return self._machine.gather(self.last, self._machine.ranks, after)
 
-    def ended(self, by: Ints) -> Ints:
+    def remember_ends(self, by: Ints) -> Ints:
         """Remember what ends the kernels that were launched: (rank,) tasks."""
         self.last = by
         return by
@@ -94,7 +94,7 @@ class StageStreams:
             ends = self._machine.mark(self._machine.ranks, ends)
             self._hold_sms(offered, ready, ends)
         of: Occupation = "rows" if stage in MOVING else "experts"
-        return KernelSpan(of, after if ready is None else ready, stream.ended(ends))
+        return KernelSpan(of, after if ready is None else ready, stream.remember_ends(ends))
 
     def move(self, after: Ints, add: Callable[[Ints], Ints]) -> Ints:
         """Add kernels that move rows, and hold SMs of a stream of their own: (rank,) their end.
@@ -107,11 +107,11 @@ class StageStreams:
             Adds them once they have their SMs: (rank,) tasks to (rank,) tasks of their end.
         """
         if self.moving is self.compute:
-            return self.moving.ended(add(after))
+            return self.moving.remember_ends(add(after))
         begun = self._machine.mark(self._machine.ranks, after)
         ended = self._machine.mark(self._machine.ranks, add(begun))
         self._hold_sms(after, begun, ended)
-        return self.moving.ended(ended)
+        return self.moving.remember_ends(ended)
 
     def _hold_sms(self, offered: Ints, begun: Ints, ended: Ints) -> None:
         """Let kernels of the communication stream wait for SMs, and keep them: (rank,) tasks."""

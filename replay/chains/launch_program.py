@@ -138,4 +138,4 @@ class LaunchProgram:
     def _end(self, of: Occupation, begun: Ints, ended: Ints) -> None:
         """Remember kernels of the stream that computes."""
         self.spans.append(KernelSpan(of, begun, ended))
-        self.through = self._streams.compute.ended(ended)
+        self.through = self._streams.compute.remember_ends(ended)

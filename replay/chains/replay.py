@@ -298,7 +298,7 @@ class Replay:
         visible = schedule(builder.build()).visible_ps
         return Time(visible[ended] - visible[launched])
 
-    def sampled(self, number: int | None) -> tuple[Replay, LayerSample | None]:
+    def with_sample(self, number: int | None) -> tuple[Replay, LayerSample | None]:
         """Leave so many of the layers, see `replay.chains.layer_sampling`; None leaves all."""
         if number is None or number >= len(self.links):
             return self, None

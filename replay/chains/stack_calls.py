@@ -98,7 +98,7 @@ def _groups(stack: Stack, sizes: KernelSizes, direction: Pass) -> dict[Stages, L
     Gradients go the way of the results first, and that of the rows behind the experts.
     """
     there, back = ("dispatch", "combine") if direction == "forward" else ("combine", "dispatch")
-    first, last = (stack.listed(sizes, [part], direction) for part in (there, back))
+    first, last = (stack.operations(sizes, [part], direction) for part in (there, back))
     experts = stack.experts(sizes, direction, shared=False)
     arrived = 1 + max((i for i, row in enumerate(first) if row.kind == "exchange"), default=-1)
     leaves = next((i for i, row in enumerate(last) if row.kind == "exchange"), 0)

@@ -69,7 +69,7 @@ def choose(
     files.check(CHOICE)
     with going_on_later(out):
         result = carry_out(setup, out, crew=crew, report=tell)
-    with files.made():  # where nothing was simulated, nobody made it
+    with files.present():  # where nothing was simulated, nobody made it
         files.write_text(CHOICE, result.to_json())
     call.finish(result)
     show(call.experiment.screen_tables(result, details=True))

@@ -35,7 +35,7 @@ ClusterOption = Annotated[
 
 @contextmanager
 def going_on_later(out: Path) -> Iterator[None]:
-    """Say, where the work in a folder is interrupted, that the same command goes on with it."""
+    """Tell the user, on an interrupt, that the same command continues the work in a folder."""
 
     def interrupt(_: int, __: object) -> None:
         raise KeyboardInterrupt

@@ -74,7 +74,7 @@ class ComparisonCall(ExperimentCommand):
         ids = {one.name: one.run_id for one in results}
         return ComparisonRequest(shared, schemes or None, options, baseline, ids)
 
-    def wanted(self) -> ComparisonRequest:
+    def request(self) -> ComparisonRequest:
         """Put the file of ``--spec`` and what is given beside it together.
 
         Raises
@@ -143,7 +143,7 @@ class ComparisonCall(ExperimentCommand):
         Exit
             With `SOME_REFUSED` if a scheme that was named cannot run; the others are shown.
         """
-        experiment, wanted = self.experiment, wanted or self.wanted()
+        experiment, wanted = self.experiment, wanted or self.request()
         if self.words["dry_run"]:
             show(estimates_table(experiment, wanted, objects or {}))
             return None

@@ -44,7 +44,9 @@ PLACEMENT_HELP = str(RunSpec.model_fields["placement"].description)
 ONE_BY_ONE = "steps one by one, as --steps all asks for them"
 OutOption = Annotated[
     Path | None,
-    folder_option("-o", "--out", help="Of --steps all and the like: folder of the steps, used again."),
+    folder_option(
+        "-o", "--out", help="With several --steps, each by itself: folder in which finished ones stay for the next run."
+    ),
 ]
 
 
@@ -65,7 +67,7 @@ def run(
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option("--jobs", help="Of --steps all and the like: processes [the cores]."),
+        typer.Option("--jobs", help="With several --steps, each by itself: processes that share them [the cores]."),
     ] = None,
     out: OutOption = None,
 ) -> None:
@@ -135,7 +137,7 @@ def compare(
     is_whole, call = _call_by_steps(call, out)
     if is_whole:
         _refuse_with_steps({"uncertainty": uncertainty})
-    wanted = call.wanted()
+    wanted = call.request()
     asked: Any = wanted.spec
     trace, spec = load_trace(None, asked)
     if placement is None and call.before is not None:

@@ -94,7 +94,7 @@ def stacks(
         row
         for part in found.kernels.parts
         if _is_there(part.name, sizes)
-        for row in found.listed(sizes, [part.name], part.direction)
+        for row in found.operations(sizes, [part.name], part.direction)
         if row.direction == part.direction
     ]
     each = "each" if tp == 1 else f"for {tp} of them together"

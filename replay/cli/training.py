@@ -40,13 +40,13 @@ def train(
     if of_trace is not None:
         call = dataclasses.replace(call, given={"trace": of_trace, **call.given})
     exports = parse_exports(trace_events, (), None, None, is_one_graph=True)
-    spec = call.wanted().spec
+    spec = call.request().spec
     assert isinstance(spec, TrainSpec)
     steps: dict[str, Any] = {"steps": spec.samples * spec.layers_sampled, "unit": "layer"}
     if exports is None:
         call.carry_out(**steps)
         return
-    if len(call.wanted().schemes or ()) != 1:
+    if len(call.request().schemes or ()) != 1:
         message = "--trace-events holds one step: name one --scheme"
         raise UserError(message)
 

@@ -17,7 +17,7 @@ from replay.engine.kernels import layout as k
 from replay.engine.kernels.edges import group_rows
 from replay.engine.kernels.packing import RunRecords, SurveyColumns, pack, survey, unpack
 from replay.engine.lookups import GROWTH, aligned_zeros, grow, table_parts, turn_takers
-from replay.engine.resuming import add_channel_of_returns, restore
+from replay.engine.resumption import add_channel_of_returns, restore
 from replay.engine.state import LaidGraph, State
 from replay.engine.taskgraph import Int64s, TaskGraph
 

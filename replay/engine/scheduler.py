@@ -8,9 +8,9 @@ from replay.engine.checks import describe_deadlock
 from replay.engine.critical_path import LastMet, last_met
 from replay.engine.engine import raise_if_failed, timeline_of
 from replay.engine.errors import EngineError
-from replay.engine.joining import with_part
+from replay.engine.junction import with_part
 from replay.engine.piece import Piece, RecentValues
-from replay.engine.resuming import state_of
+from replay.engine.resumption import state_of
 from replay.engine.state import FIXED, FRESH, PAST, QUEUED, SERVING, State
 from replay.engine.taskgraph import NEVER, GraphPart, Int64s
 from replay.engine.timeline import Timeline

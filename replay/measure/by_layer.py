@@ -6,7 +6,6 @@ import dataclasses
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from replay.engine.sums import TaskSums
 from replay.measure.ports import COMMUNICATION, PortSums, evicted_by_place
@@ -18,10 +17,8 @@ if TYPE_CHECKING:
     from replay.measure.parts import PortBytes
     from replay.measure.ports import ResourceFacts
     from replay.measure.progress import TaskProgress
-    from replay.model.arrays import Bytes, Ints
+    from replay.model.arrays import Bytes, Int32s, Ints
     from replay.model.machine.machine import Machine
-
-Int32s = npt.NDArray[np.int32]
 
 NEVER = np.iinfo(np.int64).max
 
@@ -81,7 +78,7 @@ class ByLayer:
         timeline, graph = progress.timeline, progress.timeline.graph
         layer = self._layer_of_task(progress)
         phase = PHASE_OF_KIND[graph.kind]
-        some = np.flatnonzero(progress.owned(np.where(phase >= 0, layer, -1).astype(np.int32)) >= 0)
+        some = np.flatnonzero(progress.owners(np.where(phase >= 0, layer, -1).astype(np.int32)) >= 0)
         key = layer[some] * len(PHASES) + phase[some]
         np.minimum.at(self._first.reshape(-1), key, timeline.start_ps[some])
         np.maximum.at(self._last.reshape(-1), key, timeline.visible_ps[some])

@@ -32,7 +32,7 @@ from replay.measure.ports import COMMUNICATION, PortSums, ResourceFacts, evicted
 from replay.measure.progress import TaskProgress
 from replay.measure.result import Measures
 from replay.measure.token_latency import us
-from replay.model.arrays import Ints, Picoseconds
+from replay.model.arrays import Int32s, Ints, Picoseconds
 from replay.model.machine.kinds import PHASE_OF_KIND, PHASES
 from replay.model.machine.resources import PORTS, ResourceClass
 
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from replay.measure.pools import Pools
     from replay.model.machine.machine import Machine
     from replay.model.machine.notes import Notes, SpentValues
-
-Int32s = npt.NDArray[np.int32]
 
 _IS_PORT, _IS_MEMORY = (
     np.isin(np.arange(max(ResourceClass) + 1), of) for of in (PORTS, (ResourceClass.HBM, ResourceClass.L2))
@@ -197,7 +195,7 @@ class PiecewiseMeasures:
         sums = TaskSums.of(graph, *places, timeline=timeline, parts=pools.parts, is_counted=progress.is_done)
         self._sums = sums if self._sums is None else self._sums + sums
         self._drawn_ps = _add_padded(self._drawn_ps, _drawn_ps(progress))
-        phase = progress.owned(_PHASE_OF_KIND[graph.kind])
+        phase = progress.owners(_PHASE_OF_KIND[graph.kind])
         blocks = [Block(phase, timeline.start_ps), Block(phase, timeline.end_ps, sign=-1)]
         self._phases.append(Levels(len(PHASES), blocks).intervals())
         self._over_time.add(progress, pools)
@@ -206,7 +204,7 @@ class PiecewiseMeasures:
         self._exposing.add(progress, pools, classes, held_up, closed)
         self._sm_times.add(progress, pools, classes)
         touching = self._explaining.touches.over(progress)
-        charged, nbytes = touching.evicted(timeline)
+        charged, nbytes = touching.evictions(timeline)
         self._evicted += evicted_by_place(graph, *places, charged, nbytes)
         if self._has_layers:
             self.layers.read(progress, charged, nbytes, known)

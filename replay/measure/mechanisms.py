@@ -204,9 +204,9 @@ def _takes(progress: TaskProgress) -> list[Block]:
     owner = _pool_numbers(timeline.graph)[takes.pool]
     back = np.where(takes.share < 0, owner, -1).astype(np.int32)
     return [
-        Block(progress.owned(owner, takes.task), timeline.start_ps, takes.units, task=takes.task),
+        Block(progress.owners(owner, takes.task), timeline.start_ps, takes.units, task=takes.task),
         Block(
-            progress.owned(back, takes.released_by),
+            progress.owners(back, takes.released_by),
             timeline.end_ps,
             takes.units,
             -1,

@@ -65,7 +65,7 @@ class EndedTouches:
     touch: Ints
     noted: Noted
 
-    def evicted(self, timeline: Timeline) -> tuple[Ints, Ints]:
+    def evictions(self, timeline: Timeline) -> tuple[Ints, Ints]:
         """Tasks, and bytes that evictions put on their ports: two (eviction,).
 
         They are put there at once, or when the key is asked for again.

@@ -82,7 +82,7 @@ def evicted_by_place(graph: TaskGraph, place: Ints, num_places: int, charged: In
     Parameters
     ----------
     charged, nbytes
-        Tasks, and how many each: two (eviction,), see `EndedTouches.evicted`.
+        Tasks, and how many each: two (eviction,), see `EndedTouches.evictions`.
     """
     total = np.zeros((len(graph.kind_names), num_places), np.int64)
     np.add.at(total, (graph.kind[charged], place[graph.resource[charged]]), nbytes)

@@ -14,10 +14,9 @@ from replay.engine.taskgraph import NEVER
 if TYPE_CHECKING:
     from replay.engine import Timeline
     from replay.engine.piece import Piece
-    from replay.model.arrays import Ints
+    from replay.model.arrays import Int32s, Ints
 
 Bools = npt.NDArray[np.bool_]
-Int32s = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class TaskProgress:
         closed = min(piece.now_ps, piece.begun_since_ps)
         return cls(piece.timeline, piece.is_done, piece.ids, piece.touch_ids, closed)
 
-    def owned(self, owner: Int32s, task: IntArray | None = None) -> Int32s:
+    def owners(self, owner: Int32s, task: IntArray | None = None) -> Int32s:
         """(row,): the owner where a row's task is over, else -1; rows are tasks if not given."""
         if self.is_done is None:
             return owner

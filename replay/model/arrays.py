@@ -6,6 +6,9 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 """Whole numbers of any other kind: indices, keys, places."""
 
+Int32s = npt.NDArray[np.int32]
+"""The same in 32 bits, where a schedule has one for each task."""
+
 Tasks = npt.NDArray[np.int64]
 """Tasks of a graph, by their numbers."""
 

@@ -97,17 +97,19 @@ def scheme_table() -> str:
 
 def _compared_schemes() -> str:
     return _markdown(
-        ("scheme", "what it does", "what moves", "overlap", "SMs", "kernels", "graph", "proposed hardware"),
+        ("scheme", "what it does", "what moves", "overlap", "SMs", "graph", "proposed hardware"),
         [
             (
                 f"`{scheme.name}`",
                 scheme.summary,
                 TRAFFIC[scheme.traffic].moves,
                 scheme.overlap,
-                *facts_of(scheme)[:3],
+                facts.sms,
+                facts.graph,
                 ", ".join(sorted(scheme.proposes)) or "-",
             )
             for scheme in COMPARED.values()
+            for facts in [facts_of(scheme)]
         ],
     )
 

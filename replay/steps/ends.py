@@ -144,5 +144,5 @@ class ListedEnds(EndKernels):
             collective_ps=self.slices.collective_ps,
         )
         direction: Pass = "backward" if is_backward else "forward"
-        kernels.run(self.stack.listed(self.sizes, [part], direction))
+        kernels.run(self.stack.operations(self.sizes, [part], direction))
         return kernels.end

@@ -236,7 +236,7 @@ class LayerPasses:
         found = parts.layer(machine, self.context, after, is_dense=False)
         ends["attention"], ends["dense"] = found["attention"], found["dense"]
         if is_mtp:
-            ends["dense"] = parts.joined(machine, self.context, ends["dense"])
+            ends["dense"] = parts.join_next(machine, self.context, ends["dense"])
         return ends
 
     def _again(self, machine: Machine, after: Ints, activated: Ints) -> dict[Cause, Ints]:

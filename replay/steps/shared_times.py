@@ -223,7 +223,7 @@ class SharedTimes:
         if stack is None or not stack.kernels.has("optimizer"):
             return 0
         tensors = tensors_of(self.shape, self.plan, range(*chunk), **self._place(chunk))
-        rows = stack.listed(dataclasses.replace(self.sizes, parameters=tensors), ["optimizer"], "backward")
+        rows = stack.operations(dataclasses.replace(self.sizes, parameters=tensors), ["optimizer"], "backward")
 
         def collective_ps(group: Group, what: Collective, nbytes: int) -> int:
             del group  # all that have a copy

@@ -17,7 +17,7 @@ USES: dict[str, Callable[[ManagedFolder], object]] = {
     "check": lambda folder: folder.check("a"),
     "read": lambda folder: folder.read_text("a"),
     "write": lambda folder: folder.write_text("a", "new"),
-    "keep": lambda folder: folder.kept("a").__enter__(),
+    "keep": lambda folder: folder.editor("a").__enter__(),
     "rename": lambda folder: folder.rename("b", "a"),
     "rename from": lambda folder: folder.rename("a", "c"),
 }
@@ -25,7 +25,7 @@ USES: dict[str, Callable[[ManagedFolder], object]] = {
 
 def test_a_file_is_a_regular_one_or_refused(tmp_path: Path, in_place_of: InPlaceOf) -> None:
     folder = ManagedFolder(tmp_path / "of", "inner")
-    with folder.made():
+    with folder.present():
         folder.write_text("b", "other")
     for name in in_place_of(folder.path / "a", tmp_path / "elsewhere" / "victim"):
         for use, do in USES.items():
@@ -44,7 +44,7 @@ def test_a_file_is_a_regular_one_or_refused(tmp_path: Path, in_place_of: InPlace
 def test_a_folder_in_it_is_no_link(tmp_path: Path, in_place_of: InPlaceOf) -> None:
     folder = ManagedFolder(tmp_path / "of", "inner", "most")
     uses = USES | {
-        "make": lambda folder: folder.made().__enter__(),
+        "make": lambda folder: folder.present().__enter__(),
         "list": lambda folder: folder.names(),
         "create": lambda folder: folder.create("d", "new"),
         "remove": lambda folder: folder.remove("victim"),
@@ -61,7 +61,7 @@ def test_the_folder_itself_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "link").symlink_to("disk")
     folder = ManagedFolder(tmp_path / "link", "inner")
-    with folder.made():
+    with folder.present():
         folder.write_text("a", "new")
     assert (tmp_path / "disk/inner/a").read_text() == folder.read_text("a") == "new"
 
@@ -71,7 +71,7 @@ def test_a_file_with_another_name_is_replaced_but_not_written_in(tmp_path: Path)
     folder.path.mkdir()
     victim.write_text("old")
     (folder.path / "a").hardlink_to(victim)
-    with pytest.raises(UserError, match="has another name too"), folder.kept("a"):
+    with pytest.raises(UserError, match="has another name too"), folder.editor("a"):
         pass
     folder.write_text("a", "new")
     assert victim.read_text() == "old" and folder.read_text("a") == "new"

@@ -238,7 +238,7 @@ class CacheLedger:
         with contextlib.suppress(TypeError):
             entries[key] = (weakref.ref(cache, forget), state, batch)
 
-    def handed(self, cache: Any) -> CacheArgument:
+    def argument_of(self, cache: Any) -> CacheArgument:
         """An object as a pass is given it, with the batch that it holds if nobody changed it.
 
         Parameters

@@ -204,7 +204,7 @@ class Follower:
                 raise UserError(msg)
         ledger = self._of_caches()
         with self._lock:
-            return [ledger.handed(cache) for cache in caches.find(given.values())]
+            return [ledger.argument_of(cache) for cache in caches.find(given.values())]
 
     def _of_caches(self) -> CacheLedger:
         """The caches of this thread's call of generate, else those of all loops."""

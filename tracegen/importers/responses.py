@@ -159,17 +159,17 @@ class Responses:
                 self.without.append(where)
 
     def routed_rows(self, path: Path) -> RoutedRows:
-        """Rows of all sequences, and what is to be told of them.
+        """Rows of all sequences, and remarks on them for the user.
 
         Parameters
         ----------
         path
-            Of the first file, for errors.
+            Path of the first file, for errors.
 
         Raises
         ------
         UserError
-            If there are none.
+            If there are no rows.
         """
         if not self.sequences:
             msg = f"{path}: {self.engine.missing}"

@@ -334,7 +334,7 @@ def _copy(path: Path, folder: Path, place: Path | ListedTrace | str) -> Path:
     """A copy of a file under the name of its trace."""
     target = folder / (f"{place.entry.name}.h5" if isinstance(place, ListedTrace) else path.name)
     files = ManagedFolder(folder)
-    with files.made():
+    with files.present():
         if files.check(target.name):
             msg = f"{target} exists"
             raise UserError(msg)

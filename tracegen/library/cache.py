@@ -203,7 +203,7 @@ def _download(url: str, files: ManagedFolder, part: str, size: int | None, on_by
     there = files.stat(part)
     _check_room(files.path, size, 0 if there is None else there.st_size)
     began, most_s = time.monotonic(), watch.time_limit(watch.ENV_SECONDS)
-    with files.kept(part) as out:
+    with files.editor(part) as out:
         digest = _hash_of(out)
         failures = 0
         while size is None or out.tell() < size:
@@ -354,8 +354,8 @@ def _lock(files: ManagedFolder, name: str) -> Iterator[None]:
     try:
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(files.made())
-                lock = stack.enter_context(files.kept(f"{name}.lock"))
+                stack.enter_context(files.present())
+                lock = stack.enter_context(files.editor(f"{name}.lock"))
             except UserError as error:
                 error.add_note("the cache is where MOEREPLAY_CACHE says")
                 raise

@@ -143,13 +143,13 @@ def texts(entries: Sequence[Entry], views: Views, about: FolderFacts, date: date
     Parameters
     ----------
     entries
-        Of the folder.
+        Traces of the folder, as its catalogue lists them.
     views
-        Tables of the traces.
+        Tables (Parquet) of the traces.
     about
-        From the publisher.
+        Title, creator and description of the data set.
     date
-        Of publication.
+        Date of publication.
 
     Returns
     -------

@@ -58,7 +58,7 @@ def note(cache: Path, where: str, entry: Entry) -> None:
     files = ManagedFolder(cache, "fetched", hashlib.sha256(place.encode()).hexdigest())
     document = {"catalogue": place, "trace": entry.model_dump(exclude_defaults=True)}
     try:
-        with files.made():
+        with files.present():
             files.write_text(f"{entry.name}.json", json.dumps(document) + "\n")
     except UserError as error:  # a cache that others share may be read-only
         _log.warning("%s has no name of its own from now on: %s", entry.name, error)

@@ -70,7 +70,7 @@ def add(
     files = ManagedFolder(folder)
     described = source_listing.entry if source_listing else None
     path = library.find(trace)
-    with files.made(), files.draft_of(f"{name}.h5") as draft:
+    with files.present(), files.draft_of(f"{name}.h5") as draft:
         # Copied first and checked then: what is listed is what was checked.
         shutil.copyfile(path, draft)
         try:

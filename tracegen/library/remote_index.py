@@ -49,7 +49,7 @@ def read_index(cache: Path, url: str, offline: bool) -> tuple[str, str | None]:
             raise
         return copy, f"{error}; using what was read before"
     # A cache that cannot be written is no loss here.
-    with contextlib.suppress(OSError, UserError), files.made():
+    with contextlib.suppress(OSError, UserError), files.present():
         files.write_text(name, text)
     return text, None
 

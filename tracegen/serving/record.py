@@ -156,7 +156,7 @@ class PassRecorder:
         """Write a file; whether that was possible is said when it changes."""
         try:
             name = f"rank{self.rank}-{self.files:05}.npz"
-            with self._files.made(), self._files.opened(name) as file:
+            with self._files.present(), self._files.writer(name) as file:
                 np.savez(file, **arrays)
         except Exception as error:  # whatever a disk does: the engine goes on
             if not self._trouble:

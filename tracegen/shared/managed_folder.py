@@ -52,7 +52,7 @@ class ManagedFolder:
         return ManagedFolder(self._root, *self._inner, *inner)
 
     @contextlib.contextmanager
-    def made(self) -> Iterator[None]:
+    def present(self) -> Iterator[None]:
         """Have the folder there; one that is new and empty at the end goes again.
 
         Raises
@@ -165,7 +165,7 @@ class ManagedFolder:
                     os.unlink(self._place(draft, at), dir_fd=at)
 
     @contextlib.contextmanager
-    def opened(self, name: str) -> Iterator[IO[bytes]]:
+    def writer(self, name: str) -> Iterator[IO[bytes]]:
         """Open a file to write it, which takes its place only when everything is in it.
 
         Parameters
@@ -197,11 +197,11 @@ class ManagedFolder:
         UserError
             If it cannot be written, or something else has its name.
         """
-        with self.opened(name) as file:
+        with self.writer(name) as file:
             file.write(output.encode(text))
 
     @contextlib.contextmanager
-    def kept(self, name: str) -> Iterator[BinaryIO]:
+    def editor(self, name: str) -> Iterator[BinaryIO]:
         """Open a file to read it and to write in it as it is: a lock, part of a download.
 
         Parameters

@@ -108,7 +108,7 @@ def write_chakra(
     paths = []
     for rank, (low, high) in enumerate(programs.rows_of_ranks()):
         path = Path(f"{prefix}.{rank}.et")
-        with files.opened(path.name) as file:
+        with files.writer(path.name) as file:
             file.write(_delimit(metadata))
             for first in range(low, high, _CHUNK):
                 messages = nodes.rows(first, min(high, first + _CHUNK))

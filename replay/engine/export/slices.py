@@ -233,12 +233,12 @@ class Ways:
         no target needs.
         """
         begin = self._start_ps[sources].min(initial=np.iinfo(np.int64).max)
-        needed = self._back.reached(targets, among=self._start_ps >= begin)
+        needed = self._back.reachable(targets, among=self._start_ps >= begin)
         ways = []
         for source in np.unique(sources).tolist():
             if not needed[source]:
                 continue
-            follows = self._onward.reached(np.array([source]), among=needed)
+            follows = self._onward.reachable(np.array([source]), among=needed)
             task = self._last(np.unique(targets[follows[targets]]))
             way = [task]
             while task != source:
@@ -271,7 +271,7 @@ class _Rows:
     def of_one(self, task: int) -> Int64s:
         return self.neighbours[self.indptr[task] : self.indptr[task + 1]]
 
-    def reached(self, tasks: Int64s, among: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.bool_]:
+    def reachable(self, tasks: Int64s, among: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.bool_]:
         """Mark the tasks that can be reached from some, which can be (task,)."""
         found = np.zeros(self.indptr.size - 1, np.bool_)
         found[tasks] = True

@@ -103,7 +103,8 @@ PRECISION: Any = Field(
 )
 SAMPLE_NODES: Any = Field(
     None,
-    description="Replay so many of the nodes in full, the busiest first, and of others what these take part in.",
+    description="Replay so many of the nodes in full, the busiest first; of the others only what they "
+    "exchange with these.",
 )
 
 

@@ -28,11 +28,11 @@ class BoundedCandidate:
     Attributes
     ----------
     least_us
-        No step of it is shorter.
+        Lower bound of its step.
     tokens, flop_per_token
         Tokens of a step, and the model's operations for each.
     peak_flop_per_s
-        Of all GPUs.
+        Peak rate of all GPUs together.
     total, active
         Parameters of the model; active ones without the embedding.
     """

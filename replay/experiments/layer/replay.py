@@ -36,7 +36,7 @@ def carry_out(setup: TracedSetup, watch: ReplayWatcher) -> Result:
     """Replay what was set up; an observer is called with each `ReplayedSchedule`."""
     spec, settings = setup.setup.spec, setup.setup.chain_settings
     ready, trials = setup.prepare().tuned(spec.tune)  # on the first layer, whichever are replayed
-    ready, sample = ready.sampled(spec.sample_layers)
+    ready, sample = ready.with_sample(spec.sample_layers)
     layers: list[LayerResult] = []
     chain: ChainResult | None = None
     progress, observe = watch.progress, watch.observer

@@ -69,7 +69,7 @@ class RunSpec(Spec):
         None, description="Tokens per GPU [4096 in prefill, 64 running requests in decode]."
     )
     layer: int | tuple[int, ...] | Literal["all"] = Field(
-        "all", description="Position of an MoE layer, several positions (0,2,5), or 'all'."
+        "all", description="Position of an MoE layer, from 0 on, several positions (0,2,5), or 'all'."
     )
     phase: Phase | None = Field(None, description="prefill or decode [what the trace holds].")
     step: int = Field(0, ge=0, le=MOST, description="First step; later steps take later tokens.")
@@ -90,7 +90,8 @@ class RunSpec(Spec):
     sample_nodes: Count | None = SAMPLE_NODES
     compare_barrier: bool = Field(
         False,
-        description="Of chained layers, also find the time with a barrier after each, unless micro-batches take turns.",
+        description="Of chained layers, also find the time with all GPUs meeting after each, unless micro-batches "
+        "take turns.",
     )
     placement: str = Field(
         "contiguous",
@@ -101,7 +102,8 @@ class RunSpec(Spec):
     replicas: ReplicaRule = Field(
         "same-gpu",
         description="Replica of an expert that a row goes to, by the rule of an engine: same-gpu, "
-        "nearest or random (SGLang), round-robin (TensorRT-LLM), position or hash (vLLM); or load.",
+        "nearest or random (SGLang), round-robin (TensorRT-LLM), position or hash (vLLM); or "
+        "load, the most even division.",
     )
     expert_tp: Count = Field(
         1,

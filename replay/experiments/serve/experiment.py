@@ -32,7 +32,7 @@ class Serving(SchemeExperiment[AnyServed, AnySetup, AnyTimed, AnyCompared]):
         "A name of `moereplay schemes`, or FILE.py:NAME, which executes the file; or PREFILL+DECODE, one for each."
     )
     usual = "deepep+deepep-ll, the same as deepep-ll alone"
-    details = "Show all tables, as without it"
+    details = "Change nothing, since all tables are shown"
     lacking: ClassVar[Words] = dict.fromkeys(
         ("dry-run", "max-memory"),
         "how many replays a batch takes follows from what the first of them give",

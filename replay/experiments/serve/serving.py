@@ -109,7 +109,7 @@ class _Group:
             return
         decoding = sum(load.decoding for load in loads)
         prefilled = sum(piece.tokens for load in loads for piece in load.prefill)
-        used = [worker.used for worker in self.workers]
+        used = [worker.blocks_in_use for worker in self.workers]
         self.ends = now + self.times.time_ps(loads)
         self._begun = Iteration(
             now,

@@ -104,7 +104,7 @@ class InferSpec(Spec):
         0.02,
         gt=0,
         le=1,
-        description="Share of an MoE layer's time that it may be off between replayed numbers of tokens.",
+        description="Error of times between replayed numbers of tokens, at most, as a share of an MoE layer's time.",
     )
     placement: str = Field("contiguous", description="As that of `moereplay run`.")
     expert_tp: Count = Field(

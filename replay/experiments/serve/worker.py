@@ -77,7 +77,7 @@ class EngineWorker:
         self._come: list[int] = []
 
     @property
-    def used(self) -> int:
+    def blocks_in_use(self) -> int:
         """Blocks of the cache that are held."""
         return self.rules.blocks - self.free
 

@@ -98,7 +98,7 @@ class TraceSetup:
         """
         return self.first.prepare().tuned(self.spec.tune)
 
-    def asked(self, ready: Replay, reference: str | None) -> AskedStep:
+    def first_step(self, ready: Replay, reference: str | None) -> AskedStep:
         """Give what asks for the first step, by itself.
 
         Parameters

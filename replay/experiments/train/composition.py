@@ -90,16 +90,16 @@ def compose(
     chunks: Sequence[range],
     jitter: Jitter | None = None,
 ) -> StepComposition:
-    """Compose a step.
+    """Compose a training step of the times of its parts.
 
     Parameters
     ----------
     order
-        The schedule of the pipeline.
+        Schedule of the pipeline: the passes of each stage, in order.
     shape
-        Its sizes.
+        Numbers of stages, chunks and micro-batches.
     times
-        What each part takes.
+        Times of layers, ends and messages.
     chunks
         (chunk,) layers of each chunk of the model (`replay.steps.chunks.chunks_of`).
     jitter

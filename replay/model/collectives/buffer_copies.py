@@ -26,6 +26,6 @@ def copy(machine: Machine, kinds: PhaseKinds, nbytes: int, begun: Tasks) -> Task
     """
     costs = machine.costs
     if costs.fits_cache(BUFFERS * nbytes):
-        return machine.delay(kinds.memory, costs.cached(2 * nbytes) + costs.cache_load(), begun)
+        return machine.delay(kinds.memory, costs.l2_access(2 * nbytes) + costs.cache_load(), begun)
     traffic = MemoryTraffic(nbytes, nbytes)
     return machine.stream(kinds.memory, traffic, machine.ranks, begun, late=costs.memory_load())

@@ -60,7 +60,7 @@ class BlockGrid:
         """Bytes of the buffer that a block has under way."""
         return self.threads * ACCESS_BYTES
 
-    def used(self, nbytes: int) -> int:
+    def num_busy(self, nbytes: int) -> int:
         """Blocks that find something to do in so many bytes."""
         least = ACCESS_BYTES if self.spreads else self.wave_bytes
         return max(1, min(self.blocks, -(-nbytes // least)))
@@ -102,7 +102,7 @@ class Style:
         nbytes
             What the blocks of a rank walk through.
         """
-        return [Way(name, self.with_blocks(call.blocks).grid.used(nbytes), 0, partial(add, call))]
+        return [Way(name, self.with_blocks(call.blocks).grid.num_busy(nbytes), 0, partial(add, call))]
 
 
 class Items(NamedTuple):
@@ -178,7 +178,7 @@ class Kernel:
         self.machine, self.kinds, self.payload = call.machine, call.kinds, call.payload
         self.nbytes = nbytes
         self._style = style.with_blocks(call.blocks)
-        self._used = self._style.grid.used(nbytes)
+        self._used = self._style.grid.num_busy(nbytes)
         self._blocks = KernelBlocks(call.machine, call.kinds, self._used, call.beside)
 
     @property

@@ -80,11 +80,11 @@ def all_reduce(call: CollectiveCall, begun: Tasks, *, protocol: Protocol, channe
     done = begins
     for rank in range(n - 1, 0, -1):
         touches = 1 if rank == n - 1 else 2
-        left, came = chain.passed(rank, rank - 1, touches, came, begins[rank])
+        left, came = chain.pass_on(rank, rank - 1, touches, came, begins[rank])
         done = machine.gather(left, np.full(len(left), rank), done)
     for rank in range(n - 1):
         touches = 3 if rank == 0 else 2
-        left, came = chain.passed(rank, rank + 1, touches, came, begins[rank])
+        left, came = chain.pass_on(rank, rank + 1, touches, came, begins[rank])
         done = machine.gather(left, np.full(len(left), rank), done)
     last = ranks[-1:]
     copied = blocks.work(kinds.receive, chain.copying, came[-1:], rank=last)
@@ -116,7 +116,7 @@ class _Chain:
         self._protocol, self._chunks, self._payload = protocol, chunks, payload
         self._passing, self.copying = block_times(machine, protocol, int(chunks[0]), blocks.count)
 
-    def passed(self, rank: int, peer: int, touches: int, came: Ints, begins: Ints) -> tuple[Ints, Ints]:
+    def pass_on(self, rank: int, peer: int, touches: int, came: Ints, begins: Ints) -> tuple[Ints, Ints]:
         """Pass all chunks on: (chunk,) tasks of the last stores, and when `peer` knows of each.
 
         Parameters

@@ -187,7 +187,7 @@ class Between:
             kernels.run(row for row in rows if row.of.again)
         return kernels.end
 
-    def joined(self, machine: Machine, context: Context, after: Tasks) -> Tasks:
+    def join_next(self, machine: Machine, context: Context, after: Tasks) -> Tasks:
         """Join a token's row with the next one's, for multi-token prediction: (rank,) tasks."""
         kernels = self._kernels(machine, after)
         self._run(kernels, "joined", context)

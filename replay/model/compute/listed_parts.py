@@ -76,7 +76,7 @@ class ListedParts(Between):
 
     def hop(self, machine: Machine, context: Context, after: Tasks) -> Ints:
         """Send and receive, and wait; how long rows are on their way is the hop's own time."""
-        rows = self.stack.listed(self.sizes, [HOP], self._direction)
+        rows = self.stack.operations(self.sizes, [HOP], self._direction)
         return self._ran(machine, context, after, rows)
 
     def again(self, machine: Machine, context: Context, after: Tasks, *, is_dense: bool) -> Ints:
@@ -110,7 +110,7 @@ class ListedParts(Between):
         sizes = self.sizes
         if is_dense:
             sizes = dataclasses.replace(sizes, experts=0, topk=0, local=0, rows=0, copies=0)
-        return self.stack.listed(sizes, [part], self._direction)
+        return self.stack.operations(sizes, [part], self._direction)
 
     @property
     def _among_experts(self) -> tuple[ListedOperation, ...]:

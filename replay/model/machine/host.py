@@ -314,7 +314,7 @@ class Host:
 
     def _run(self, row: _KernelRow, after: Tasks, first: IntsLike, past: IntsLike, *, gaps: IntsLike) -> Tasks:
         """Run kernels of a row, numbered from one up to another, behind some gaps: (rank,) tasks."""
-        gap, busy = Time.made(row.gap.ps * gaps, *row.gap.of), Time.made(row.busy(first, past), *row.of)
+        gap, busy = Time.from_keys(row.gap.ps * gaps, *row.gap.of), Time.from_keys(row.busy(first, past), *row.of)
         if np.any(gap.ps):
             after = self._tasks.delay(Kind.LAUNCH, gap, after, each=row.gap)
         if np.any(busy.ps):
@@ -358,7 +358,7 @@ class Host:
     def _issue(self, whole: Time, each: Time | None = None) -> Tasks:
         """Launch for so long, of which the thread's lead takes its part: (rank,) tasks; see `TaskBuilder.serve`."""
         assert self._lead_ps is not None
-        time = Time.made(np.maximum(0, whole.ps - self._lead_ps), *whole.of)
+        time = Time.from_keys(np.maximum(0, whole.ps - self._lead_ps), *whole.of)
         self._lead_ps = np.maximum(0, self._lead_ps - whole.ps)
         issued = self._do(Kind.HOST, time, each=each)
         if self._ahead and len(self._ahead) == self._ahead.maxlen:

@@ -361,7 +361,7 @@ class Machine:
         many = np.array([2**30])  # bytes, so many that rounding to picoseconds does not count
         return self.keeping_up(self.costs.sm_store(many), many)
 
-    def copied(self, kinds: PhaseKinds, nbytes: Bytes, rank: Ranks, after: Tasks) -> None:
+    def charge_copy(self, kinds: PhaseKinds, nbytes: Bytes, rank: Ranks, after: Tasks) -> None:
         """Occupy memory with what a kernel's SMs copy, where kernels share it.
 
         Nobody waits for it: what an exchange asks for is less than its share of a memory that

@@ -105,7 +105,7 @@ class SpentValues(NamedTuple):
 
 @dataclass
 class Notes:
-    """Everything remembered of one graph.
+    """Facts that kernels note of their tasks while a graph is built, for its measures.
 
     Attributes
     ----------

@@ -115,7 +115,7 @@ def send(
     machine.order(stored[order[:-1][follows]], stored[order[1:][follows]])
 
     nbytes = chunks.rows * (row_bytes + meta_bytes)
-    machine.copied(kinds, nbytes, chunks.src, stored)
+    machine.charge_copy(kinds, nbytes, chunks.src, stored)
     remote, num_channels = chunks.src != chunks.dst, int(chunks.channel.max(initial=0)) + 1
     landed = np.empty(len(chunks), np.int64)
     src, dst = chunks.src[remote], chunks.dst[remote]
@@ -134,7 +134,7 @@ def send(
     ).arrived
     own = ~remote
     landed[own] = stored[own]
-    machine.copied(kinds, nbytes[own], chunks.dst[own], stored[own])
+    machine.charge_copy(kinds, nbytes[own], chunks.dst[own], stored[own])
     # The tail of the ring is stored with release order: only after the rows are acknowledged.
     costs = machine.costs
     release = Time.where(remote, costs.flag("each"), costs.poll())

@@ -165,7 +165,7 @@ class Split:
     Attributes
     ----------
     owner
-        For messages.
+        Name of who takes the SMs, for errors.
     left
         SMs that no share has.
     held

@@ -64,7 +64,7 @@ class Time:
     of: tuple[str, ...] = ()
 
     @staticmethod
-    def made(ps: IntsLike, *of: str) -> Time:
+    def from_keys(ps: IntsLike, *of: str) -> Time:
         """A time of values of the system; of none where there is nothing to it."""
         return Time(ps, of if _is_some(ps) else ())
 
@@ -204,7 +204,7 @@ class Costs:
             return Time(hbm.elementwise_ps(nbytes.read, nbytes.written))
         return Time(hbm.stream_ps(nbytes))
 
-    def missed(self, nbytes: Bytes, waiting: Ints) -> Ints:
+    def missed_bytes(self, nbytes: Bytes, waiting: Ints) -> Ints:
         """Bytes of those that peers have written which device memory reads again: (task,).
 
         Parameters
@@ -218,7 +218,7 @@ class Costs:
         room = self._system.l2.num_bytes
         return nbytes * np.minimum(waiting, room) // room
 
-    def cached(self, nbytes: IntsLike) -> Time:
+    def l2_access(self, nbytes: IntsLike) -> Time:
         """All SMs together read or write bytes that are in the L2 cache."""
         return Time(self._system.l2.read_ps(nbytes))
 
@@ -237,11 +237,11 @@ class Costs:
         """Rest, after its bytes have moved, of the least that a kernel takes."""
         if least is NO_TIME:
             return NO_TIME
-        return Time.made(np.maximum(least.ps - self.stream(nbytes).ps, 0), *least.of, OWN)
+        return Time.from_keys(np.maximum(least.ps - self.stream(nbytes).ps, 0), *least.of, OWN)
 
     def row_copies(self, rows: IntsLike) -> Time:
         """Single rows that a kernel copies to other places, beside their bytes."""
-        return Time.made(self._system.overheads.row_copy_ps * rows, "overheads.row_copy_ns")
+        return Time.from_keys(self._system.overheads.row_copy_ps * rows, "overheads.row_copy_ns")
 
     def memory_load(self) -> Time:
         """One load that goes to device memory."""
@@ -272,7 +272,7 @@ class Costs:
             "nothing": NO_TIME,
             "each": Time(way, WAY),
             "multicast": Time(way, WAY)
-            + Time.made(self._system.switch.multicast_release_ps, "switch.multicast_release_ns"),
+            + Time.from_keys(self._system.switch.multicast_release_ps, "switch.multicast_release_ns"),
             "any": Time(self._system.overheads.fence_ps, ("overheads.fence_us",)),
         }
         return behind[stored]
@@ -295,7 +295,7 @@ class Costs:
         if Capability.CUDA not in self._system.capabilities:
             return NO_TIME
         peers = min(gpus, RELEASED_GPUS) - 1
-        return Time.made(peers * self._system.warps.release_ps, "warp.release_ns")
+        return Time.from_keys(peers * self._system.warps.release_ps, "warp.release_ns")
 
     def remote_load(self) -> Time:
         """One load from a peer's memory, there and back, where nothing else is on the way."""
@@ -349,7 +349,7 @@ class Costs:
     def meeting(self, members: int) -> Time:
         """Members of an NVLink domain meet inside running kernels, from when the last one arrives."""
         keys = ("overheads.barrier_base_ns", "overheads.barrier_per_peer_ns")
-        return Time.made(self._system.overheads.barrier_ps(members), *keys)
+        return Time.from_keys(self._system.overheads.barrier_ps(members), *keys)
 
     def grid_barrier(self) -> Time:
         """All thread blocks of one kernel on one GPU meet."""

@@ -268,7 +268,7 @@ class Transfers:
         return StoreTasks(left, arrived)
 
     def _in_memory(self, kinds: PhaseKinds, nbytes: IntsLike, rank: Ranks, after: Tasks) -> None:
-        """Occupy memory with messages, which nobody waits for; see `Machine.copied`."""
+        """Occupy memory with messages, which nobody waits for; see `Machine.charge_copy`."""
         if self._memory is None:
             return
         time_ps = self._system.hbm.stream_ps(np.broadcast_to(nbytes, rank.shape))

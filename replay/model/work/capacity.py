@@ -56,7 +56,7 @@ class CarriedLayer(NamedTuple):
         is_real[self.token] = True
         return np.bincount(self.work.source_rank[~is_real], minlength=self.work.num_ranks)
 
-    def dropped(self, work: LayerWork) -> Ints:
+    def dropped_pairs(self, work: LayerWork) -> Ints:
         """(rank,): (token, expert) of a rank's tokens in `work` that are not carried out."""
         lost = (work.expert_ids >= 0) & (self.experts_of_layer() < 0)
         return np.bincount(work.source_rank, lost.sum(axis=1), work.num_ranks).astype(np.int64)

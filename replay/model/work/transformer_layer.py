@@ -161,7 +161,7 @@ class TensorLayer:
         return self.hidden * BF16
 
     @property
-    def owned(self) -> int:
+    def own_rows(self) -> int:
         """Rows that a GPU owns under sequence parallelism."""
         return self.tokens // self.num_ranks
 

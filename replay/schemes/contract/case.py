@@ -348,7 +348,7 @@ class Case(AnyCase):
         return scheme.carries_on(self.work, self._without_overhead)
 
     @cached_property
-    def unpadded(self) -> LayerGraph:
+    def unpadded_layer(self) -> LayerGraph:
         """The layer without padding, on a system whose tiles take a picosecond per operation."""
         scheme = self.scheme.with_options(self.scheme.unpadded)
         return build_layer(self.work, self._without_overhead, scheme)

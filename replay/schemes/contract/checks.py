@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 def check_multiplied(case: Case) -> Iterator[str]:
     """Rows that each expert's GEMMs multiply."""
-    graph, machine = case.unpadded.graph, case.unpadded.machine
+    graph, machine = case.unpadded_layer.graph, case.unpadded_layer.machine
     on_sm = np.isin(graph.resource, machine.sms.resources)
     for kind, name in GEMMS.items():
         done: Counter[tuple[int, int]] = Counter()

@@ -215,7 +215,7 @@ def rows_wait(case: TensorCase) -> Iterator[str]:
             yield "rows are gathered, though every GPU has them: sequence_parallel is False"
         return
     bytes_of_flop = layer.tokens * layer.row_bytes / step.product.flop
-    own = layer.owned * layer.row_bytes
+    own = layer.own_rows * layer.row_bytes
     for rank in range(layer.num_ranks):
         tiles, flop = _by_time(run, Kind.GEMM1, rank, "start_ps", run.graph.duration_ps)
         rows, nbytes = _by_time(run, GATHER.down, rank, "end_ps", run.graph.payload_bytes)

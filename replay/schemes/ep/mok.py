@@ -219,7 +219,7 @@ class MixtureOfKittens(Scheme):
         start = machine.small_kernels(Kind.LAYOUT, MemoryTraffic(np.zeros_like(numbers), numbers), begun, CLEARED)
         # Ids are counted once and read twice by the blocks of each (expert, source), from the cache.
         experts = np.array([len(own) for own in work.experts_of_rank], np.int64)
-        looked = machine.costs.cached(2 * experts * int(ids.sum()))
+        looked = machine.costs.l2_access(2 * experts * int(ids.sum()))
         rows = _padded_rows(work)
         moved = MemoryTraffic(np.full(machine.num_ranks, int(ids.sum())), 2 * rows * ID_BYTES)
         ends = machine.small_kernels(Kind.LAYOUT, moved, start, SCHEDULE)

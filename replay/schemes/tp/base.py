@@ -87,7 +87,7 @@ class TensorScheme(AnyScheme):
         -------
         (rank,) tasks.
         """
-        kernels = TensorKernels(machine, layer, layer.owned if self.sequence_parallel else layer.tokens)
+        kernels = TensorKernels(machine, layer, layer.own_rows if self.sequence_parallel else layer.tokens)
         return self.carry_out(kernels, layer.steps, start)
 
     def carry_out(self, kernels: TensorKernels, steps: tuple[Step, ...], after: Tasks) -> Tasks:

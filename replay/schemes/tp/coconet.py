@@ -163,7 +163,7 @@ class CoCoNet(OverlapScheme):
         blocks = OverlapBlocks.of(layer.tokens, n, self._row_parts(machine, layer))
         cuts = matrices.cut(machine, product, Kind.GEMM2, split.left)
         tiles, first_row = cuts
-        block, _ = blocks.touched(first_row, tiles.rows)
+        block, _ = blocks.block_range(first_row, tiles.rows)
         tiled = matrices.tiles_of(
             machine,
             product,
@@ -201,7 +201,7 @@ class CoCoNet(OverlapScheme):
         cuts = matrices.cut(machine, product, Kind.GEMM1, split.left)
         tiles, first_row = cuts
         ready = when_rows_are_known(machine, blocks, tiles.rank, first_row, tiles.rows, running, seen)
-        _, block = blocks.touched(first_row, tiles.rows)
+        _, block = blocks.block_range(first_row, tiles.rows)
         tiled = matrices.tiles_of(
             machine,
             product,
@@ -282,7 +282,7 @@ class CoCoNet(OverlapScheme):
             bounds = -(-np.arange(column_parts + 1) * layer.hidden // column_parts)
             ends = (first_column, first_column + tiled.columns - 1)
             task, part = pairs_of(*(np.searchsorted(bounds, ends, side="right") - 1))
-            row_blocks = blocks.touched(tiled.first_row, tiled.tiles.rows)
+            row_blocks = blocks.block_range(tiled.first_row, tiled.tiles.rows)
             entry, block = pairs_of(*(each[tile[task]] for each in row_blocks))
             task, part = task[entry], part[entry]
             rank = tiled.tiles.rank[tile[task]]

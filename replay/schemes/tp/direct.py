@@ -63,7 +63,7 @@ class Direct(TensorScheme):
         machine, layer = kernels.machine, kernels.layer
         owner, other = self._pairs(kernels)
         landed = self._store(kernels, REDUCE, other, owner, machine.kernel(after, "reduce"))
-        own = np.full(layer.num_ranks, layer.owned * layer.row_bytes)
+        own = np.full(layer.num_ranks, layer.own_rows * layer.row_bytes)
         # Reads the sums of all GPUs, writes their sum.
         summed = MemoryTraffic(read=own * layer.num_ranks, written=own)
         return machine.memory_kernel(Kind.BETWEEN, summed, landed, "add")
@@ -73,7 +73,7 @@ class Direct(TensorScheme):
 
     def _pairs(self, kernels: TensorKernels) -> tuple[Ints, Ints]:
         """Owner of each row, once for every other GPU, and that GPU: two (pair,)."""
-        ranks, owned = kernels.machine.ranks, kernels.layer.owned
+        ranks, owned = kernels.machine.ranks, kernels.layer.own_rows
         owner, other = np.repeat(ranks, len(ranks) * owned), np.tile(ranks, len(ranks) * owned)
         return owner[owner != other], other[owner != other]
 

@@ -134,7 +134,7 @@ class FuseLib(OverlapScheme):
         cuts = matrices.cut(machine, product, Kind.GEMM2, machine.sms.compute)
         tiles, first_row = cuts
         owners = OverlapBlocks.of(layer.tokens, n)
-        owner, _ = owners.touched(first_row, tiles.rows)
+        owner, _ = owners.block_range(first_row, tiles.rows)
         in_share = (first_row - owners.first[owner]) // tiles.block_m[tiles.rank]
         tiled = matrices.tiles_of(
             machine,
@@ -173,7 +173,7 @@ class FuseLib(OverlapScheme):
         cuts = matrices.cut(machine, product, Kind.GEMM1, machine.sms.compute)
         tiles, first_row = cuts
         ready = when_rows_are_known(machine, blocks, tiles.rank, first_row, tiles.rows, begun, pushed.known)
-        _, block = blocks.touched(first_row, tiles.rows)
+        _, block = blocks.block_range(first_row, tiles.rows)
         owner, part = np.divmod(block, blocks.parts)
         turn = np.where(owner == tiles.rank, 0, 1 + part * n + (tiles.rank - owner) % n)
         tiled = matrices.tiles_of(
@@ -310,7 +310,7 @@ class TileParts(NamedTuple):
         """Cut the tiles of a product, which all GPUs have alike."""
         tiles, tasks = tiled.tiles, tiled.tasks
         tile = tasks.column_tile
-        first, last = owners.touched(tiled.first_row, tiles.rows)
+        first, last = owners.block_range(tiled.first_row, tiles.rows)
         task, owner = pairs_of(first[tile], last[tile])
         begin, rows = tiled.first_row[tile[task]], tiles.rows[tile[task]]
         ends = np.minimum(begin + rows, owners.first[owner + 1])

@@ -221,8 +221,8 @@ def _parts(tiled: TiledProduct, tile: Ints, layer: TensorLayer) -> tuple[Ints, I
     loader = np.repeat(np.arange(len(tile)), count)
     chunk = begin[loader] + places(count)
     first, rows = tiled.first_row[tile[loader]], tiled.tiles.rows[tile[loader]]
-    start = np.maximum(first, chunk * layer.owned)
-    return loader, chunk, start, np.minimum(first + rows, (chunk + 1) * layer.owned) - start
+    start = np.maximum(first, chunk * layer.own_rows)
+    return loader, chunk, start, np.minimum(first + rows, (chunk + 1) * layer.own_rows) - start
 
 
 def _loading_kernel(

@@ -407,7 +407,7 @@ def phases_table(found: Explanation) -> Table:
 def quantities_table(found: Explanation) -> Table:
     """Table of other quantities that differ; the largest ratios first."""
     shown = (each for each in found.quantities if not each.name.startswith(UNASKED))
-    some = sorted(shown, key=lambda each: -each.moved)
+    some = sorted(shown, key=lambda each: -each.share_moved)
     both = [each for each in some if each.before and each.after]
     chosen = sorted((both or some)[:MOST_QUANTITIES], key=found.quantities.index)
     return table(

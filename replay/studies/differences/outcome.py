@@ -43,7 +43,7 @@ def outcome(pair: Pair) -> SchemeDifference:
     if is_of_layers:
         quantities = compare_quantities(numbers_of(then), numbers_of(now))
     else:
-        quantities = sorted(compare_quantities(came_out(then), came_out(now)), key=lambda one: -one.moved)
+        quantities = sorted(compare_quantities(came_out(then), came_out(now)), key=lambda one: -one.share_moved)
     return SchemeDifference(
         name=pair.name,
         before_us=then.headline_us,

@@ -51,7 +51,7 @@ class QuantityDifference(Strict):
     after: float
 
     @property
-    def moved(self) -> float:
+    def share_moved(self) -> float:
         """Size of the change over what it was before; infinite where that was nothing."""
         return abs(self.after / self.before - 1) if self.before else float("inf")
 

@@ -380,6 +380,7 @@ class Contest:
         assumed: Place | None = None,
         within: Place | None = None,
         along: str | None = None,
+        rivals: Sequence[str] | None = None,
         *,
         placed: bool = False,
     ) -> list[str]:
@@ -390,13 +391,16 @@ class Contest:
         within
             Labels of the places that are compared; all places where it says nothing, but for bounds.
         along
-            An axis whose values are told one by one; else the least and the largest share.
+            An axis whose values are told one by one where a rival is less at some and more at others;
+            else the least and the largest share.
+        rivals
+            Those who are told of; all by default.
         placed
             Whether to say where these two are, if one is less and one is more.
         """
         verb = "takes" if self._is_time else "has"
         said = []
-        for rival in self.rivals:
+        for rival in self.rivals if rivals is None else rivals:
             shares = [
                 (place, share)
                 for place, share, _ in (self.against(rival, assumed) if rival != self.answer.base else [])
@@ -415,7 +419,7 @@ class Contest:
                 ):
                     there = f" at {_short(self.answer.along, most[self.answer.along])}"
                 told = [f"{_more([low], self._much)}{self._at(least)} to {_more([high], self._much)}{there}"]
-            if along is not None:
+            if along is not None and low <= -LEVEL and high >= LEVEL:
                 labels = [place[along] for place, _ in shares]
                 ats = [value_words(along, labels[0]), *(_short(along, one) for one in labels[1:])]
                 every = [share for _, share in shares]
@@ -474,11 +478,13 @@ class Contest:
         if self.answer.base is not None and len(courses) > MOST_COSTS:
             said += self._by_value(courses[0][0].place)
         elif 1 < len(courses) <= MOST_COURSES:
-            said += [f"{self._where(course[0].place)}: {self._of_course(course)}." for course in courses]
+            told = [(self._where(course[0].place), self._of_course(course)) for course in courses]
+            said += [f"{where}: {text}." for where, text in told if text]
         elif self.answer.base is not None and self._tells_along(courses[0] if courses else []):
             if self.answer.rivals == OF_SCHEMES:
                 said += [f"First is {self.course_text(courses[0])}."]
-            said += [f"{one}." for one in self._rival_lines(along=self.answer.along)]
+            ranges = self._rival_lines()  # which the headline has
+            said += [f"{one}." for one in self._rival_lines(along=self.answer.along) if one not in ranges]
         return [
             *said,
             *self._of_families(courses),
@@ -521,6 +527,7 @@ class Contest:
             return []
         others = [rival for rival in self.rivals if rival != self.answer.base]
         bounds = [one.label for one in self.grid.axes.get(OF_SCHEMES, []) if one.label in UNREAL]
+        schemes = [one for one in self._labels.get(OF_SCHEMES, []) if one not in bounds]
         added: dict[str, list[tuple[Place, float]]] = {rival: [] for rival in others}
         for one in (lead for course in self.courses() for lead in course):
             was = self._mean(one.place, self.answer.base)
@@ -529,13 +536,15 @@ class Contest:
                 added[rival] += [] if was is None or now is None else [(one.place, now - was)]
 
         def time_range(found: Sequence[tuple[Place, float]]) -> str:
-            """Least and largest time for each scheme; for all together where no bound is beside them."""
+            """Least and largest time by scheme; of all together where they are many, or no bound is beside them."""
+            named = {f" under {scheme}": [scheme] for scheme in schemes}
+            if not bounds or len(schemes) > MOST_COSTS:
+                named = {" under schemes" if bounds else "": schemes}
             said = []
-            for scheme in self._labels[OF_SCHEMES] if bounds else [""]:
-                times = [time for place, time in found if not bounds or place[OF_SCHEMES] == scheme]
+            for under, of in [*((" in the experts' work alone", [bound]) for bound in bounds), *named.items()]:
+                times = [time for place, time in found if not bounds or place[OF_SCHEMES] in of]
                 low, high = (_with_sign(edge(times, default=0.0)) for edge in (min, max))
-                under = "in the experts' work alone" if scheme in bounds else f"under {scheme}"
-                said.append(f"{low if low == high else f'{low} to {high}'} us{f' {under}' * bool(scheme)}")
+                said.append(f"{low if low == high else f'{low} to {high}'} us{under}")
             return ", ".join(said)
 
         def rest(place: Place) -> Place:
@@ -571,7 +580,16 @@ class Contest:
             return self.course_text(course)
         along = self.answer.along
         within = {axis: label for axis, label in course[0].place.items() if axis != along}
-        return "; ".join(self._rival_lines(within=within, along=along if self._tells_along(course) else None))
+        # Of a row of the table it is told of those who take less in one row and more in another.
+        rivals = [one for one in self.rivals if self._changes_sides(one)] if len(course) == 1 else None
+        return "; ".join(
+            self._rival_lines(within=within, along=along if self._tells_along(course) else None, rivals=rivals)
+        )
+
+    def _changes_sides(self, rival: str) -> bool:
+        """Tell whether a rival has less than the base at one place and more at another."""
+        shares = [share for _, share, _ in self.against(rival)]
+        return min(shares, default=0.0) <= -LEVEL and max(shares, default=0.0) >= LEVEL
 
     def _where(self, place: Place) -> str:
         """Place of a course in words."""

@@ -66,7 +66,7 @@ class DataSet:
         text = "\n".join(sorted(" ".join(key_of(row)) for row in rows))
         name = f"part-{hashlib.sha256(text.encode()).hexdigest()[:16]}.parquet"
         table = Table.from_pylist(list(rows), schema=self._schema)
-        with self._folder.made(), self._folder.opened(name) as file:
+        with self._folder.present(), self._folder.writer(name) as file:
             parquet.write_table(table, file)
 
     def _keys_of(self, name: str) -> set[Key]:

@@ -255,7 +255,7 @@ def free_table(claims: Sequence[SweptClaim]) -> Table:
         (
             one.says,
             f"{one.published:g}",
-            one.text(one.stated),
+            one.text(one.stated_value),
             one.text(one.lowest, of=True),
             one.text(one.highest, of=True),
             one.decides,

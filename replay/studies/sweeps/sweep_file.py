@@ -92,7 +92,7 @@ class SweptClaim(_SavedPart):
     found: list[ClaimValue]
 
     @property
-    def stated(self) -> ClaimValue | None:
+    def stated_value(self) -> ClaimValue | None:
         """With all inputs as stated."""
         return next((one for one in self._there() if not one.inputs), None)
 
@@ -113,9 +113,9 @@ class SweptClaim(_SavedPart):
         for one in self._there():
             if len(one.inputs) == 1:
                 spans.setdefault(next(iter(one.inputs)), []).append(self._as_written(one))
-        if self.stated is None or not spans:
+        if self.stated_value is None or not spans:
             return "-"
-        ranges = {name: _edges([*found, self._as_written(self.stated)]) for name, found in spans.items()}
+        ranges = {name: _edges([*found, self._as_written(self.stated_value)]) for name, found in spans.items()}
         name = max(ranges, key=lambda name: ranges[name][1] - ranges[name][0])
         low, high = ranges[name]
         if low == high:

@@ -60,7 +60,7 @@ class Timer:
             found = known.get(result.scheme.name) or find_scheme(result.spec.scheme, allow_code=False)
             scheme = found.with_options(result.scheme.options)
             setup = LayerSetup(result.spec, {}, system, scheme)
-            ready, _ = setup.prepare(trace).sampled(result.spec.sample_layers)
+            ready, _ = setup.prepare(trace).with_sample(result.spec.sample_layers)
             if len(ready.links) <= MOST_KEPT:
                 links = [self._keeping(link, result.spec.placement) for link in ready.links]
                 ready = dataclasses.replace(ready, links=links)

@@ -94,7 +94,7 @@ class Profile:
         gap = self._system.overheads.kernel_gap_ps() / PS_PER_US
         return self._bench.time_us(self._system, 1, build) - gap
 
-    def listed(self, kernels: tuple[EngineKernel, ...], sizes: stack.StackSizes) -> list[KernelLine]:
+    def lines(self, kernels: tuple[EngineKernel, ...], sizes: stack.StackSizes) -> list[KernelLine]:
         """Lines of a stack's list."""
         lines = []
         for kernel in map(stack.StackKernel, kernels):
@@ -148,14 +148,14 @@ def forward(profile: Profile, engine: Engine) -> list[KernelLine]:
     sizes = _sizes(work)
     first, second = Gemm.first(work, fused_activation=False), Gemm.second(work)
     return [
-        *profile.listed(engine.before_dispatch, sizes),
+        *profile.lines(engine.before_dispatch, sizes),
         _layout(profile),
-        *profile.listed(engine.before_experts, sizes),
+        *profile.lines(engine.before_experts, sizes),
         profile.gemm("grouped GEMM-1", work, first, "1766", engine.layout),
-        *profile.listed(engine.between, sizes),
+        *profile.lines(engine.between, sizes),
         profile.gemm("grouped GEMM-2", work, second, "997", engine.layout),
-        *profile.listed(engine.after_experts, sizes),
-        *profile.listed(engine.after_combine, sizes),
+        *profile.lines(engine.after_experts, sizes),
+        *profile.lines(engine.after_combine, sizes),
     ]
 
 

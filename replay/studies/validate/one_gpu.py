@@ -67,10 +67,10 @@ def passes(row: MeasurementRow, stack: Stack) -> list[tuple[bool, list[ListedOpe
     sizes, layers = sizes_of(row), row["layers"]
 
     def forward(part: str) -> tuple[ListedOperation, ...]:
-        return stack.listed(sizes, [part], "forward")
+        return stack.operations(sizes, [part], "forward")
 
     def backward(part: str) -> tuple[ListedOperation, ...]:
-        return stack.listed(sizes, [part], "backward")
+        return stack.operations(sizes, [part], "backward")
 
     layer = [one for part in LAYER for one in forward(part)]
     again = [one for part in reversed(LAYER) for one in backward(part)]

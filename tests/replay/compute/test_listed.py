@@ -174,7 +174,7 @@ def rows_of(of: ListedParts, *, is_dense: bool = False) -> list[ListedOperation]
     sizes = of.sizes
     if is_dense:
         sizes = dataclasses.replace(sizes, experts=0, topk=0, local=0, rows=0, copies=0)
-    rows = list(of.stack.listed(sizes, wanted & there, direction))
+    rows = list(of.stack.operations(sizes, wanted & there, direction))
     if "shared" in forward and not of.stack.kernels.has("shared"):
         rows += of.stack.experts(sizes, direction, shared=True)
     return rows
@@ -592,7 +592,7 @@ def test_ends_launch_what_their_lists_have(name: str) -> None:
     for part in ("embedding", "head"):
         for is_backward in (False, True):
             direction = "backward" if is_backward else "forward"
-            rows = of.stack.listed(of.sizes, [part], direction)
+            rows = of.stack.operations(of.sizes, [part], direction)
             add = getattr(of, part)
             found = run(lambda m, after, a=add, b=is_backward: a(m, after, is_backward=b))
             assert found.launched == sum(row.kernels for row in rows)
@@ -616,7 +616,7 @@ def test_a_batch_is_handed_to_the_tensor_parallel_group(stages: int) -> None:
     def of_group(part: str, *, tp: int) -> list[ListedOperation]:
         names = ("tokens and positions to the group", "targets and mask to the group")
         of = ends("megatron-plain:group_batches=true", stages=stages, tp=tp)
-        rows = of.stack.listed(of.sizes, [part], "forward")
+        rows = of.stack.operations(of.sizes, [part], "forward")
         found = [row for row in rows if row.name in names]
         assert sum(of.stack.costs.ps(row) for row in found) == 120_000_000 * len(found)
         return found
@@ -626,7 +626,9 @@ def test_a_batch_is_handed_to_the_tensor_parallel_group(stages: int) -> None:
     assert sum(row.moves for row in (*first, *last)) == (16 + 12) * 2 * TOKENS
     assert not any(of_group(part, tp=1) for part in ("embedding", "head"))
     of = ends("megatron-plain", stages=stages, tp=2)
-    assert not any("to the group" in row.name for row in of.stack.listed(of.sizes, ["embedding", "head"], "forward"))
+    assert not any(
+        "to the group" in row.name for row in of.stack.operations(of.sizes, ["embedding", "head"], "forward")
+    )
 
 
 def test_a_look_at_the_loss_waits_between_its_kernels() -> None:
@@ -636,7 +638,7 @@ def test_a_look_at_the_loss_waits_between_its_kernels() -> None:
     last = [(one.name, one.launches) for one in found.machine.host.program[-4:]]
     name = "whether the loss is finite"
     assert last == [(name, 1), (name, 0), (name, 1), (name, 0)]
-    row = of.stack.listed(of.sizes, ["head"], "forward")[-1]
+    row = of.stack.operations(of.sizes, ["head"], "forward")[-1]
     calm = dataclasses.replace(of, stack=Stack.of("megatron-plain:checks_loss=false", MACHINE))
     without = run(lambda m, after: calm.head(m, after, is_backward=False))
     each = of.stack.costs.ps(row) // 2

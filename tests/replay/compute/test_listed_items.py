@@ -42,7 +42,7 @@ def ran(*rows: dict[str, Any], graphs: str = "", launch: Any = None) -> int:
         stack=stack,
         collective_ps=lambda *_: 0,
     )
-    found.run(stack.listed(KernelSizes(), ["p"], "backward"))
+    found.run(stack.operations(KernelSizes(), ["p"], "backward"))
     return schedule(graph.build()).makespan_ps
 
 

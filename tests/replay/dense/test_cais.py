@@ -117,7 +117,7 @@ def test_parts_that_share_rows_are_found_once() -> None:
 def blocks_of(order: str, machine: Machine) -> CaisBlocks:
     layer = TensorLayer(NUM, 8, HIDDEN, (), is_backward=False)
     options = CaisOptions()
-    kernels = TensorKernels(machine, layer, layer.owned)
+    kernels = TensorKernels(machine, layer, layer.own_rows)
     return CaisBlocks(kernels, Moves(machine, options), options, is_coordinated=False, order=order)
 
 

@@ -123,7 +123,7 @@ def in_order(step: OneStep, kind: Kind, rank: int, place: Callable[[Ints, Ints],
 @pytest.mark.parametrize("rank", [0, 5])
 def test_the_product_begins_with_what_the_ring_sends_first(rank: int) -> None:
     step = leave()
-    share = step.layer.owned
+    share = step.layer.own_rows
     assert in_order(step, Kind.GEMM2, rank, lambda first, _: (rank - 1 - first // share) % N)
 
 
@@ -132,7 +132,7 @@ def test_the_product_begins_with_own_rows_and_follows_the_ring(rank: int) -> Non
     """On average: channels go on alone, and some are ahead."""
     step = enter()
     tasks, first, rows = step.rows(Kind.GEMM1, rank, 132 - BLOCKS)
-    place = (rank - (first + rows - 1) // step.layer.owned) % N
+    place = (rank - (first + rows - 1) // step.layer.own_rows) % N
     starts = step.timeline.start_ps[tasks]
     assert (np.diff([starts[place == one].mean() for one in range(N)]) > 0).all()
     ports = step.tasks(Kind.DISPATCH_DOWN, rank)
@@ -144,7 +144,7 @@ def test_the_product_begins_with_own_rows_and_follows_the_ring(rank: int) -> Non
 def test_in_the_switch_all_gpus_make_the_same_chunks_first(rank: int) -> None:
     """First halves of all shares, then second ones."""
     step = leave("coconet-nvls", chunks=2)
-    share = step.layer.owned
+    share = step.layer.own_rows
     assert in_order(step, Kind.GEMM2, rank, lambda first, _: first % share * 2 // share)
 
 
@@ -153,7 +153,7 @@ def test_a_chunk_leaves_when_its_tiles_are_done_and_its_flag_is_seen() -> None:
     step = leave()
     for rank in range(N):
         tasks, first, rows = step.rows(Kind.GEMM2, rank, 132 - BLOCKS)
-        share, before = step.layer.owned, (rank - 1) % N
+        share, before = step.layer.own_rows, (rank - 1) % N
         of_chunk = (first < (before + 1) * share) & (first + rows > before * share)
         known = step.timeline.end_ps[tasks[of_chunk]].min() + polled_ps(step)
         assert begins(step, Kind.COMBINE_SEND, rank).min() >= known
@@ -182,7 +182,7 @@ def test_a_ring_adds_what_the_product_has_made(rank: int) -> None:
     """What a GPU sends, the sums of others' rows, waits for all its tiles that have such rows."""
     step = leave(sequence_parallel=True)
     tasks, first, rows = step.rows(Kind.GEMM2, rank, 132 - BLOCKS)
-    share = step.layer.owned
+    share = step.layer.own_rows
     own = (first >= rank * share) & (first + rows <= (rank + 1) * share)
     ports = step.tasks(Kind.COMBINE_UP, rank)
     sent = ports[step.graph.payload_bytes[ports] > 0]
@@ -193,7 +193,7 @@ def test_a_ring_adds_what_the_product_has_made(rank: int) -> None:
 @pytest.mark.parametrize("rank", [0, 3])
 def test_the_switch_sums_when_all_gpus_have_flagged(rank: int) -> None:
     step = leave("coconet-nvls", chunks=2)
-    share, made = step.layer.owned, []
+    share, made = step.layer.own_rows, []
     for gpu in range(N):
         tasks, first, rows = step.rows(Kind.GEMM2, gpu, 132 - BLOCKS)
         of_chunk = (first < rank * share + share // 2) & (first + rows > rank * share)

@@ -97,7 +97,7 @@ def test_names_are_unique_across_kinds() -> None:
 @pytest.mark.parametrize("layer", TENSOR_LAYERS)
 def test_closed_forms_are_those_of_rows(layer: str) -> None:
     work = TENSOR_LAYERS[layer].make()
-    share = work.owned * work.row_bytes * (work.num_ranks > 1)
+    share = work.own_rows * work.row_bytes * (work.num_ranks > 1)
     num = {"gather": gathers_of(work), "reduce": work.num(Leave)}
     classes = {"gather": GATHERS, "reduce": REDUCES}
     for gather, reduce in [(one, "none") for one in GATHERS] + [("none", one) for one in REDUCES]:

@@ -106,14 +106,14 @@ def test_tiles_of_others_come_first_and_own_ones_last(rank: int) -> None:
     step = long_leave("fuselib")
     tasks, first, _ = step.rows(Kind.GEMM2, rank, SMS)
     assert len(tasks) > 2 * SMS
-    assert in_order(step, (first // step.layer.owned - rank - 1) % N, tasks)
+    assert in_order(step, (first // step.layer.own_rows - rank - 1) % N, tasks)
 
 
 @pytest.mark.parametrize("rank", [0, 3])
 def test_in_the_switch_owners_have_their_tiles_in_turn(rank: int) -> None:
     step = long_leave("fuselib-nvls")
     tasks, first, rows = step.rows(Kind.GEMM2, rank, SMS)
-    assert in_order(step, first % step.layer.owned // rows.max(), tasks)
+    assert in_order(step, first % step.layer.own_rows // rows.max(), tasks)
 
 
 def test_a_sum_leaves_when_it_is_made() -> None:
@@ -200,7 +200,7 @@ def test_rows_wait_for_their_flag(scheme: str) -> None:
     rank = 2
     for step, polls in ((quick, 200_000), (slow, 50_200_000)):
         tasks, first, rows = step.rows(Kind.GEMM1, rank, SMS)
-        own = (first >= rank * step.layer.owned) & (first + rows <= (rank + 1) * step.layer.owned)
+        own = (first >= rank * step.layer.own_rows) & (first + rows <= (rank + 1) * step.layer.own_rows)
         begun = step.timeline.start_ps[tasks]
         arrived = step.timeline.end_ps[step.tasks(Kind.DISPATCH_DOWN, rank)].min()
         assert begun[own].min() < arrived
@@ -214,7 +214,7 @@ def test_a_tile_waits_for_all_its_rows_and_no_others() -> None:
     ports = step.tasks(Kind.DISPATCH_DOWN, rank)
     rows_in = set(ports[graph.payload_bytes[ports] > 0].tolist())
     tasks, first, rows = step.rows(Kind.GEMM1, rank, SMS)
-    share = step.layer.owned
+    share = step.layer.own_rows
     for tile in range(0, len(tasks), 17):
         last = first[tile] + rows[tile]
         own = max(0, min(last, (rank + 1) * share) - max(first[tile], rank * share))

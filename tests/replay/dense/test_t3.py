@@ -462,8 +462,8 @@ def test_pieces_of_sums_cover_every_value_once(num_ranks: int, tokens: int, hidd
         values, np.repeat(pieces.first_row, pieces.rows) + places(pieces.rows), np.repeat(pieces.row_bytes, pieces.rows)
     )
     assert values.tolist() == [hidden * 2] * tokens
-    assert (pieces.first_row // layer.owned == pieces.chunk).all()
-    assert ((pieces.first_row + pieces.rows - 1) // layer.owned == pieces.chunk).all()
+    assert (pieces.first_row // layer.own_rows == pieces.chunk).all()
+    assert ((pieces.first_row + pieces.rows - 1) // layer.own_rows == pieces.chunk).all()
     tasks = tiled.tasks
     tile = dict(zip(tasks.columns.tolist(), tasks.column_tile.tolist(), strict=True))
     columns = dict(zip(tasks.columns.tolist(), tiled.columns.tolist(), strict=True))

@@ -50,7 +50,7 @@ def time_us(scheme: str, num_ranks: int, tokens: int, hidden: int, inner: int) -
     if inner:
         ends = find(scheme, "tp").build(layer, machine, start)
     else:
-        ends = find(scheme, "tp").gather(TensorKernels(machine, layer, layer.owned), start)
+        ends = find(scheme, "tp").gather(TensorKernels(machine, layer, layer.own_rows), start)
     return float(schedule(machine.graph.build()).visible_ps[ends].max()) / 1e6
 
 

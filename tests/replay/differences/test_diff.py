@@ -304,4 +304,4 @@ def test_shares_that_change_are_shown_to_their_digits():
         [column(one) for _, column in quantity_columns("before", "after")] for one in (share, sent)
     ]
     assert (name, before, after, size) == ("utilisation", 0.25, 0.267, "sent (MB)")
-    assert share.moved == pytest.approx(0.068)
+    assert share.share_moved == pytest.approx(0.068)

@@ -59,7 +59,7 @@ def test_what_is_copied_counts_only_where_somebody_runs_beside() -> None:
     for is_shared in (True, False):
         machine = make(is_shared=is_shared)
         start = machine.mark(machine.ranks)
-        machine.copied(DISPATCH, np.full(2, 5000), machine.ranks, start)
+        machine.charge_copy(DISPATCH, np.full(2, 5000), machine.ranks, start)
         graph = machine.graph.build()
         served = graph.duration_ps[graph.kind == Kind.DISPATCH_MEMORY]
         assert served.tolist() == [1000] * 2 * is_shared

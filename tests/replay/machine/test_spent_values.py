@@ -150,4 +150,4 @@ def test_a_time_is_of_the_values_that_it_adds_up() -> None:
     assert (one * 3).of == one.shared_by(2).of == ("a.x",)
     either = np.array([True, False])
     assert Time.where(either, one, other).of == Time.longer(one, other).of == ("a.x", "a.y")
-    assert not Time.made(0, "a.x").of and Time.made(1, "a.x").of == ("a.x",)
+    assert not Time.from_keys(0, "a.x").of and Time.from_keys(1, "a.x").of == ("a.x",)

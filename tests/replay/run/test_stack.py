@@ -113,7 +113,7 @@ def test_each_row_of_a_layer_is_in_one_group(scheme: str, direction: Pass) -> No
     groups = stack_calls._groups(stack, sizes(), direction)
     parts = ("dispatch", "experts", "combine")
     parts = parts if direction == "forward" else parts[::-1]
-    in_order = [row for part in parts for row in stack.listed(sizes(), [part], direction)]
+    in_order = [row for part in parts for row in stack.operations(sizes(), [part], direction)]
     assert [row for rows in groups.values() for row in rows] == in_order
     arriving, experts, leaving, finish = groups.values()
     ends = (arriving[-1], leaving[0], leaving[-1])
@@ -202,7 +202,7 @@ def test_kernels_of_a_scheme_that_its_list_lacks_are_an_extension_s() -> None:
 
 def test_a_copy_that_is_waited_for_is_in_the_wait() -> None:
     stack = plain("megatron-plain:dispatcher=deepep")
-    rows = stack.listed(sizes(), ["dispatch"], "forward")
+    rows = stack.operations(sizes(), ["dispatch"], "forward")
     row = next(row for row in rows if row.waits and row.copies)
     assert stack.costs.ps(row) == stack.costs.ps(row._replace(copies=0))
     copy = stack.costs.ps(row._replace(waits=0)) - stack.costs.ps(row)
@@ -232,7 +232,7 @@ def test_a_fused_scheme_is_an_extension() -> None:
 def test_an_unknown_scheme_whose_host_knows_rows_has_the_stacks_experts() -> None:
     stack = plain()
     found = calls_of("deepep-v2", stack)
-    rows = stack.listed(sizes(), ["experts"], "forward")
+    rows = stack.operations(sizes(), ["experts"], "forward")
     host = outline_layer(find("deepep-v2"), works()["forward"], H100).host
     experts = found["experts", False]
     launches = host.counts.launched["experts", False] + experts.others

@@ -212,7 +212,7 @@ def test_a_token_is_joined_with_the_next_one_by_hand(noted: Noted) -> None:
     parts = Between(SHAPE, "bf16", slices=slices(2, 4))
     context = Context(np.array([OWN]), np.array([POSITIONS]), np.array([PAIRS]))
     machine = Machine(H100, GraphBuilder(KIND_NAMES), 1)
-    parts.joined(machine, context, machine.mark(machine.ranks))
+    parts.join_next(machine, context, machine.mark(machine.ranks))
     row = 2048 * 2
     assert noted == [
         ("memory", 2 * OWN * row),

@@ -199,7 +199,7 @@ def test_virtual_stages_call_without_waiting(direction: Literal["forward", "back
     longer = getattr(behind, direction).own.max() - getattr(before, direction).own.max()
     stack = Stack.of("megatron-plain", H100)
     sizes = sizes_of(models.load("qwen3-30b-a3b"), ParallelPlan(pp=2, dp=4, ep=4, vpp=2), 4096)
-    calls = sum(stack.costs.ps(row) for row in stack.listed(sizes, ["hop"], direction))
+    calls = sum(stack.costs.ps(row) for row in stack.operations(sizes, ["hop"], direction))
     kernel = H100.overheads.kernel_gap_ps() + H100.overheads.small_kernel_ps
     assert 0 < calls <= longer < calls + kernel
 
@@ -208,7 +208,7 @@ def hop_ps(direction: Literal["forward", "backward"]) -> int:
     """What a host calls for a hop of a stage with two chunks."""
     stack = Stack.of("megatron-plain", H100)
     sizes = sizes_of(SHAPE, ParallelPlan(**{**PLAN, "vpp": 2, "layers": (1, 1, 1, 1)}), TOKENS)
-    return sum(stack.costs.ps(row) for row in stack.listed(sizes, ["hop"], direction))
+    return sum(stack.costs.ps(row) for row in stack.operations(sizes, ["hop"], direction))
 
 
 def test_an_end_that_is_a_chunk_sends_and_receives() -> None:
@@ -271,7 +271,7 @@ def test_an_optimiser_is_launched_kernel_by_kernel(plain: StepParts) -> None:
     for number, chunk in enumerate(((0, 2), (2, 4))):
         tensors = 2 * (2 + 2 + 1 + 2 * 2) + 1 + number
         sizes = dataclasses.replace(sizes_of(SHAPE, ParallelPlan(**PLAN), TOKENS), parameters=tensors)
-        rows = stack.listed(sizes, ["optimizer"], "backward")
+        rows = stack.operations(sizes, ["optimizer"], "backward")
         calls = sum(stack.costs.ps(row) for row in rows)
         own = plain.update[chunk] - bare.hand_out[chunk]
         assert calls < own + 100 < calls + 50_000_000  # the all-reduce, and the last kernel

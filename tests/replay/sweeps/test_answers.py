@@ -236,7 +236,7 @@ def test_a_difference_that_changes_its_sign_turns() -> None:
         f"It turns with the tiles (with {OTHER} tiles b takes 50 % less at 256 tokens per GPU)."
     )
     (line,) = race.turns()
-    told = "b takes 50 % less at 16 tokens per GPU, 50 % less at 64 and 50 % less at 256; beyond"
+    told = "b takes 50 % less; beyond"
     assert line.startswith(
         f"Tiles, assumed {STATED}: With {OTHER} tiles, 1 of 3 cases turns (b at 256 tokens per GPU): {told}"
     )
@@ -443,7 +443,30 @@ def test_shares_beside_a_ratio_are_ratios_too() -> None:
         base="A",
         along="tokens_per_rank",
     )
-    assert "B takes 1.50 times as long at 1 token per GPU and 3.00 times as long at 2." in race.lines()
+    assert race.headline() == "Against A, B takes 1.50 to 3.00 times as long."
+    assert not any(line.startswith("B takes") for line in race.lines())  # the table has the two
+
+
+def test_a_row_of_the_table_is_told_of_who_changes_sides() -> None:
+    times = {"A": [2.0, 2.0], "B": [3.0, 4.0], "C": [1.0, 6.0]}
+    race = a_grid(
+        {"scheme": list(times), "load": ["0", "1"]},
+        lambda **at: times[at["scheme"]][int(at["load"])],
+        rivals="scheme",
+        base="A",
+    )
+    assert race.lines()[:2] == ["load 0: C takes 50 % less.", "load 1: C takes 3.00 times as long."]
+
+
+def test_added_time_of_many_schemes_is_told_of_all_together() -> None:
+    schemes = ["ideal", *(f"s{number}" for number in range(8))]
+    race = a_grid(
+        {"scheme": schemes, "placement": ["a", "b"]},
+        lambda **at: 2.0 + schemes.index(at["scheme"]) * (at["placement"] == "b"),
+        rivals="placement",
+        base="a",
+    )
+    assert "In time: b 0 us in the experts' work alone, +1 to +8 us under schemes." in race.lines()
 
 
 def test_a_model_that_has_the_name_of_a_scheme_is_called_a_model() -> None:

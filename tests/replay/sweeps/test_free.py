@@ -244,7 +244,7 @@ def test_corners_and_what_cannot_run_decide_nothing() -> None:
     same = made({(): 2.0, (("a", "x"),): 2.004})
     assert (same.decides, same.text(same.highest, of=True)) == ("-", "2.00")
     nothing = made({(): None})
-    assert nothing.decides == nothing.text(nothing.stated) == "-"
+    assert nothing.decides == nothing.text(nothing.stated_value) == "-"
 
 
 def test_a_value_without_all_points_is_left_out(tmp_path: Path) -> None:

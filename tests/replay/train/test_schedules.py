@@ -84,14 +84,14 @@ def test_what_is_kept_is_what_ran_ahead(name: str, data: st.DataObject) -> None:
                 changes += [(end - time, 1, 1)] if op.kind == "F" else []
                 changes += [(end, 0, -1)] if op.kind in "BW" else []
         kept = [sum(change for _, _, change in sorted(changes)[: n + 1]) for n in range(len(changes))]
-        assert schedule.kept(shape)[stage].in_flight == max(kept)
+        assert schedule.retention(shape)[stage].in_flight == max(kept)
 
 
 @settings(max_examples=12)
 @given(stages=st.integers(1, 6), rounds=st.integers(1, 3), chunks=st.integers(2, 4))
 def test_memory_as_published(stages: int, rounds: int, chunks: int) -> None:
     def kept(name: str, shape: ScheduleShape) -> list[float]:
-        return [stage.in_flight for stage in SCHEDULES[name].kept(shape)]
+        return [stage.in_flight for stage in SCHEDULES[name].retention(shape)]
 
     one = ScheduleShape(stages, 1, rounds * stages)
     assert kept("gpipe", one) == [rounds * stages] * stages

@@ -307,14 +307,14 @@ def test_identity_is_of_the_whole_model() -> None:
 
 
 def test_stages_hold_the_chunks_that_the_schedule_gives_them() -> None:
-    both = SCHEDULES["dualpipe"].kept(ScheduleShape.of(ParallelPlan(pp=4, micro_batches=8)))
+    both = SCHEDULES["dualpipe"].retention(ScheduleShape.of(ParallelPlan(pp=4, micro_batches=8)))
     assert [kept.chunks for kept in both] == [(0, 3), (1, 2), (1, 2), (0, 3)]
-    turns = SCHEDULES["interleaved"].kept(ScheduleShape(2, 2, 4))
+    turns = SCHEDULES["interleaved"].retention(ScheduleShape(2, 2, 4))
     assert [kept.chunks for kept in turns] == [(0, 2), (1, 3)]
-    plain = SCHEDULES["1f1b"].kept(ScheduleShape(3, 1, 8))
+    plain = SCHEDULES["1f1b"].retention(ScheduleShape(3, 1, 8))
     assert [kept.in_flight for kept in plain] == [3, 2, 1]
     with pytest.raises(UserError, match="one chunk per stage"):
-        SCHEDULES["1f1b"].kept(ScheduleShape(2, 2, 4))
+        SCHEDULES["1f1b"].retention(ScheduleShape(2, 2, 4))
 
 
 def test_a_result_has_the_memory_of_its_stages(compared: TrainComparison) -> None:

@@ -66,12 +66,12 @@ def write(page: Page, folder: str | Path) -> WrittenFiles:
     for table, stem in zip(tables, stems([table.name for table in tables]), strict=True):
         for ending, make in _TEXTS.items():
             path = Path(folder, f"{stem}.{ending}")
-            with files.made():
+            with files.present():
                 files.write_text(path.name, make(table))
             written.append(path)
         if has_parquet:
             path = Path(folder, f"{stem}.parquet")
-            with files.opened(path.name) as file:
+            with files.writer(path.name) as file:
                 file.write(as_parquet(table))
             written.append(path)
     return WrittenFiles(written, "" if has_parquet or not tables else WITHOUT_PARQUET)

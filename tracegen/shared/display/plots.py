@@ -105,7 +105,7 @@ def write(page: Page, folder: str | Path) -> list[Path]:
             title = {"Title": line(chart.title)}
             drawn.savefig(out, format=form, metadata={**_METADATA[form], **title})
             path = Path(folder, f"{stem}.{form}")
-            with files.made(), files.opened(path.name) as file:
+            with files.present(), files.writer(path.name) as file:
                 file.write(out.getvalue())
             written.append(path)
             drawn.set_layout_engine("none")  # all has its place now, in every format the same

@@ -60,7 +60,7 @@ class Leases:
 
     def __enter__(self) -> Leases:
         with ExitStack() as stack:
-            stack.enter_context(self._files.made())
+            stack.enter_context(self._files.present())
             self._begin()
             for name in self._files.names():
                 if self._is_abandoned(name):

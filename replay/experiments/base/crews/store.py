@@ -144,7 +144,7 @@ class Store:
         UserError
             If the folder cannot be written to.
         """
-        with self._points.made():
+        with self._points.present():
             self._points.write_text(f"{identity}.json", text)
         self._failures.remove(f"{identity}.json")
 
@@ -164,7 +164,7 @@ class Store:
             "traceback": list(failure.traceback),
             "host": failure.host,
         }
-        with self._failures.made():
+        with self._failures.present():
             self._failures.write_text(f"{identity}.json", json_text(document))
 
 

@@ -118,7 +118,7 @@ class Schedule(ABC):
         if reason := self.refuses(shape):
             raise UserError(reason)
 
-    def kept(self, shape: ScheduleShape) -> list[StageRetention]:
+    def retention(self, shape: ScheduleShape) -> list[StageRetention]:
         """Retention of each stage, counted from its order.
 
         A forward pass makes activations, B or W frees them. That is the upper bound where the
@@ -150,7 +150,7 @@ class Schedule(ABC):
         """
 
         def needs(other: ParallelPlan) -> list[StageMemory]:
-            kept = self.kept(ScheduleShape.of(other))
+            kept = self.retention(ScheduleShape.of(other))
             return stages(shape, other, recipe, sequence, kept, copies=self.copies)
 
         return require(shape, plan, system, needs) if must_fit else needs(plan)
@@ -158,7 +158,7 @@ class Schedule(ABC):
 
 @functools.lru_cache(maxsize=4096)
 def _retention(schedule: Schedule, shape: ScheduleShape) -> list[StageRetention]:
-    """Cached result of `Schedule.kept`; many plans share a pipeline."""
+    """Cached result of `Schedule.retention`; many plans share a pipeline."""
     schedule.check(shape)
     found = []
     for slots in schedule.order(shape):

@@ -14,9 +14,9 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from replay.errors import UserError, quote_names
+from replay.model.arrays import Ints
 
 ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -34,7 +34,6 @@ COMPARED: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 }
 
 Value = int | bool | str
-Ints = npt.NDArray[np.int64]
 
 
 def in_words(value: Value) -> str:

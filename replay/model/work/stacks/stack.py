@@ -275,14 +275,14 @@ class Stack:
             return None
         return dataclasses.replace(self, options={**self.options, "dispatcher": str(of_list)})
 
-    def listed(self, sizes: KernelSizes, parts: Iterable[str], direction: Pass) -> tuple[ListedOperation, ...]:
+    def operations(self, sizes: KernelSizes, parts: Iterable[str], direction: Pass) -> tuple[ListedOperation, ...]:
         """Launches for parts of a pass, in order."""
         return self.kernels.operations(sizes, self.options, parts=parts, direction=direction)
 
     def experts(self, sizes: KernelSizes, direction: Pass, *, shared: bool) -> tuple[ListedOperation, ...]:
         """Launches for routed experts, or for shared ones among their kernels."""
         parts = [part for part in ("experts", "experts' weights") if self.kernels.has(part)]
-        rows = self.listed(sizes, parts, direction)
+        rows = self.operations(sizes, parts, direction)
         return tuple(row for row in rows if row.shared == shared)
 
     def each_ps(self, row: ListedOperation) -> int:

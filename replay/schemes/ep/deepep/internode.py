@@ -56,7 +56,7 @@ def dispatch(kernel: NormalKernel) -> Ints:
     counted = _counts(machine, channels, begun)
     sent, ready = _send(kernel, crossings)
     # Tokens are read, and written into the buffer that a card reads, or that of its own node.
-    machine.copied(DISPATCH, 2 * crossings.rows * sum(row), crossings.owner, ready)
+    machine.charge_copy(DISPATCH, 2 * crossings.rows * sum(row), crossings.owner, ready)
     ends = crossings.owner, crossings.forwarder
     posting = sms.channels("deepep-rdma-post", channels, on="deepep-rdma-send")
     posted, arrived = cross(

@@ -43,7 +43,7 @@ def combine(kernel: NormalKernel) -> Ints:
     sent, by, added = _to_forwarders(kernel, crossings, sums, ring, row)
     ready = machine.join(added, sums.chunk, crossings.forwarder, begun[crossings.forwarder])
     # Sums are written into the buffer that a card reads, or that of its own node.
-    machine.copied(COMBINE, crossings.rows * sum(row), crossings.forwarder, ready)
+    machine.charge_copy(COMBINE, crossings.rows * sum(row), crossings.forwarder, ready)
     ends = crossings.forwarder, crossings.owner
     domains = machine.domains
     posting = sms.warp_lanes(
@@ -153,7 +153,7 @@ def _to_forwarders(
         rank=at,
         after=begun[at],
     )
-    machine.copied(COMBINE, pieces.rows * sum(row), pieces.dst, sent.arrived)
+    machine.charge_copy(COMBINE, pieces.rows * sum(row), pieces.dst, sent.arrived)
     machine.order(sent.arrived, added[of])
     pools = machine.buffers.lane_rings("nvlink combine", lane, ring)
     rings.return_room(machine, COMBINE, pieces, sent, added[of], ring, pools=pools)
@@ -164,7 +164,7 @@ def _at_owners(kernel: NormalKernel, crossings: Crossings, arrived: Tasks) -> tu
     """Add up what the nodes have of every token: (token,) tasks of warps, and of memory."""
     work, machine, _, channels, sms, begun = kernel
     costs, nbytes, owner = machine.costs, work.combine_row_bytes, work.source_rank
-    machine.copied(COMBINE, crossings.rows * nbytes, crossings.owner, arrived)
+    machine.charge_copy(COMBINE, crossings.rows * nbytes, crossings.owner, arrived)
     nodes = machine.domains.num
     warps = max(FORWARDER_WARPS // nodes, 1) * nodes - NODE_GPUS
     sources = np.bincount(crossings.token, minlength=work.num_tokens)

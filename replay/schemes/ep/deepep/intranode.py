@@ -122,7 +122,7 @@ def combine(kernel: NormalKernel) -> Ints:
         rank=work.source_rank,
         after=begun[work.source_rank],
     )
-    machine.copied(COMBINE, chunks.rows * (row_bytes + meta), chunks.dst, sent.arrived)
+    machine.charge_copy(COMBINE, chunks.rows * (row_bytes + meta), chunks.dst, sent.arrived)
     machine.order(sent.arrived[chunks.of_row], added[work.copy_token])
     sums = MemoryTraffic(read=0, written=np.full(work.num_tokens, row_bytes))
     written = machine.stream(COMBINE.memory, sums, work.source_rank, added)

@@ -478,7 +478,7 @@ class LowLatencyDeepEp(StagedScheme):
         rows, sums = np.zeros(len(rank), np.int64), np.bincount(block, minlength=len(rank))
         np.add.at(rows, block, sources)
         waiting = rows.reshape(work.num_ranks, -1).sum(axis=1) * row
-        moved = costs.missed(rows * row, waiting[rank]) + sums * row
+        moved = costs.missed_bytes(rows * row, waiting[rank]) + sums * row
         streamed = machine.stream(COMBINE.memory, moved, rank, together[rank])
         done = machine.join(added, block, rank, streamed)
         machine.notes.follow("combined", np.arange(work.num_tokens), done[block])

@@ -173,7 +173,7 @@ class Hub:
         self._touch(READINESS, counted, place, self._token + unit, 1, drops=False)
         return counted
 
-    def combined(self, unit: Ints, tasks: Tasks) -> None:
+    def forget_complete(self, unit: Ints, tasks: Tasks) -> None:
         """Forget what is complete: (unit,) units and tasks where they were counted."""
         place = self._units.place[unit]
         self._touch(READINESS, tasks, place, self._token + unit, 1, drops=True)

@@ -69,7 +69,7 @@ class Pull(Messages):
         unit, first = np.unique(pulled, return_index=True)
         # Sums of other domains are counted until the last has come.
         awaited = np.isin(unit, units.token[units.abroad])
-        self._hub.combined(unit[~awaited], asking[first[~awaited] * num])
+        self._hub.forget_complete(unit[~awaited], asking[first[~awaited] * num])
         fetched = self._fetch(pulled, of, asking, answers, sizes, packets)
         # Who pulls adds the row of its own experts (and, without the switch, all contributions).
         rows_in = np.zeros(len(units), np.int64)
@@ -100,7 +100,7 @@ class Pull(Messages):
         self._read_results(complete, pulled_by[added_at[units.of_copy]])
         # A token whose experts are all on its owner's GPU is not asked for.
         own = np.union1d(np.setdiff1d(tokens, pulled), unit[awaited])
-        self._hub.combined(own, added[added_at[own]])
+        self._hub.forget_complete(own, added[added_at[own]])
         sums = MemoryTraffic(read=0, written=np.full(len(tokens), row_bytes))
         written = machine.stream(COMBINE.memory, sums, rank, added)
         machine.notes.follow("combined", tokens, written)
@@ -134,7 +134,7 @@ class Pull(Messages):
         num = len(fetched) // max(len(pulled), 1)
         far = np.repeat(pulled >= work.num_tokens, num)
         machine.order(fetched[far], summed[np.repeat(pulled, num)[far] - abroad[0]])
-        self._hub.combined(np.setdiff1d(abroad, pulled), summed[~np.isin(abroad, pulled)])
+        self._hub.forget_complete(np.setdiff1d(abroad, pulled), summed[~np.isin(abroad, pulled)])
         back = machine.transfers.store(COMBINE, place, owner, row_bytes, summed)
         counted = self._hub.count_ready(units.token[abroad], back.arrived)
         told = machine.delay(COMBINE.sync, machine.costs.poll(), counted, owner)

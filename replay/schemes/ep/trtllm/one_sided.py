@@ -98,7 +98,7 @@ def dispatch(work: LayerWork, machine: Machine, channels: Ints, start: Tasks) ->
         DISPATCH, src, dst, 0, pushed[away], rows=FIELDS * pairs, meta_bytes=beside // FIELDS
     ).arrived
     arrived = np.concatenate([arrived, there])
-    machine.copied(DISPATCH, memory.tokens(work) * (row + beside), machine.ranks, begun)
+    machine.charge_copy(DISPATCH, memory.tokens(work) * (row + beside), machine.ranks, begun)
     # The last block of a GPU: counts and, when all has been acknowledged, flags.
     landed = machine.gather(arrived, np.tile(pushes.src, 2), begun)
     last = machine.delay(DISPATCH.sync, costs.cache_load(), landed)
@@ -168,5 +168,5 @@ def combine(work: LayerWork, machine: Machine, channels: Ints, done: Ints) -> Ta
     sums = np.full(len(used), work.result_row_bytes)
     written = machine.stream(COMBINE.memory, MemoryTraffic(0 * sums, sums), of, added)
     own = np.bincount(owner[owner == target], minlength=work.num_ranks) * back
-    machine.copied(COMBINE, own, machine.ranks, met)
+    machine.charge_copy(COMBINE, own, machine.ranks, met)
     return machine.gather(written, of, met)

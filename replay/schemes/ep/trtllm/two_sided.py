@@ -252,7 +252,7 @@ def _through_queues(
         after=seen,
     )
     moved = np.bincount(src, minlength=n) + np.bincount(dst, minlength=n)
-    machine.copied(kinds, moved * row_bytes, machine.ranks, begun)
+    machine.charge_copy(kinds, moved * row_bytes, machine.ranks, begun)
     # A block ends when it has sent and received everything.
     ends = machine.gather(placed, pushes.dst, begun)
     return machine.gather(pushed, pushes.src, ends)

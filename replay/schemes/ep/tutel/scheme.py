@@ -172,7 +172,7 @@ class Tutel(SendsByNccl):
         """Add locations, encode, chunks of dispatch, experts and combine, decode."""
         carried = self.carries(work)
         machine.notes.count(PADDED, machine.ranks, carried.padding)
-        machine.notes.count(DROPPED, machine.ranks, carried.dropped(work))
+        machine.notes.count(DROPPED, machine.ranks, carried.dropped_pairs(work))
         shared = shared_before_wait(machine, work, self.channels(machine), start)
         begun = sparse.encode(machine, work, carried, self._agree(work, machine, start))
         parts = cut(carried, self._chunks(work.num_ranks), self.options.rows(work))

@@ -118,5 +118,5 @@ def _buffer_rows(carried: CarriedLayer) -> Ints:
 def _rows_kept(work: LayerWork, carried: CarriedLayer) -> Ints:
     """(rank,): rows of a rank's tokens in it."""
     owned: Ints = work.matrix("pairs").sum(axis=1)
-    kept: Ints = owned - carried.dropped(work)
+    kept: Ints = owned - carried.dropped_pairs(work)
     return kept

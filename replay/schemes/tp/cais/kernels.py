@@ -161,7 +161,7 @@ class CaisBlocks:
         machine, layer = self._machine, self._layer
         packets = np.arange(num_slices + 1) * -(-layer.row_bytes // ENTRY_BYTES) // num_slices
         widths = np.diff(np.minimum(packets * ENTRY_BYTES, layer.row_bytes))
-        cut = cut_rows(part, layer.owned, max(1, self._options.piece_bytes // int(widths.max())))
+        cut = cut_rows(part, layer.own_rows, max(1, self._options.piece_bytes // int(widths.max())))
         shape = machine.num_ranks, int(part[-1]) + 1
         rank = np.repeat(machine.ranks, shape[1])
         entry = machine.mark(rank)
@@ -226,7 +226,7 @@ class CaisBlocks:
         """Push what blocks (rank, block) have `made`; see `PushingBlocks`."""
         machine, layer = self._machine, self._layer
         num, most = machine.num_ranks, max(1, self._options.piece_bytes // int(widths.max()))
-        cut = cut_rows(part, layer.owned, most)
+        cut = cut_rows(part, layer.own_rows, most)
         abroad = np.bincount(part) - self._own_rows(part)
         rank = np.repeat(machine.ranks, len(tile))
         issued = machine.serve(
@@ -274,7 +274,7 @@ class CaisBlocks:
 
     def _sequence(self, part: Ints) -> Ints:
         """(rank, tile): places of row tiles in the order in which each GPU goes through them."""
-        machine, owned = self._machine, self._layer.owned
+        machine, owned = self._machine, self._layer.own_rows
         first = np.flatnonzero(np.diff(part, prepend=-1))
         tiles = np.arange(len(first))
         if self._order == "rotated":
@@ -291,7 +291,7 @@ class CaisBlocks:
     def _own_rows(self, part: Ints) -> Ints:
         """(rank, part): rows of each part (row,) that each GPU owns."""
         own = np.zeros((self._machine.num_ranks, int(part[-1]) + 1), np.int64)
-        np.add.at(own, (np.arange(len(part)) // self._layer.owned, part), 1)
+        np.add.at(own, (np.arange(len(part)) // self._layer.own_rows, part), 1)
         return own
 
     def _rows_of_one(self, rows: Counts) -> Ints:

@@ -47,8 +47,8 @@ def normalise(kernels: TensorKernels, norm: Norm, pushing: PushingBlocks, loadin
     those that make them, and before those that need its rows.
     """
     machine, layer = kernels.machine, kernels.layer
-    num, per_rank = machine.num_ranks, -(-layer.owned // NORM_ROWS)
-    home, place = np.divmod(np.arange(layer.tokens), layer.owned)
+    num, per_rank = machine.num_ranks, -(-layer.own_rows // NORM_ROWS)
+    home, place = np.divmod(np.arange(layer.tokens), layer.own_rows)
     block = home * per_rank + place // NORM_ROWS  # (row,)
     rank = np.repeat(machine.ranks, per_rank)
 

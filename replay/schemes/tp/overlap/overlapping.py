@@ -85,7 +85,7 @@ class OverlapBlocks(NamedTuple):
         inside = share[:-1, None] + size * np.arange(parts) // parts
         return cls(np.append(inside.ravel(), tokens), parts)
 
-    def touched(self, first_row: Ints, rows: Counts) -> tuple[Ints, Ints]:
+    def block_range(self, first_row: Ints, rows: Counts) -> tuple[Ints, Ints]:
         """Blocks in which tiles have rows: two (tile,), the first and the last; some are empty."""
         found = np.searchsorted(self.first, (first_row, first_row + rows - 1), side="right") - 1
         return found[0], found[1]
@@ -119,6 +119,6 @@ def when_rows_are_known(
         (rank, block): when a GPU knows of the rows of a block.
     """
     ready = machine.mark(rank, begun[rank])
-    tile, block = pairs_of(*blocks.touched(first_row, rows))
+    tile, block = pairs_of(*blocks.block_range(first_row, rows))
     machine.order(known[rank[tile], block], ready[tile])
     return ready

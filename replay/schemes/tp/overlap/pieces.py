@@ -52,12 +52,12 @@ class RowPieces:
 def whole_rows(layer: TensorLayer, most_bytes: int) -> RowPieces:
     """Whole rows of every chunk, as many to a piece as fit `most_bytes`, at least one."""
     most = max(1, most_bytes // layer.row_bytes)
-    of_chunk = -(-layer.owned // most)
+    of_chunk = -(-layer.own_rows // most)
     chunk = np.repeat(np.arange(layer.num_ranks), of_chunk)
     start = np.tile(np.arange(of_chunk), layer.num_ranks) * most
-    rows = np.minimum(most, layer.owned - start)
+    rows = np.minimum(most, layer.own_rows - start)
     width = np.full(len(chunk), layer.row_bytes)
-    return RowPieces(chunk, chunk * layer.owned + start, rows, width)
+    return RowPieces(chunk, chunk * layer.own_rows + start, rows, width)
 
 
 def pieces_between(pieces: RowPieces, first_row: Ints, rows: Counts) -> tuple[Ints, Ints]:
@@ -105,8 +105,8 @@ def sums_of(tiled: TiledProduct, layer: TensorLayer) -> Sums:
     count = (end - begin + 1)[:num_tiles]
     part = np.repeat(np.arange(num_tiles), count)
     chunk = begin[part] + places(count)
-    start = np.maximum(first[part], chunk * layer.owned)
-    stop = np.minimum((first + rows)[part], (chunk + 1) * layer.owned)
+    start = np.maximum(first[part], chunk * layer.own_rows)
+    stop = np.minimum((first + rows)[part], (chunk + 1) * layer.own_rows)
     part, column = np.repeat(part, num_columns), np.tile(np.arange(num_columns), len(part))
     each = np.repeat(np.arange(len(chunk)), num_columns)
     pieces = RowPieces(chunk[each], start[each], (stop - start)[each], width[part, column] * BF16)
@@ -115,4 +115,4 @@ def sums_of(tiled: TiledProduct, layer: TensorLayer) -> Sums:
 
 def chunks_of(tiles: RowTiles, first_row: Ints, layer: TensorLayer) -> tuple[Ints, Ints]:
     """First and last chunk that each row tile has rows of: two (tile,)."""
-    return first_row // layer.owned, (first_row + tiles.rows - 1) // layer.owned
+    return first_row // layer.own_rows, (first_row + tiles.rows - 1) // layer.own_rows

@@ -32,13 +32,13 @@ class Engines:
         if options.engine_start:
             self._start += machine.costs.copy_engine_start()
 
-    def started(self, kinds: PhaseKinds, rank: Ranks, ready: Tasks) -> Ints:
+    def start_commands(self, kinds: PhaseKinds, rank: Ranks, ready: Tasks) -> Ints:
         """Let commands of GPUs `rank` (command,) go when their pieces are `ready`: (command,)."""
         return self.machine.delay(kinds.sync, self._start, ready, rank)
 
     def read(self, kinds: PhaseKinds, rank: Ranks, nbytes: Bytes, ready: Tasks) -> Tasks:
         """Start commands, and read their pieces from memory: (command,) tasks."""
-        started = self.started(kinds, rank, ready)
+        started = self.start_commands(kinds, rank, ready)
         return self.machine.stream(kinds.memory, nbytes, rank, started)
 
     def copy(self, kinds: PhaseKinds, src: Ranks, dst: Ranks, rows: Counts, row_bytes: Bytes, ready: Tasks) -> Tasks:

@@ -218,7 +218,7 @@ class T3Switch(TrackerScheme):
         return switch.gather(engines, pieces, after)
 
     def _place(self, kernels: TensorKernels) -> Any:
-        owned = kernels.layer.owned
+        owned = kernels.layer.own_rows
         # All chunks come at the same time.
         return lambda rank, chunk, first_row: first_row % owned
 

@@ -52,7 +52,7 @@ def reduce(engines: Engines, pieces: RowPieces, made: Ints) -> tuple[Ints, Ints,
         priority=REQUESTS_FIRST,
     )
     machine.order(told, ready[part[far]])
-    started = engines.started(REDUCE, owner, ready)
+    started = engines.start_commands(REDUCE, owner, ready)
     sums = machine.caches.new_keys(len(pieces))
     machine.notes.access("sums", sums + part, made[member, part])
     read = machine.stream(REDUCE.memory, pieces.nbytes[part], member, started[part])
