@@ -47,17 +47,19 @@ HEAD = """\
 
 For those who choose a dispatcher, a placement or a machine. Each is a study that comes with moereplay; its answer is
 made from its replays by `python scripts/gallery.py` and holds for the model, machine and loads that it names. The page
-of the study has each case, the error, and what other values of an assumption give. To ask the same of your own model,
-copy the study:
+of the study has each case, the kinds of error, and what other values of an assumption give.
 
+To ask the same of your own model, machine or number of GPUs, say so:
+
+<!-- extended: 42 replays -->
 ```console
-$ moereplay sweep in-switch --copy mine.toml
-$ moereplay sweep mine.toml --dry-run
+$ moereplay sweep in-switch --fix trace.model=glm-4.5 --fix system=hgx-h200 -o mine
 ```
 
-Change its `trace.model` to one of `moereplay trace models`, or to [one that you describe](describe-a-model.md), its
-`system` to one of `moereplay hardware list`, such as `hgx-h200`, and replay it (`moereplay sweep mine.toml -o mine`).
-[Write a study](write-a-study.md) says what else may be changed.
+`moereplay trace models` and `moereplay hardware list` have the names; a model may be [one that you
+describe](describe-a-model.md). Any setting that the rivals of a study do not differ by may be fixed, such as `ranks=4`,
+`precision=fp8`, `trace.skew=0` or, for the placement, `trace.file=mine.h5`; what else you ask [is a study of your
+own](write-a-study.md).
 
 Not asked here: whole models that serve, on an HGX H200 ([steps](../../../replay/studies/steps-serving.md),
 [slices of experts](../../../replay/studies/serving-slices.md)); several nodes
@@ -73,7 +75,7 @@ The words of the answers, here and on the pages of studies:
 - *Turns*: who was ahead by 1 % and more is behind by 1 % and more. That one of two who are level leads turns nothing,
   unless the other leads with a third value.
 - *The lead changes at*: between replayed values, where lines through the means cross on logarithmic axes; with the
-  spread over seeds of the routing, if there are several.
+  spread over seeds of the routing. *One draw* has none.
 - *Seeds agree*: who is ahead is so with each seed.
 - *Error*: what nine in ten [measurements](../../../replay/studies/validate/VALIDATION.md) of the kernels that move rows
   stay within, times the share of the layer that waits for them. Two times of the same kernels are off together, so that
@@ -136,8 +138,10 @@ def section(name: str, result: SweepResult, seconds: float) -> Iterable[str]:
     yield ""
     yield f"{escape.prose(conditions(result))}."
     yield ""
-    for head, _ in answers(result.races()):
+    races = result.races()
+    for race, (head, _) in zip(races, answers(races), strict=True):
         yield escape.prose(head)
+        yield f"{race.error_line().partition('. ')[0].rstrip('.')}."
         yield ""
     most = next((one for one in CLASSES if seconds <= one), CLASSES[-1])
     took = f"{most} s" if most < 60 else f"{most // 60} min"

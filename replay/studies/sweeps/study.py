@@ -245,6 +245,8 @@ class Study(StrictDocument):
         For people.
     grids
         Complete: what the file gives for all of them is in each.
+    held
+        Settings that a reader gave in place of the file's.
     """
 
     name: Text
@@ -252,6 +254,12 @@ class Study(StrictDocument):
     question: Text
     notes: str = ""
     grids: list[Grid] = Field(min_length=1)
+    held: dict[str, Scalar] = Field(default_factory=dict)
+
+    @property
+    def fixes(self) -> list[str]:
+        """Words of the command line that hold these settings."""
+        return [word for key, value in self.held.items() for word in ("--fix", f"{key}={value}")]
 
 
 def study_names() -> list[str]:
