@@ -321,7 +321,10 @@ class Contest:
         # Read off a page, a value has the least and the largest of its seeds.
         cells = [[self._cell(place, rival) for rival in rivals] for place in places]
         ends = [
-            [[None if cell is None else getattr(cell, edge) for cell, edge in zip(row, turn, strict=True)] for row in cells]
+            [
+                [None if cell is None else getattr(cell, edge) for cell, edge in zip(row, turn, strict=True)]
+                for row in cells
+            ]
             for turn in (("min", "max"), ("max", "min"))
         ]
         spread = [one for values in ends for one in crossings(values)[:1]]
@@ -473,7 +476,9 @@ class Contest:
     def headline(self) -> str:
         """The answer in one sentence, of which model it is, and which assumptions turn it."""
         kind = "the model " if self._model in EVERY else ""
-        of = f"With {kind}{self._model}" if self._model else ""
+        with_ = [f"{kind}{self._model}"] if self._model else []
+        with_ += [f"{self.answer.under} (assumed)"] if self.answer.under else []
+        of = f"With {', '.join(with_)}" if with_ else ""
         said = self._sentence(of)
         told = [f"the {words(axis)} ({how})" for axis in self.answer.assumed if (how := self._turn_of(axis))]
         turns = f" It turns with {together(told)}." if told else ""
@@ -513,7 +518,7 @@ class Contest:
             said += self._by_value(courses[0][0].place)
         elif 1 < len(courses) <= MOST_COURSES and not self._is_told_whole(courses) and self._is_short(courses):
             said += [f"{self._where(course[0].place)}: {self._of_course(course)}." for course in courses]
-        elif self.answer.base is not None and self._tells_along(courses[0] if courses else []):
+        elif self.answer.base is not None and len(courses) == 1 and self._tells_along(courses[0]):
             if self.answer.rivals == OF_SCHEMES:
                 said += [f"First is {self.course_text(courses[0])}."]
             if self._is_short(courses):

@@ -138,6 +138,8 @@ class Rivalry(StrictDocument):
     assumed
         Axes whose first value is assumed and whose others are what it may be instead: the answer is
         of the first, and says which others turn it.
+    under
+        Words for an assumption that decides and that no axis varies.
     errors
         Where the experiment is not layers, parts of validation whose errors apply, as in
         ``residuals.csv``.
@@ -151,6 +153,7 @@ class Rivalry(StrictDocument):
     most: bool = False
     along: Line | None = None
     assumed: list[Line] = Field(default_factory=list)
+    under: Line | None = None
     errors: list[Line] = Field(default_factory=list)
     families: dict[Line, list[Line]] = Field(default_factory=dict)
 
