@@ -46,8 +46,8 @@ HEAD = """\
 # Ten questions
 
 For those who choose a dispatcher, a placement or a machine. Each is a study that comes with moereplay; its answer is
-made from its replays by `python scripts/gallery.py` and holds for the model, machine and loads that it names. The page
-of the study has each case, the kinds of error, and what other values of an assumption give.
+made from its replays by `python scripts/gallery.py` and holds for what it names. The study's page has each case, the
+kinds of error, and what other values of an assumption give.
 
 To ask the same of your own model, machine or number of GPUs, say so:
 
@@ -57,9 +57,9 @@ $ moereplay sweep in-switch --fix trace.model=glm-4.5 --fix system=hgx-h200 -o m
 ```
 
 `moereplay trace models` and `moereplay hardware list` have the names; a model may be [one that you
-describe](describe-a-model.md). Any setting that the rivals of a study do not differ by may be fixed, such as `ranks=4`,
-`precision=fp8`, `trace.skew=0` or, for the placement, `trace.file=mine.h5`; what else you ask [is a study of your
-own](write-a-study.md).
+describe](describe-a-model.md). Any setting that the rivals of a study do not differ by may be fixed, such as `ranks=4`
+(TP8 needs 8), `precision=fp8`, `trace.skew=0` or, for the placement, `trace.file=mine.h5`; what else you ask [is a study
+of your own](write-a-study.md).
 
 Not asked here: whole models that serve, on an HGX H200 ([steps](../../../replay/studies/steps-serving.md),
 [slices of experts](../../../replay/studies/serving-slices.md)); several nodes
@@ -69,11 +69,9 @@ Not asked here: whole models that serve, on an HGX H200 ([steps](../../../replay
 The words of the answers, here and on the pages of studies:
 
 - *20 % ahead*, *20 % less*, *leads by 20 %*: it takes 20 % less time than the other; shares are of the other's time.
-- *Level*, *the same*: within 1 %, for half a percent either way is chance, from the order in which tiles start.
-- *Case*: one combination of all that varies, such as 4 GPUs with 128 tokens each, under one value of what is assumed;
-  against a base, one for each that is compared with it.
-- *Turns*: who was ahead by 1 % and more is behind by 1 % and more. That one of two who are level leads turns nothing,
-  unless the other leads with a third value.
+- *Level*, *the same*: within 1 %, which is chance.
+- *Case*: one combination of all that varies, such as 4 GPUs with 128 tokens each.
+- *Turns*: who was ahead by 1 % and more is behind by 1 % and more. Of two who are level, each must lead with some value.
 - *The lead changes at*: between replayed values, where lines through the means cross on logarithmic axes; with the
   spread over seeds of the routing. *One draw* has none.
 - *Seeds agree*: who is ahead is so with each seed.
@@ -82,7 +80,7 @@ The words of the answers, here and on the pages of studies:
   between them only the difference of their shares counts. A lead *beyond the error* is larger.
 - *Stand-in error*, of schemes with few or no measurements: that of all kernels that [were predicted before they were
   measured](../../../replay/studies/uncertainty/UNCERTAINTY.md#errors-of-the-model); in brackets what the few said.
-- *Assumed*: the answer is of this value; the line says what others give, and which cases they turn.
+- *Assumed*: the answer is of this value.
 - *Zipf 1.0*: routing by Zipf's law with this exponent, the larger the hotter are experts; *even*, *no skew*: with 0.
 - *By NVLS*: NVSwitch copies rows to all GPUs and sums results, by kernels of Megatron-Core (`nvls`).
 - `eplb:N`: experts moved, by DeepSeek's balancer, into N slots: places for an expert's weights. What is more than the
@@ -146,7 +144,7 @@ def section(name: str, result: SweepResult, seconds: float) -> Iterable[str]:
     most = next((one for one in CLASSES if seconds <= one), CLASSES[-1])
     took = f"{most} s" if most < 60 else f"{most // 60} min"
     commands = f"`moereplay sweep {name} -o FOLDER --html page.html`"
-    details = f"[cases, errors, set-up and all numbers](../../../replay/studies/{name}.md)"
+    details = f"[all numbers](../../../replay/studies/{name}.md)"
     yield f"{commands}: {len(result.plan.tasks)} replays, at most {took} of CPU; {details}."
     yield ""
 

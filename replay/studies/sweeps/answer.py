@@ -539,7 +539,8 @@ class Contest:
             if len(members) > 1 and len(courses) <= MOST_TOLD:
                 own = copy.copy(self)
                 own._members, own.rivals = {label: [label] for label in members}, members
-                said += [f"Best of {family}: {own._courses_text(own.courses())}."]
+                found = own._courses_text(own.courses())
+                said += [f"Best of {family}: {found or 'nobody can run'}."]
         return said
 
     def _is_told_whole(self, courses: Sequence[Sequence[Lead]]) -> bool:
@@ -555,7 +556,7 @@ class Contest:
         """Words on who leads along each course, with a mark between two."""
         heads = [f"{self._where(course[0].place)}: " if len(courses) > 1 else "" for course in courses]
         told = [f"{head}{self.course_text(course, verb)}" for head, course in zip(heads, courses, strict=True)]
-        is_of_schemes = OF_SCHEMES in courses[0][0].place
+        is_of_schemes = any(OF_SCHEMES in course[0].place for course in courses)
         return mark.join(
             _capital(one) if n and mark == ". " and not is_of_schemes else one for n, one in enumerate(told)
         )

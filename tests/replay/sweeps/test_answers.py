@@ -131,6 +131,16 @@ def test_of_a_family_the_best_competes() -> None:
     assert best.startswith("Best of AB: b at 16 tokens per GPU (33 % ahead of a); a at 64, the most replayed (50 %")
 
 
+def test_a_family_none_of_which_can_run_is_told() -> None:
+    race = a_grid(
+        {"scheme": list("abc")},
+        lambda scheme: 1.0 if scheme == "c" else None,
+        families={"AB": ["a", "b"]},
+    )
+    assert race.headline() == "c is fastest (alone)."
+    assert "Best of AB: nobody can run." in race.lines()
+
+
 def test_what_was_replayed_together_is_told_together() -> None:
     """`b` takes half of a's time, but three times as long with both other values."""
 
