@@ -58,8 +58,8 @@ $ moereplay sweep in-switch --fix trace.model=glm-4.5 --fix system=hgx-h200 -o m
 
 `moereplay trace models` and `moereplay hardware list` have the names; a model may be [one that you
 describe](describe-a-model.md). Any setting that the rivals of a study do not differ by may be fixed, such as `ranks=4`
-(TP8 needs 8), `precision=fp8`, `trace.skew=0` or, for the placement, `trace.file=mine.h5`; what else you ask [is a study
-of your own](write-a-study.md).
+(TP8 needs 8), `precision=fp8`, `trace.skew=0` or, for the placement, `trace.file=mine.h5`; more is [a study of your
+own](write-a-study.md).
 
 Not asked here: whole models that serve, on an HGX H200 ([steps](../../../replay/studies/steps-serving.md),
 [slices of experts](../../../replay/studies/serving-slices.md)); several nodes
@@ -71,7 +71,7 @@ The words of the answers, here and on the pages of studies:
 - *20 % ahead*, *20 % less*, *leads by 20 %*: it takes 20 % less time than the other; shares are of the other's time.
 - *Level*, *the same*: within 1 %, which is chance.
 - *Case*: one combination of all that varies, such as 4 GPUs with 128 tokens each.
-- *Turns*: who was ahead by 1 % and more is behind by 1 % and more. Of two who are level, each must lead with some value.
+- *Turns*: who was ahead by 1 % and more is behind by as much. Of two who are level, each must lead with some value.
 - *The lead changes at*: between replayed values, where lines through the means cross on logarithmic axes; with the
   spread over seeds of the routing. *One draw* has none.
 - *Seeds agree*: who is ahead is so with each seed.

@@ -107,9 +107,9 @@ def sweep(
         raise UserError(message)
 
     from replay.report.command import command_words
-    from replay.studies.sweeps.held import parse_held
     from replay.studies.sweeps.page import page
     from replay.studies.sweeps.plan import plan_sweep
+    from replay.studies.sweeps.reader_settings import parse_held
     from replay.studies.sweeps.run import sweep as carry_out
 
     plan = plan_sweep(study, free_only=free, held=parse_held(fix or []), allow_code=allow_code)

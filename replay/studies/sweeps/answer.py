@@ -820,7 +820,7 @@ class Contest:
                 found.append(replace(now, second=was.first, ahead=ahead[was.first]))
         return found, every
 
-    def _parted(self, assumed: Place) -> list[Lead]:
+    def _level_cases(self, assumed: Place) -> list[Lead]:
         """Places of those who are level as stated, whose lead turns between two other values of an assumption."""
         (axis, now), *more = assumed.items()
         others = [label for label in self._labels[axis][1:] if label != now and not more]
@@ -849,7 +849,7 @@ class Contest:
             return f"{_turn(flipped, count)}{('; ' if is_short else ', ').join(told)}{error}"
         found, every = self._overtakes({}, assumed)
         most = sorted(found, key=lambda one: -one.ahead)
-        parted = [", ".join(self._words_of(one.place)) for one in self._parted(assumed)]
+        parted = [", ".join(self._words_of(one.place)) for one in self._level_cases(assumed)]
         turned = _turn([", ".join(self._words_of(one.place)) for one in most], len(every), parted)
         if len(courses) <= MOST_TOLD:
             return f"{turned}{self._courses_text(courses)}{error}"

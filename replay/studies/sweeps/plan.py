@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from replay.errors import UserError
 from replay.studies.sweeps.claims import check_claims
 from replay.studies.sweeps.free import free_inputs_of, with_variations
-from replay.studies.sweeps.held import hold
 from replay.studies.sweeps.points import Point, place, points_of
+from replay.studies.sweeps.reader_settings import hold
 from replay.studies.sweeps.source import forget_files
 from replay.studies.sweeps.study import Study, load_study
 from replay.studies.sweeps.table import GridTable
@@ -72,7 +72,7 @@ def plan_sweep(
     free_only
         Whether to ask for its claims over free inputs alone, without its other grids.
     held
-        Settings in place of the study's, see `replay.studies.sweeps.held`.
+        Settings in place of the study's, see `replay.studies.sweeps.reader_settings`.
     allow_code
         Whether files of schemes that it names may be executed, see `replay.schemes.find`.
 

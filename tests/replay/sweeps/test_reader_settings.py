@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from replay.cli.app import app
 from replay.errors import UserError
-from replay.studies.sweeps.held import hold, parse_held
 from replay.studies.sweeps.points import axes_of, points_of
+from replay.studies.sweeps.reader_settings import hold, parse_held
 from replay.studies.sweeps.study import Study, load_study, parse_study
 
 STUDY = """
