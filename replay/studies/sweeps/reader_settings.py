@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from replay.errors import UserError
+from replay.errors import UserError, value_text
 from replay.files import parse_toml
 from replay.studies.sweeps.free import left_out
 from replay.studies.sweeps.points import LABEL, Choice, axes_of, check_setting, place, show
@@ -23,15 +23,16 @@ def parse_held(pairs: Sequence[str]) -> dict[str, Scalar]:
     for pair in pairs:
         key, _, text = pair.partition("=")
         if not key or not text:
-            message = f"--fix {pair}: expected KEY=VALUE, such as trace.model=olmoe-1b-7b"
+            message = f"--fix {value_text(pair)}: expected KEY=VALUE, such as trace.model=olmoe-1b-7b"
             raise UserError(message)
         if key in found:
-            message = f"--fix {pair}: {key} is given twice"
+            message = f"--fix {value_text(pair)}: {value_text(key)} is given twice"
             raise UserError(message)
         try:
-            value = parse_toml(f"value = {text}")["value"]
+            document = parse_toml(f"value = {text}")
         except ValueError:
-            value = text
+            document = {}
+        value = document.get("value") if len(document) == 1 else None
         found[key] = value if isinstance(value, bool | int | float) else text
     return found
 

@@ -92,8 +92,8 @@ def test_what_no_grid_can_fix_is_refused(given: dict[str, str | int | bool], ref
 
 
 def test_a_value_is_what_toml_says_or_a_text() -> None:
-    given = ["ranks=4", "trace.skew=0.5", "tune=true", "system=hgx-h200", 'title="4"', "steps=10:50"]
-    assert list(parse_held(given).values()) == [4, 0.5, True, "hgx-h200", '"4"', "10:50"]
+    given = ["ranks=4", "trace.skew=0.5", "tune=true", "system=hgx-h200", 'title="4"', "steps=10:50", "a=4\nb=5"]
+    assert list(parse_held(given).values()) == [4, 0.5, True, "hgx-h200", '"4"', "10:50", "4\nb=5"]
 
 
 @pytest.mark.parametrize(
