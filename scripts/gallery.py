@@ -46,18 +46,20 @@ HEAD = """\
 # Ten questions
 
 For those who choose a dispatcher, a placement or a machine. Each is a study that comes with moereplay; its answer is
-made from its replays by `python scripts/gallery.py` and holds for the model, machine and loads that it names. The page
-of the study has each case, the error, and what other values of an assumption give. To ask the same of your own model,
-copy the study:
+made from its replays by `python scripts/gallery.py` and holds for what it names. The study's page has each case, the
+kinds of error, and what other values of an assumption give.
 
+To ask the same of your own model, machine or number of GPUs, say so:
+
+<!-- extended: 42 replays -->
 ```console
-$ moereplay sweep in-switch --copy mine.toml
-$ moereplay sweep mine.toml --dry-run
+$ moereplay sweep in-switch --fix trace.model=glm-4.5 --fix system=hgx-h200 -o mine
 ```
 
-Change its `trace.model` to one of `moereplay trace models`, or to [one that you describe](describe-a-model.md), its
-`system` to one of `moereplay hardware list`, such as `hgx-h200`, and replay it (`moereplay sweep mine.toml -o mine`).
-[Write a study](write-a-study.md) says what else may be changed.
+`moereplay trace models` and `moereplay hardware list` have the names; a model may be [one that you
+describe](describe-a-model.md). Any setting that the rivals of a study do not differ by may be fixed, such as `ranks=4`
+(TP8 needs 8), `precision=fp8`, `trace.skew=0` or, for the placement, `trace.file=mine.h5`; more is [a study of your
+own](write-a-study.md).
 
 Not asked here: whole models that serve, on an HGX H200 ([steps](../../../replay/studies/steps-serving.md),
 [slices of experts](../../../replay/studies/serving-slices.md)); several nodes
@@ -67,20 +69,18 @@ Not asked here: whole models that serve, on an HGX H200 ([steps](../../../replay
 The words of the answers, here and on the pages of studies:
 
 - *20 % ahead*, *20 % less*, *leads by 20 %*: it takes 20 % less time than the other; shares are of the other's time.
-- *Level*, *the same*: within 1 %, for half a percent either way is chance, from the order in which tiles start.
-- *Case*: one combination of all that varies, such as 4 GPUs with 128 tokens each, under one value of what is assumed;
-  against a base, one for each that is compared with it.
-- *Turns*: who was ahead by 1 % and more is behind by 1 % and more. That one of two who are level leads turns nothing,
-  unless the other leads with a third value.
+- *Level*, *the same*: within 1 %, which is chance.
+- *Case*: one combination of all that varies, such as 4 GPUs with 128 tokens each.
+- *Turns*: who was ahead by 1 % and more is behind by as much. Of two who are level, each must lead with some value.
 - *The lead changes at*: between replayed values, where lines through the means cross on logarithmic axes; with the
-  spread over seeds of the routing, if there are several.
+  spread over seeds of the routing. *One draw* has none.
 - *Seeds agree*: who is ahead is so with each seed.
 - *Error*: what nine in ten [measurements](../../../replay/studies/validate/VALIDATION.md) of the kernels that move rows
   stay within, times the share of the layer that waits for them. Two times of the same kernels are off together, so that
   between them only the difference of their shares counts. A lead *beyond the error* is larger.
 - *Stand-in error*, of schemes with few or no measurements: that of all kernels that [were predicted before they were
   measured](../../../replay/studies/uncertainty/UNCERTAINTY.md#errors-of-the-model); in brackets what the few said.
-- *Assumed*: the answer is of this value; the line says what others give, and which cases they turn.
+- *Assumed*: the answer is of this value.
 - *Zipf 1.0*: routing by Zipf's law with this exponent, the larger the hotter are experts; *even*, *no skew*: with 0.
 - *By NVLS*: NVSwitch copies rows to all GPUs and sums results, by kernels of Megatron-Core (`nvls`).
 - `eplb:N`: experts moved, by DeepSeek's balancer, into N slots: places for an expert's weights. What is more than the
@@ -136,13 +136,15 @@ def section(name: str, result: SweepResult, seconds: float) -> Iterable[str]:
     yield ""
     yield f"{escape.prose(conditions(result))}."
     yield ""
-    for head, _ in answers(result.races()):
+    races = result.races()
+    for race, (head, _) in zip(races, answers(races), strict=True):
         yield escape.prose(head)
+        yield f"{race.error_line().partition('. ')[0].rstrip('.')}."
         yield ""
     most = next((one for one in CLASSES if seconds <= one), CLASSES[-1])
     took = f"{most} s" if most < 60 else f"{most // 60} min"
     commands = f"`moereplay sweep {name} -o FOLDER --html page.html`"
-    details = f"[cases, errors, set-up and all numbers](../../../replay/studies/{name}.md)"
+    details = f"[all numbers](../../../replay/studies/{name}.md)"
     yield f"{commands}: {len(result.plan.tasks)} replays, at most {took} of CPU; {details}."
     yield ""
 

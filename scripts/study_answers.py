@@ -4,7 +4,7 @@ Usage: python scripts/study_answers.py [NAME ...]    all pages that have such an
 
 For a page whose study takes too long to be replayed with every change of how answers are told. The
 sentences are those of `moereplay sweep`, of the means as the page has them: without errors of
-predictions and without seeds, which are in no table. A page that is replayed has both.
+predictions and single seeds, which are in no table. A page that is replayed has both.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from replay.studies.sweeps import load_study
 from replay.studies.sweeps.answer import NO_ERROR, Contest, answers, races
+from replay.studies.sweeps.free import TITLE, verdict
 from replay.studies.sweeps.study import Study
 from replay.studies.sweeps.sweep_file import SavedGrid
 from replay.studies.sweeps.table import GridTable, Labels
@@ -46,6 +47,12 @@ def value(text: str) -> float | None:
     return float(found[0].replace(",", "")) if found else None
 
 
+def edges(text: str) -> tuple[float, float] | None:
+    """Least and largest value of a cell; None where it has one."""
+    found = re.search(r" \(([\d,.]+)-([\d,.]+)\)$", text)
+    return None if found is None else (float(found[1].replace(",", "")), float(found[2].replace(",", "")))
+
+
 def section(page: str, title: str) -> str:
     """Text of a page from a grid's title to the next; the whole page where the grid has none."""
     heading = re.escape(f"## {escape.markdown(title)}")
@@ -53,8 +60,11 @@ def section(page: str, title: str) -> str:
     return page if not title else found[1] if found else ""
 
 
-def filled(study: Study, number: int, page: str) -> SavedGrid:
-    """A grid with the means of a page's table; what that leaves out follows from ratios and their baselines."""
+def filled(study: Study, number: int, page: str, num_seeds: int = 0) -> SavedGrid:
+    """A grid with the means of a page's table, the least and the largest of so many seeds.
+
+    A mean that the table leaves out follows from ratios and their baselines.
+    """
     table = GridTable(study, number)
     down, shown, rows, _ = table.parts()
     left, headings = [words(one) for one in down], [heading for heading, _ in shown]
@@ -70,6 +80,7 @@ def filled(study: Study, number: int, page: str) -> SavedGrid:
         raise SystemExit(message)
     across, places = table.grid.across, list(table.axes)
     at = [str(choice.label) for choice in table.axes[across]] if across else [""]
+    ranges: dict[tuple[Labels, str], tuple[float, float]] = {}
     found: dict[Labels, list[float | None]] = {labels: [None] * len(table.columns) for labels in table.rows()}
     for line in lines[: len(keys)]:
         chosen = dict(zip(down, line, strict=False))
@@ -84,9 +95,17 @@ def filled(study: Study, number: int, page: str) -> SavedGrid:
             labels = tuple(label if name == across else chosen[name] for name in places)
             if column.baseline is None and labels in found:
                 found[labels][table.columns.index(column)] = mean
+                if (ends := edges(texts.get(heading, ""))) is not None:
+                    ranges[labels, column.header] = ends
     table.values |= {(labels, None): row for labels, row in found.items()}
     points = [{"seed": None, "values": table.values[labels, None]} for labels in table.rows()]
-    return SavedGrid.model_validate({**table.to_json(), "claims": [], "points": points})
+    document = {**table.to_json(), "claims": [], "points": points}
+    for labels, row in zip(table.rows(), document["rows"], strict=True):
+        for header, cell in row["cells"].items():
+            if cell is not None:
+                low, high = ranges.get((labels, header), (cell["mean"], cell["mean"]))
+                cell |= {"min": low, "max": high, "count": max(1, num_seeds)}
+    return SavedGrid.model_validate(document)
 
 
 def told_grids(study: Study) -> list[int]:
@@ -98,8 +117,12 @@ def told(name: str, page: str) -> list[str]:
     """Lines of the answers that a page's tables give."""
     study = load_study(name)
     plain = study.model_copy(update={"grids": [one.model_copy(update={"seeds": []}) for one in study.grids]})
-    contests: Sequence[Contest] = races([filled(plain, number, page) for number in told_grids(plain)])
-    lines: list[str] = []
+    contests: Sequence[Contest] = races(
+        [filled(plain, number, page, len(study.grids[number].seeds)) for number in told_grids(plain)]
+    )
+    free = tables(section(page, TITLE))
+    said_first = escape.prose(verdict(free[0][1:] if free else []))
+    lines = [said_first, ""] if said_first else []
     for head, said in answers(contests):
         items = [f"- {escape.prose(one)}" for one in said if one != NO_ERROR]
         lines += [escape.prose(head), "", *items, *([""] if items else [])]

@@ -45,6 +45,14 @@ def sweep(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List the points, and which of them the folder holds; replay nothing.")
     ] = False,
+    fix: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fix",
+            metavar="K=V",
+            help="Hold a setting at this value in place of the study's, such as trace.model=olmoe-1b-7b; repeatable.",
+        ),
+    ] = None,
     free: Annotated[
         bool,
         typer.Option(
@@ -82,7 +90,7 @@ def sweep(
         message = "which study? Give a TOML file, or a name of `moereplay sweep --list`"
         raise UserError(message)
     if copy is not None:
-        if out or json_ or into or dry_run or shard is not None or deliver != Delivery():
+        if out or json_ or into or fix or dry_run or shard is not None or deliver != Delivery():
             message = "--copy writes a study's text and replays nothing: no other option goes with it"
             raise UserError(message)
         _copy(study, copy)
@@ -101,9 +109,10 @@ def sweep(
     from replay.report.command import command_words
     from replay.studies.sweeps.page import page
     from replay.studies.sweeps.plan import plan_sweep
+    from replay.studies.sweeps.reader_settings import parse_held
     from replay.studies.sweeps.run import sweep as carry_out
 
-    plan = plan_sweep(study, free_only=free, allow_code=allow_code)
+    plan = plan_sweep(study, free_only=free, held=parse_held(fix or []), allow_code=allow_code)
     if into is not None:
         _read_page(into, plan)  # a page without a place for it ends the sweep before it begins
     if dry_run:
@@ -126,7 +135,7 @@ def sweep(
     if into is not None:
         write_text(into, _read_page(into, plan))
     if not result.num_missing:
-        words = ["moereplay", "sweep", study, *(["--free"] if free else []), "-o", str(out)]
+        words = ["moereplay", "sweep", study, *plan.study.fixes, *(["--free"] if free else []), "-o", str(out)]
         deliver(lambda: page(result, command_words(words)))
         for part in result.screen_tables():
             show(part)

@@ -26,7 +26,7 @@ from replay.studies.uncertainty.residuals import UNVALIDATED
 from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
-    from replay.studies.sweeps.sweep_file import SavedAnswer, SavedGrid, SavedRow
+    from replay.studies.sweeps.sweep_file import SavedAnswer, SavedCell, SavedGrid, SavedRow
     from tracegen.shared.display.content import Cell
 
 OF_SCHEMES = "scheme"
@@ -48,6 +48,12 @@ MOST_TOLD = 3
 
 MOST_ALONG = 5
 """Values along an axis that a comparison with a base tells one by one."""
+
+MOST_NUMBERS = 20
+"""Numbers of courses against a base that are told one by one; of more, the table says them."""
+
+FAR = 0.2
+"""Share between the least and the largest of a range from which it is said where they are."""
 
 MOST_PLACES = 60
 """Rows of the table of who wins where; of more places all points are in the tables of the grids."""
@@ -119,13 +125,18 @@ class LeadChange:
     low, high
         The least and the largest such place of a seed.
     num_seeds
-        Of how many seeds, and of how many in all.
+        Of how many seeds, and of how many in all; of none where only the least and the largest value
+        at each place are known. Between these two it then is at most, which are 0 and infinite where
+        it may be nowhere.
+    is_drawn
+        Whether seeds draw the routing, so that a place of one of them has a spread that nobody knows.
     """
 
     at: float
     low: float
     high: float
     num_seeds: tuple[int, int]
+    is_drawn: bool = False
 
     def text(self, axis: str) -> str:
         """Its place, in no more digits than the spread over seeds leaves.
@@ -137,12 +148,14 @@ class LeadChange:
         """
         found, wanted = self.num_seeds
         digits = math.floor(math.log10(self.at)) if self.at > 0 else 0
-        if wanted < 2:
-            return f"about {_number(axis, self.at, digits - (self.at < 2 * 10.0**digits))}"
+        if wanted < 2 or math.isinf(self.high):
+            over = f" (perhaps nowhere, over {wanted} seeds)" if wanted > 1 else " (one draw)" if self.is_drawn else ""
+            return f"about {_number(axis, self.at, digits - (self.at < 2 * 10.0**digits))}{over}"
         spread = self.high - self.low
         digits = max(digits - 1, math.floor(math.log10(spread)) if spread else digits - 1)
         at, low, high = (_number(axis, one, digits) for one in (self.at, self.low, self.high))
-        return f"{at} ({low} to {high} in {found} of {wanted} seeds)" if low != high else f"about {at}"
+        seeds = f"in {found} of {wanted} seeds" if found else f"at most over {wanted} seeds"
+        return f"{at} ({f'{low} to {high} ' if low != high else ''}{seeds})"
 
 
 class Contest:
@@ -231,9 +244,12 @@ class Contest:
     def _best(self, values: Sequence[Any], key: Callable[[Any], float] | None = None) -> Any:
         return (max if self.answer.most else min)(values, key=key)
 
-    def _mean(self, place: Place, rival: str) -> float | None:
+    def _cell(self, place: Place, rival: str) -> SavedCell | None:
         row = self._row(place, rival)
-        cell = None if row is None else row.cells[self.answer.column]
+        return None if row is None else row.cells[self.answer.column]
+
+    def _mean(self, place: Place, rival: str) -> float | None:
+        cell = self._cell(place, rival)
         return None if cell is None else cell.mean
 
     def _error(self, place: Place, *rivals: str) -> float | None:
@@ -299,8 +315,28 @@ class Contest:
         for seed in range(len(self.grid.seeds)):
             crossed = crossings([[self._of_seed(place, rival, seed) for rival in rivals] for place in places])
             found += [min(crossed, key=lambda one: abs(math.log(max(one, 1e-12) / max(at, 1e-12))))] if crossed else []
-        spread = found or [at]
-        return LeadChange(at, min(spread), max(spread), (len(found), len(self.grid.seeds)))
+        if self._by_seed and self.grid.seeds:
+            spread = found or [at]
+            return LeadChange(at, min(spread), max(spread), (len(found), len(self.grid.seeds)), self._is_drawn)
+        # Read off a page, a value has the least and the largest of its seeds.
+        cells = [[self._cell(place, rival) for rival in rivals] for place in places]
+        ends = [
+            [
+                [None if cell is None else getattr(cell, edge) for cell, edge in zip(row, turn, strict=True)]
+                for row in cells
+            ]
+            for turn in (("min", "max"), ("max", "min"))
+        ]
+        spread = [one for values in ends for one in crossings(values)[:1]]
+        num_seeds = max(cell.count for row in cells for cell in row if cell is not None)
+        low, high = (min(spread), max(spread)) if len(spread) == len(ends) else (0.0, math.inf)
+        return LeadChange(at, low, high, (0, num_seeds), self._is_drawn)
+
+    @property
+    def _is_drawn(self) -> bool:
+        """Tell whether routing is drawn, and not recorded or of no concern."""
+        choices = (one.settings for values in self.grid.axes.values() for one in values)
+        return any("trace.kind" in one for one in (self.grid.fixed, *choices))
 
     def _along(self, place: Place) -> Iterator[Place]:
         along = self.answer.along
@@ -382,7 +418,7 @@ class Contest:
         along: str | None = None,
         rivals: Sequence[str] | None = None,
         *,
-        placed: bool = False,
+        apart: float | None = None,
     ) -> list[str]:
         """Compare each rival with the base in words.
 
@@ -395,8 +431,8 @@ class Contest:
             else the least and the largest share.
         rivals
             Those who are told of; all by default.
-        placed
-            Whether to say where these two are, if one is less and one is more.
+        apart
+            How far apart these two are if it is said where they are; of less and more it always is.
         """
         verb = "takes" if self._is_time else "has"
         said = []
@@ -411,14 +447,17 @@ class Contest:
                 continue
             told = [_more([share for _, share in shares], self._much)]
             (least, low), (most, high) = (edge(shares, key=lambda one: one[1]) for edge in (min, max))
-            if placed and low <= -LEVEL and high >= LEVEL:
+            if apart is not None and ((low <= -LEVEL and high >= LEVEL) or high - low >= apart):
                 there = self._at(most)
                 if (
                     self.answer.along is not None
                     and there == f" at {value_words(self.answer.along, most[self.answer.along])}"
                 ):
                     there = f" at {_short(self.answer.along, most[self.answer.along])}"
-                told = [f"{_more([low], self._much)}{self._at(least)} to {_more([high], self._much)}{there}"]
+                ends = [_more([share], self._much, (low, high)) for share in (low, high)]
+                where = self._at(least)
+                unit = f" {ends[1].partition(' ')[2]}" if where.startswith(" (") else ""
+                told = [f"{ends[0].removesuffix(unit)}{where} to {ends[1]}{there}"]
             if along is not None and low <= -LEVEL and high >= LEVEL:
                 labels = [place[along] for place, _ in shares]
                 ats = [value_words(along, labels[0]), *(_short(along, one) for one in labels[1:])]
@@ -441,7 +480,9 @@ class Contest:
     def headline(self) -> str:
         """The answer in one sentence, of which model it is, and which assumptions turn it."""
         kind = "the model " if self._model in EVERY else ""
-        of = f"With {kind}{self._model}" if self._model else ""
+        with_ = [f"{kind}{self._model}"] if self._model else []
+        with_ += [f"{self.answer.under} (assumed)"] if self.answer.under else []
+        of = f"With {', '.join(with_)}" if with_ else ""
         said = self._sentence(of)
         told = [f"the {words(axis)} ({how})" for axis in self.answer.assumed if (how := self._turn_of(axis))]
         turns = f" It turns with {together(told)}." if told else ""
@@ -449,7 +490,7 @@ class Contest:
 
     def _sentence(self, of: str) -> str:
         if self.answer.base is not None:
-            told = ", ".join(self._rival_lines(placed=True)) or "nobody can run"
+            told = ", ".join(self._rival_lines(apart=FAR)) or "nobody can run"
             told += "" if self._is_time else f" {self.answer.column}"
             against = f"against {self._rival_name(self.answer.base)}"
             head = f"{of} and {against}, " if of else f"A{against[1:]}, "
@@ -466,6 +507,8 @@ class Contest:
             return (
                 f"{head}{every[0].name}{winners[every[0].name]} in {_of_cases(len(every), len(every))}{self._by(every)}"
             )
+        if self._is_told_whole(courses):
+            return f"{head}{self._courses_text(courses, self._verb, '. ')}"
         counts = {name: sum(one.name == name for one in every) for name in winners}
         best, *others = sorted(counts, key=lambda rival: -counts[rival])
         told = ", ".join(f"{name}{' (level)' * (name not in self.rivals)} in {counts[name]}" for name in others)
@@ -477,14 +520,15 @@ class Contest:
         said = []
         if self.answer.base is not None and len(courses) > MOST_COSTS:
             said += self._by_value(courses[0][0].place)
-        elif 1 < len(courses) <= MOST_COURSES:
+        elif 1 < len(courses) <= MOST_COURSES and not self._is_told_whole(courses) and self._is_short(courses):
             told = [(self._where(course[0].place), self._of_course(course)) for course in courses]
             said += [f"{where}: {text}." for where, text in told if text]
-        elif self.answer.base is not None and self._tells_along(courses[0] if courses else []):
+        elif self.answer.base is not None and len(courses) == 1 and self._tells_along(courses[0]):
             if self.answer.rivals == OF_SCHEMES:
                 said += [f"First is {self.course_text(courses[0])}."]
-            ranges = self._rival_lines()  # which the headline has
-            said += [f"{one}." for one in self._rival_lines(along=self.answer.along) if one not in ranges]
+            if self._is_short(courses):
+                ranges = self._rival_lines()  # which the headline has
+                said += [f"{one}." for one in self._rival_lines(along=self.answer.along) if one not in ranges]
         return [
             *said,
             *self._of_families(courses),
@@ -501,13 +545,27 @@ class Contest:
             if len(members) > 1 and len(courses) <= MOST_TOLD:
                 own = copy.copy(self)
                 own._members, own.rivals = {label: [label] for label in members}, members
-                said += [f"Best of {family}: {own._courses_text(own.courses())}."]
+                found = own._courses_text(own.courses())
+                said += [f"Best of {family}: {found or 'nobody can run'}."]
         return said
 
-    def _courses_text(self, courses: Sequence[Sequence[Lead]]) -> str:
-        """Sentence on who leads along each course."""
+    def _is_told_whole(self, courses: Sequence[Sequence[Lead]]) -> bool:
+        """Tell whether the first sentence has every course: of few who have not all the same first."""
+        first = {one.name for course in courses for one in course}
+        return self.answer.base is None and 1 < len(courses) <= MOST_TOLD and len(first) > 1
+
+    def _is_short(self, courses: Sequence[Sequence[Lead]]) -> bool:
+        """Tell whether what is told of courses against a base has few numbers."""
+        return self.answer.base is None or (len(self.rivals) - 1) * sum(map(len, courses)) <= MOST_NUMBERS
+
+    def _courses_text(self, courses: Sequence[Sequence[Lead]], verb: str = "", mark: str = "; ") -> str:
+        """Words on who leads along each course, with a mark between two."""
         heads = [f"{self._where(course[0].place)}: " if len(courses) > 1 else "" for course in courses]
-        return "; ".join(f"{head}{self.course_text(course)}" for head, course in zip(heads, courses, strict=True))
+        told = [f"{head}{self.course_text(course, verb)}" for head, course in zip(heads, courses, strict=True)]
+        is_of_schemes = any(OF_SCHEMES in course[0].place for course in courses)
+        return mark.join(
+            _capital(one) if n and mark == ". " and not is_of_schemes else one for n, one in enumerate(told)
+        )
 
     def _edge(self) -> list[str]:
         """Line on the largest of numbers that compete, where it leads: beyond it nothing was tried."""
@@ -620,8 +678,9 @@ class Contest:
             else ""
         )
         return (
-            f"The {what} exceeds the error in {_of_cases(len(apart) - len(within), len(cases))}{level}. "
-            f"The error is {_range([one.error for one in cases])}: {'; '.join(self._kinds(rows))}.{close}{seeds}"
+            f"The {what} exceeds the error of {_range([one.error for one in cases])} in "
+            f"{_of_cases(len(apart) - len(within), len(cases))}{level}. "
+            f"The error is {'; '.join(self._kinds(rows))}.{close}{seeds}"
         )
 
     def _cases(self, assumed: Place | None = None) -> list[Margin]:
@@ -779,6 +838,14 @@ class Contest:
                 found.append(replace(now, second=was.first, ahead=ahead[was.first]))
         return found, every
 
+    def _level_cases(self, assumed: Place) -> list[Lead]:
+        """Places of those who are level as stated, whose lead turns between two other values of an assumption."""
+        (axis, now), *more = assumed.items()
+        others = [label for label in self._labels[axis][1:] if label != now and not more]
+        return list(
+            {_key(one.place): one for was in others for one in self._overtakes({axis: was}, assumed)[0]}.values()
+        )
+
     def _turns(self, assumed: Place) -> str:
         """Words for what other values of assumptions say, and the cases that they turn; empty where there are none."""
         courses = self.courses(assumed)
@@ -791,7 +858,7 @@ class Contest:
             flips, count = self._flips({}, assumed)
             is_short = len(courses) == 1 and self._tells_along(courses[0])
             along = self.answer.along if is_short else None
-            before, after = (self._rival_lines(held, along=along, placed=True) for held in ({}, assumed))
+            before, after = (self._rival_lines(held, along=along, apart=math.inf) for held in ({}, assumed))
             if not after:
                 return "nobody can be compared"
             told = [one for one in after if one not in before]
@@ -800,7 +867,8 @@ class Contest:
             return f"{_turn(flipped, count)}{('; ' if is_short else ', ').join(told)}{error}"
         found, every = self._overtakes({}, assumed)
         most = sorted(found, key=lambda one: -one.ahead)
-        turned = _turn([", ".join(self._words_of(one.place)) for one in most], len(every))
+        parted = [", ".join(self._words_of(one.place)) for one in self._level_cases(assumed)]
+        turned = _turn([", ".join(self._words_of(one.place)) for one in most], len(every), parted)
         if len(courses) <= MOST_TOLD:
             return f"{turned}{self._courses_text(courses)}{error}"
         led = "; ".join(f"{one.name} {_leads(one)}{self._at(one.place)}" for one in most[:MOST_TOLD])
@@ -993,10 +1061,17 @@ def _leads(one: Lead) -> str:
     return f"{'leads' if len(one.near) == 1 else 'lead'} {one.second}{by}"
 
 
-def _turn(turned: Sequence[str], every: int) -> str:
-    """Number and names of the cases that turn, in front of what is told of all; empty where there is one case."""
+def _turn(turned: Sequence[str], every: int, parted: Sequence[str] = ()) -> str:
+    """Number and names of the cases that turn, in front of what is told of all; empty where there is one case.
+
+    Parameters
+    ----------
+    parted
+        Names of cases that are level as stated.
+    """
     if not turned or every == 1:
-        return "" if every == 1 else "no case turns: "
+        but = f" but a level one ({'; '.join(parted[:MOST_TOLD])})" if parted else ""
+        return "" if every == 1 else f"no case turns{but}: "
     more = f" and {len(turned) - MOST_TOLD} more" if len(turned) > MOST_TOLD else ""
     verb = "turns" if len(turned) == 1 else "turn"
     return f"{len(turned)} of {every} cases {verb} ({'; '.join(turned[:MOST_TOLD])}{more}): "

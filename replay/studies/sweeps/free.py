@@ -7,16 +7,20 @@ the claims are about, so that its points are planned, stored and found again as 
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError, unknown
 from replay.report.command import command_words
+from replay.studies.sweeps.answer import LEVEL
 from replay.studies.sweeps.claims import column_of, replay_claim, without_value
 from replay.studies.sweeps.points import LABEL, axes_of, check_labels, place, show
 from replay.studies.sweeps.study import Grid, Labels, Scalar, Study
 from replay.studies.sweeps.sweep_file import ClaimValue, FreeInput, SweptClaim, inputs_text
 from replay.studies.sweeps.table import markdown
+from replay.studies.sweeps.words import together
 from tracegen.shared.display import escape
 from tracegen.shared.display.content import Column, Table
 
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
 SUFFIX = "-free"
 TITLE = "Free inputs"
 NUM_LABELS = 2
+MOST_DECIDING = 3
+"""Inputs that a sentence names of those that decide."""
 Axes = Mapping[str, Sequence[Mapping[str, Scalar]]]
 
 
@@ -144,7 +150,7 @@ def _vary(study: Study, number: int, grid: Grid, inputs: Mapping[str, str]) -> V
             "across": None,
             "answer": None,
             "geomean": [],
-            "leave_out": _left_out(grid.leave_out, axes),
+            "leave_out": left_out(grid.leave_out, axes),
             "columns": [column for column in grid.columns if column.header in columns],
             "study": study.name,
             "of": number,
@@ -184,7 +190,7 @@ def _change(
     return {**fixed, **({} if at else settings)}, changed
 
 
-def _left_out(leave_out: Sequence[Labels], axes: Axes) -> list[Labels]:
+def left_out(leave_out: Sequence[Labels], axes: Axes) -> list[Labels]:
     """Combinations that are not asked for, of the values that are left."""
     found = []
     for one in leave_out:
@@ -269,6 +275,41 @@ def free_table(claims: Sequence[SweptClaim]) -> Table:
         if found.num_missing
     }
     return Table("free-inputs", TITLE, [Column(one) for one in headings], rows, list(missing))
+
+
+def verdict(rows: Sequence[Sequence[str]]) -> str:
+    """The first published number beside those that are replayed, how many are reached, and what decides.
+
+    Parameters
+    ----------
+    rows
+        Texts of the rows of `free_table`; empty where nothing is free.
+    """
+    there = [row for row in rows if all(_number(text) is not None for text in row[1:5])]
+    if not there:
+        return ""
+
+    def is_reached(row: Sequence[str]) -> bool:
+        published, low, high = (_number(row[place]) or 0.0 for place in (1, 3, 4))
+        return low * (1 - LEVEL) <= published <= high * (1 + LEVEL)
+
+    says, published, stated, lowest, highest, _ = there[0]
+    counts = Counter(row[5].rpartition(" (")[0] for row in there if row[5] != "-")
+    most = together([f"{name} ({number})" for name, number in counts.most_common(MOST_DECIDING)])
+    span = (
+        f", and {lowest} to {highest} as what the paper leaves open varies" if lowest != highest else " in every case"
+    )
+    reached = f"{sum(map(is_reached, there))} of {len(there)} published numbers lie within such ranges"
+    return (
+        f"{says[:1].upper()}{says[1:]}: published {published}, replayed {stated}{span}. "
+        f"{reached}{f', which most depend on {most}' if most else ''}."
+    )
+
+
+def _number(text: str) -> float | None:
+    """Number at the begin of a cell; None where there is none."""
+    found = re.match(r"-?[\d,]+(?:\.\d+)?", text)
+    return float(found[0].replace(",", "")) if found else None
 
 
 def section(tables: Sequence[GridTable]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from replay.report.command import command_words
 from replay.report.provenance import NO_COMMAND, provenance
 from replay.studies.sweeps.answer import OF_SCHEMES, answers, longest_numeric, numbers, races
-from replay.studies.sweeps.free import TITLE, free_table
+from replay.studies.sweeps.free import TITLE, free_table, verdict
 from replay.studies.sweeps.study import study_names
 from replay.studies.sweeps.sweep_file import SavedSweep
 from replay.studies.sweeps.words import fixed_text, words
@@ -61,7 +61,9 @@ def page(result: SweepResult | SavedSweep, command: str = "") -> Page:
     if not command and study.name in study_names():
         command = command_words(["moereplay", "sweep", study.name, "-o", "FOLDER"])
     answer = _answer(grids)
-    headline = next((head for head, _ in answers(races(grids))), "")
+    table = free_table(study.free.claims)
+    heads = [verdict(table.texts()), *(head for head, _ in answers(races(grids)))]
+    headline = next(filter(None, heads), "")
     return Page(
         title=study.title,
         summary=" ".join(filter(None, [study.question.strip(), headline, _summary(grids, points)])),

@@ -11,6 +11,7 @@ from replay.errors import UserError
 from replay.studies.sweeps.claims import check_claims
 from replay.studies.sweeps.free import free_inputs_of, with_variations
 from replay.studies.sweeps.points import Point, place, points_of
+from replay.studies.sweeps.reader_settings import hold
 from replay.studies.sweeps.source import forget_files
 from replay.studies.sweeps.study import Study, load_study
 from replay.studies.sweeps.table import GridTable
@@ -18,7 +19,10 @@ from replay.studies.sweeps.task import ExperimentTask, make_task
 from replay.studies.sweeps.trace_task import TracedTask
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from replay.schemes.outside import AllowCode
+    from replay.studies.sweeps.study import Scalar
 
 
 AnyTask = TracedTask | ExperimentTask
@@ -52,7 +56,13 @@ class Plan:
         return [found[id(point)] for point in self.points]
 
 
-def plan_sweep(study: Study | str | Path, *, free_only: bool = False, allow_code: AllowCode = False) -> Plan:
+def plan_sweep(
+    study: Study | str | Path,
+    *,
+    free_only: bool = False,
+    held: Mapping[str, Scalar] | None = None,
+    allow_code: AllowCode = False,
+) -> Plan:
     """Find and check everything a study asks for; nothing is replayed.
 
     Parameters
@@ -61,6 +71,8 @@ def plan_sweep(study: Study | str | Path, *, free_only: bool = False, allow_code
         A study, the name of one that comes with the package, or a TOML file.
     free_only
         Whether to ask for its claims over free inputs alone, without its other grids.
+    held
+        Settings in place of the study's, see `replay.studies.sweeps.reader_settings`.
     allow_code
         Whether files of schemes that it names may be executed, see `replay.schemes.find`.
 
@@ -71,6 +83,7 @@ def plan_sweep(study: Study | str | Path, *, free_only: bool = False, allow_code
     """
     if not isinstance(study, Study):
         study = load_study(study)
+    study = hold(study, held) if held else study
     study = free_inputs_of(study) if free_only else with_variations(study)
     forget_files()
     tables = [GridTable(study, number) for number in range(len(study.grids))]

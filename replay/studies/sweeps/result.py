@@ -9,9 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from replay.experiments.base.documents import json_text
 from replay.experiments.base.experiment import EXPERIMENTS
+from replay.report.command import command_words
 from replay.studies.sweeps.answer import Contest, answers, races
 from replay.studies.sweeps.claims import HEADINGS, NUM_LABELS, claim_lines, claims_json
-from replay.studies.sweeps.free import Variation, free_json, section, swept_grids
+from replay.studies.sweeps.free import (
+    Variation,
+    free_json,
+    free_table,
+    section,
+    swept_claims,
+    swept_grids,
+    verdict,
+)
 from replay.studies.sweeps.plan import Plan
 from replay.studies.sweeps.rows import Row
 from replay.studies.sweeps.study import LAYER, Grid
@@ -110,6 +119,7 @@ class SweepResult(Exhibit):
     def screen_tables(self) -> list[RenderableType]:
         """Title, question and tables, as a terminal draws them."""
         said = [line for head, lines in answers(self.races()) for line in (head, *lines)]
+        said = [*filter(None, [self._verdict]), *said]
         return renderables(self.plan.study, self.plan.tables, said)
 
     def text(self) -> str:
@@ -124,9 +134,13 @@ class SweepResult(Exhibit):
         """Races of its grids, without those that vary free inputs."""
         return races(SavedSweep.model_validate_json(self.to_json()).shown_grids)
 
+    @property
+    def _verdict(self) -> str:
+        return verdict(free_table(swept_claims(self.plan.tables)).texts())
+
     def answers(self) -> list[str]:
         """Markdown of who wins where, and what would turn it."""
-        found: list[str] = []
+        found = _paragraphs(self._verdict)
         for head, lines in answers(self.races()):
             found += [*_paragraphs(head), *(f"- {escape.prose(line)}" for line in lines), ""]
         return found
@@ -135,7 +149,8 @@ class SweepResult(Exhibit):
         """The tables with question, settings and notes as Markdown."""
         study = self.plan.study
         lines = [f"# {escape.markdown(study.title)}", "", *_paragraphs(f"For those who ask: {study.question.strip()}")]
-        lines += [escape.code(f"moereplay sweep {study.name} -o FOLDER"), ""]
+        command = command_words(["moereplay", "sweep", study.name, *study.fixes, "-o", "FOLDER"])
+        lines += [escape.code(command), ""]
         lines += self.answers()
         lines += _paragraphs(study.notes)
         common, each = fixed_lines(self.plan.tables)

@@ -138,6 +138,8 @@ class Rivalry(StrictDocument):
     assumed
         Axes whose first value is assumed and whose others are what it may be instead: the answer is
         of the first, and says which others turn it.
+    under
+        Words for an assumption that decides and that no axis varies.
     errors
         Where the experiment is not layers, parts of validation whose errors apply, as in
         ``residuals.csv``.
@@ -151,6 +153,7 @@ class Rivalry(StrictDocument):
     most: bool = False
     along: Line | None = None
     assumed: list[Line] = Field(default_factory=list)
+    under: Line | None = None
     errors: list[Line] = Field(default_factory=list)
     families: dict[Line, list[Line]] = Field(default_factory=dict)
 
@@ -245,6 +248,8 @@ class Study(StrictDocument):
         For people.
     grids
         Complete: what the file gives for all of them is in each.
+    held
+        Settings that a reader gave in place of the file's.
     """
 
     name: Text
@@ -252,6 +257,12 @@ class Study(StrictDocument):
     question: Text
     notes: str = ""
     grids: list[Grid] = Field(min_length=1)
+    held: dict[str, Scalar] = Field(default_factory=dict)
+
+    @property
+    def fixes(self) -> list[str]:
+        """Words of the command line that hold these settings."""
+        return [word for key, value in self.held.items() for word in ("--fix", f"{key}={value}")]
 
 
 def study_names() -> list[str]:

@@ -183,6 +183,7 @@ class SavedAnswer(_SavedPart):
     most: bool
     along: str | None
     assumed: list[str]
+    under: str | None = None
     errors: list[str]
     families: dict[str, list[str]] = {}
 

@@ -133,6 +133,7 @@ class GridTable:
             most=asked.most,
             along=along,
             assumed=asked.assumed,
+            under=asked.under,
             errors=asked.errors,
             families=asked.families,
         )

@@ -94,7 +94,7 @@ def test_a_lead_changes_across_places_where_two_are_level() -> None:
     """`b` is ahead at 16, level at 64 and behind at 256: the place is where the lines through the means cross."""
     race = a_race(lambda tokens, scheme, tiles, seed: 64.2 if scheme == "a" else float(tokens))
     assert [one.near for one in race.courses()[0]] == [("b",), ("a", "b"), ("a",)]
-    assert "the lead changes at about 64." in race.headline()
+    assert "the lead changes at 64 (in 3 of 3 seeds)." in race.headline()
 
 
 def a_grid(axes: dict[str, list[str]], value: Callable[..., float | None], **answer: Any) -> Contest:
@@ -129,6 +129,16 @@ def test_of_a_family_the_best_competes() -> None:
     ]
     (best,) = (line for line in race.lines() if line.startswith("Best of AB: "))
     assert best.startswith("Best of AB: b at 16 tokens per GPU (33 % ahead of a); a at 64, the most replayed (50 %")
+
+
+def test_a_family_none_of_which_can_run_is_told() -> None:
+    race = a_grid(
+        {"scheme": list("abc")},
+        lambda scheme: 1.0 if scheme == "c" else None,
+        families={"AB": ["a", "b"]},
+    )
+    assert race.headline() == "c is fastest (alone)."
+    assert "Best of AB: nobody can run." in race.lines()
 
 
 def test_what_was_replayed_together_is_told_together() -> None:
@@ -174,9 +184,9 @@ def test_a_bound_is_no_rival() -> None:
 
 def test_a_lead_within_the_error_is_told() -> None:
     close = a_race(lambda tokens, scheme, tiles, seed: 100.0 if scheme == "a" else 103.0)
-    assert "The lead exceeds the error in none of 3 cases." in close.error_line()
+    assert "The lead exceeds the error of 7 % in none of 3 cases." in close.error_line()
     assert "Closest is a, 3 % ahead of b at 16 tokens per GPU." in close.error_line()
-    assert "The error is 7 %: that of" in close.error_line()  # both are off by 5 %, independently
+    assert "The error is that of" in close.error_line()  # both are off by 5 %, independently
     far = a_race(lambda tokens, scheme, tiles, seed: 100.0 if scheme == "a" else 110.0)
     assert "in all 3 cases." in far.error_line()
 
@@ -198,12 +208,48 @@ def test_who_is_within_a_percent_is_level() -> None:
     race = a_race(lambda tokens, scheme, tiles, seed: 100.0 if scheme == ("a" if tokens < 256 else "b") else 100.5)
     said = race.headline()
     assert said == "a and b are fastest (level)."
-    assert "exceeds the error in none of 3 cases; in all 3 there is none (within 1 %)." in race.error_line()
+    assert "exceeds the error of 7 % in none of 3 cases; in all 3 there is none (within 1 %)." in race.error_line()
     cost = a_race(lambda tokens, scheme, tiles, seed: 100.0 if scheme == "a" else 99.5 + tokens / 100, base="a")
     assert cost.headline() == "Against a, b takes the same to 2 % more."
     # Another order of tiles that puts the level one before the other turns nothing.
     near = a_race(lambda tokens, scheme, tiles, seed: 100.0 if (scheme == "a") == (tiles == STATED) else 100.5)
     assert "turns" not in near.headline()
+
+
+def test_a_level_case_that_values_of_an_assumption_part_is_named_where_these_are_told() -> None:
+    """`a` and `b` are level as stated; `b` leads with one other value, `a` with the next."""
+    times = {"as stated": 100.0, "one": 80.0, "other": 120.0}
+    race = a_grid(
+        {"scheme": ["a", "b"], "size": ["small", "large"], "tiles": list(times)},
+        lambda scheme, size, tiles: 100.0 if scheme == "a" else times[tiles] if size == "small" else 50.0,
+        assumed=["tiles"],
+    )
+    assert race.headline().endswith(
+        "It turns with the tiles (with one tiles b leads, with other tiles a leads b by 17 %: small size)."
+    )
+    assert [line.count("no case turns but a level one (small size)") for line in race.turns()] == [2]
+
+
+def test_few_courses_are_told_in_the_first_sentence() -> None:
+    race = a_grid(
+        {"scheme": ["a", "b"], "size": ["small", "large"]},
+        lambda scheme, size: 100.0 if scheme == "a" else 50.0 if size == "small" else 200.0,
+    )
+    assert race.headline() == "small size: b is fastest (50 % ahead of a). Large size: a is fastest (50 % ahead of b)."
+    assert not any("size:" in line for line in race.lines())
+
+
+def test_of_many_numbers_against_a_base_the_table_says_them() -> None:
+    axes = {"scheme": list("abcdefg"), "tokens_per_rank": ["1", "2", "4", "8"]}
+
+    def time(scheme: str, tokens_per_rank: str) -> float:
+        return 1.0 + "abcdefg".index(scheme) * int(tokens_per_rank)
+
+    few, many = (
+        a_grid({**axes, "scheme": axes["scheme"][:n]}, time, base="a", along="tokens_per_rank") for n in (3, 7)
+    )
+    assert any(line.startswith("b takes") for line in few.lines())
+    assert not any(line.startswith("b takes") for line in many.lines())
 
 
 def test_who_is_level_does_not_turn() -> None:
@@ -253,6 +299,10 @@ def test_seeds_that_disagree_are_told() -> None:
 
 def test_a_place_between_two_values_has_no_more_digits_than_are_known() -> None:
     assert LeadChange(1398.0, 1398.0, 1398.0, (1, 1)).text("tokens_per_rank") == "about 1,400"
+    assert LeadChange(640.0, 640.0, 640.0, (0, 1), is_drawn=True).text("tokens_per_rank") == "about 600 (one draw)"
+    extremes = LeadChange(22.0, 19.0, 25.0, (0, 3)).text("experts")
+    assert extremes == "22 (19 to 25 at most over 3 seeds)"
+    assert LeadChange(18.0, 0.0, math.inf, (0, 3)).text("experts") == "about 18 (perhaps nowhere, over 3 seeds)"
     assert LeadChange(640.0, 640.0, 640.0, (1, 1)).text("tokens_per_rank") == "about 600"
     assert LeadChange(9_428_418.0, 9_428_418.0, 9_428_418.0, (0, 0)).text("bytes") == "about 9 MiB"
     assert LeadChange(414.0, 398.0, 455.0, (3, 3)).text("tokens_per_rank") == "410 (400 to 460 in 3 of 3 seeds)"
@@ -418,9 +468,9 @@ def test_a_number_that_competes_has_the_words_of_its_axis() -> None:
     ("times", "says"),
     [
         ([6.0], "11 takes 3.00 times as long"),
-        ([2.2, 22.6], "11 takes 1.10 to 11.3 times as long"),
+        ([2.2, 22.6], "11 takes 1.10 (load 0) to 11.3 times as long (load 1)"),
         ([1.0, 6.0], "11 takes 50 % less (load 0) to 3.00 times as long (load 1)"),
-        ([2.0, 6.0], "11 takes the same to 3.00 times as long"),
+        ([2.0, 6.0], "11 takes the same (load 0) to 3.00 times as long (load 1)"),
         ([5.8], "11 takes 190 % more"),
     ],
 )

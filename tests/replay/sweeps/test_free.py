@@ -15,7 +15,7 @@ from replay.errors import UserError
 from replay.experiments.base.load import load_result
 from replay.report.pages import page
 from replay.studies.sweeps import load_study, study_names
-from replay.studies.sweeps.free import free_inputs_of, free_table, swept_claims
+from replay.studies.sweeps.free import free_inputs_of, free_table, swept_claims, verdict
 from replay.studies.sweeps.plan import plan_sweep
 from replay.studies.sweeps.points import points_of
 from replay.studies.sweeps.result import SweepResult
@@ -367,3 +367,22 @@ def test_free_inputs_of_shipped_studies_say_why_and_each_value_changes_a_replay(
     for values in {values for values, _ in asked if values}:
         grids = [of for told_of, of in asked if told_of == values]
         assert any(asked[values, of] != asked["", of] for of in grids), values
+
+
+def test_the_first_published_number_and_what_decides_stand_before_all_answers(swept: SweepResult) -> None:
+    rows = [
+        ("speed-up of DeepEP", "2", "1.50", "1.00 (tiles: arrival)", "1.60 (gate: plain)", "tiles (1.00 to 1.50)"),
+        ("traffic", "4.4", "4.41", "4.41", "4.41", "-"),
+        ("nobody can", "3", "-", "-", "-", "-"),
+    ]
+    assert verdict(rows) == (
+        "Speed-up of DeepEP: published 2, replayed 1.50, and 1.00 (tiles: arrival) to 1.60 (gate: plain) as what the "
+        "paper leaves open varies. 1 of 2 published numbers lie within such ranges, which most depend on tiles (1)."
+    )
+    assert verdict(rows[1:2]) == (
+        "Traffic: published 4.4, replayed 4.41 in every case. 1 of 1 published numbers lie within such ranges."
+    )
+    assert verdict([]) == ""
+    said = verdict(free_table(swept_claims(swept.plan.tables)).texts())
+    assert said.startswith("DeepEP over the bound: published 2, ")
+    assert said in swept.text() and said in swept.markdown().replace("\\", "") and said in page(swept).summary
