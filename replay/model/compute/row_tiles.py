@@ -138,8 +138,9 @@ def row_tiles(
     if layout in (*PADDED, "received"):
         tile_rows = CONTIGUOUS_ROWS
     tuned = None if tuned_rows is None else np.broadcast_to(tuned_rows, work.num_ranks)
-    # DeepGEMM's masked kernels for GPUs whose sums lie in registers have such a rule.
-    has_rule = layout == "masked" and compute.accumulators == 1 and work.precision.operand_bytes in MOST_COLUMNS
+    # Hopper alone has clusters of blocks and sums in registers, and DeepGEMM's masked kernels for it a rule.
+    is_hopper = compute.cluster_tiles > 1 and compute.accumulators == 1
+    has_rule = layout == "masked" and is_hopper and work.precision.operand_bytes in MOST_COLUMNS
     shapes = []
     for rank, experts in enumerate(work.experts_of_rank):
         known = rows[experts]
