@@ -410,7 +410,7 @@ def gemm_kernel(
     *,
     launched_early: bool = False,
     layout: str = "plain",
-    tuned_rows: int | None = None,
+    tuned_rows: Counts | int | None = None,
     num_sms: int = 0,
     raster: Raster | None = None,
     path: OperandPath = WGMMA_TMA,
@@ -426,7 +426,7 @@ def gemm_kernel(
     layout
         Layout of the rows of a rank's experts in memory, one of `LAYOUTS`.
     tuned_rows
-        Number of rows per expert that the tile shape is chosen for, if it is not their mean.
+        See `row_tiles`.
     num_sms
         SMs of the pool; 0 if it has all.
     raster

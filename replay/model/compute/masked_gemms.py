@@ -49,6 +49,7 @@ def masked_kernels(
     slots: Ints,
     *,
     scales_in_order: bool,
+    expected: Ints | None = None,
 ) -> Ints:
     """Run the experts of every rank in a masked layout: (rank,) marks of their end.
 
@@ -63,9 +64,11 @@ def masked_kernels(
     scales_in_order
         Whether the scales of the rows come in the order of the first GEMM, as low-latency kernels
         write them.
+    expected
+        (rank,): rows that the host expects of an expert; by default their mean on the rank.
     """
-    done = masked_operands(machine, work, pool, after, slots, scales_in_order=scales_in_order)
-    return gemm_kernel(machine, work, Gemm.second(work), pool, done, layout="masked").end
+    done = masked_operands(machine, work, pool, after, slots, scales_in_order=scales_in_order, expected=expected)
+    return gemm_kernel(machine, work, Gemm.second(work), pool, done, layout="masked", tuned_rows=expected).end
 
 
 def masked_operands(
@@ -76,6 +79,7 @@ def masked_operands(
     slots: Ints,
     *,
     scales_in_order: bool,
+    expected: Ints | None = None,
 ) -> Ints:
     """Run all but the second GEMM: (rank,) marks when it may begin; see `masked_kernels`."""
     has_scales = work.precision.operand_bytes == 1
@@ -83,11 +87,21 @@ def masked_operands(
     if has_scales and not scales_in_order:
         after = machine.memory_kernel(Kind.PERMUTE, scale_bytes(slots, hidden), after, SCALES)
     first = Gemm.first(work, fused_activation=False)
-    done = gemm_kernel(machine, work, first, pool, after, layout="masked").end
+    done = gemm_kernel(machine, work, first, pool, after, layout="masked", tuned_rows=expected).end
     done = masked_activation(machine, work, done)
     if has_scales:
         done = machine.memory_kernel(Kind.ACTIVATION, scale_bytes(slots, intermediate), done, SCALES)
     return done
+
+
+def expected_rows(work: LayerWork) -> Ints:
+    """(rank,): rows that SGLang's host expects of an expert, if all ranks have as many tokens as its own.
+
+    Source: sgl-project/sglang 003a81b, ``token_dispatcher/deepep.py``, ``expected_m``.
+    """
+    pairs = np.diff(work.tokens_of_rank) * work.num_ranks * work.expert_ids.shape[1]
+    expected: Ints = (pairs + work.num_experts) // work.num_experts
+    return expected
 
 
 def signalling_kernel(machine: Machine, work: LayerWork, pool: Pools, after: Tasks, num_sms: int) -> GemmKernel:
@@ -103,7 +117,8 @@ def signalling_kernel(machine: Machine, work: LayerWork, pool: Pools, after: Tas
     after
         (rank,): what `masked_operands` gives.
     """
-    return gemm_kernel(machine, work, Gemm.second(work), pool, after, layout="masked", num_sms=num_sms)
+    gemm, expected = Gemm.second(work), expected_rows(work)
+    return gemm_kernel(machine, work, gemm, pool, after, layout="masked", tuned_rows=expected, num_sms=num_sms)
 
 
 def masked_activation(machine: Machine, work: LayerWork, after: Tasks) -> Ints:

@@ -13,9 +13,10 @@ memory decides what a kernel does with a partial tile:
   buffer has one row for each token that arrived (DeepGEMM's own comparison with DeepEP's first
   version). What tiles ask for beyond it is neither read nor written; TMA hands out zeros.
 - ``"masked"``: a buffer of fixed size has a count for each expert. Row tiles beyond the count are
-  skipped, and so is the multiplication of a warp group (64 rows) that begins beyond it; all other
-  tiles are read and written whole. The host does not know the counts and chooses the tile for an
-  expected number of rows. The scheduler of every SM walks through the counts of all experts.
+  skipped, and so, in FP8, is the multiplication of a warp group (64 rows) that begins beyond it; all
+  other tiles are read and written whole. The host does not know the counts and chooses the tile for
+  an expected number of rows (`masked_tiles`). The scheduler of every SM walks through the counts of
+  all experts.
 - ``"matrix"``: the rank has one expert, whose rows end with the buffer, so that loads of a partial
   tile ask for rows that do not exist. This is the layout of dense layers.
 
@@ -31,6 +32,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.model.compute.masked_tiles import MASKED_ROWS, MOST_COLUMNS, masked_tile
 from replay.model.work.ragged import places
 
 if TYPE_CHECKING:
@@ -44,7 +46,6 @@ LAYOUTS = ("plain", "contiguous", "skipped", "received", "masked", "matrix")
 PADDED = ("contiguous", "skipped")  # each expert fills whole tiles
 WHOLE = ("contiguous", "received")  # padding is multiplied
 CONTIGUOUS_ROWS = 128  # DeepGEMM's alignment of a contiguous layout, which is also its tile height
-MASKED_ROWS = (64, 128)  # heights that its masked kernels have: one warp group or two
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def row_tiles(
     num_sms: int,
     tile_rows: int | None = None,
     layout: str = "plain",
-    tuned_rows: int | None = None,
+    tuned_rows: Counts | int | None = None,
 ) -> RowTiles:
     """Cut every expert's rows into tiles; the last one of an expert may be partial.
 
@@ -126,8 +127,9 @@ def row_tiles(
     layout
         Layout of the rows of a rank's experts in memory, one of `LAYOUTS`.
     tuned_rows
-        Number of rows per expert that the tile shape is chosen for. By default it is their mean on
-        the rank, since the host does not know their counts; a matrix has the rows that it has.
+        Number of rows per expert that the tile shape is chosen for, of all ranks or (rank,). By
+        default it is their mean on the rank, since the host does not know their counts; a matrix
+        has the rows that it has.
     """
     assert layout in LAYOUTS, layout
     compute, dtype = machine.system.compute, work.precision.operands
@@ -135,30 +137,37 @@ def row_tiles(
     rank_of = work.placement.expert_rank.astype(np.int64)
     if layout in (*PADDED, "received"):
         tile_rows = CONTIGUOUS_ROWS
-    grids = []
-    for experts in work.experts_of_rank:
+    tuned = None if tuned_rows is None else np.broadcast_to(tuned_rows, work.num_ranks)
+    # Hopper alone has clusters of blocks and sums in registers, and DeepGEMM's masked kernels for it a rule.
+    is_hopper = compute.cluster_tiles > 1 and compute.accumulators == 1
+    has_rule = layout == "masked" and is_hopper and work.precision.operand_bytes in MOST_COLUMNS
+    shapes = []
+    for rank, experts in enumerate(work.experts_of_rank):
         known = rows[experts]
-        if tuned_rows is not None:
-            known = np.full(len(experts), tuned_rows, np.int64)
+        if tuned is not None:
+            known = np.full(len(experts), tuned[rank], np.int64)
         elif grouped:  # what the host expects: their mean, rounded up
             mean = -(-int(known.sum()) // max(len(experts), 1))
             known = np.full(len(experts), mean, np.int64)
-        height = tile_rows
+        height, most = tile_rows, int(known.max(initial=0))
+        if has_rule:
+            tile = masked_tile(most, gemm.n, gemm.k, len(experts), work.precision.operand_bytes, num_sms)
+            shapes.append((tile.rows, tile.columns))
+            continue
         if layout == "masked":  # the lower one where it holds an expert's expected rows
             low, high = MASKED_ROWS
-            height = low if int(known.max(initial=0)) <= low else high
-        grids.append(
-            compute.gemm_tiles(
-                known,
-                gemm.n,
-                gemm.k,
-                dtype,
-                block_m=height,
-                num_sms=num_sms,
-                grouped=grouped,
-            )
+            height = low if most <= low else high
+        grid = compute.gemm_tiles(
+            known,
+            gemm.n,
+            gemm.k,
+            dtype,
+            block_m=height,
+            num_sms=num_sms,
+            grouped=grouped,
         )
-    height_of_rank = np.array([grid.block_m for grid in grids], dtype=np.int64)
+        shapes.append((grid.block_m, grid.block_n))
+    height_of_rank, width_of_rank = np.array(shapes, dtype=np.int64).T
     block_m = height_of_rank[rank_of]
     tiles = -(-rows // block_m)
     first = np.concatenate(([0], np.cumsum(tiles))).astype(np.int64)
@@ -174,7 +183,7 @@ def row_tiles(
         moved_rows=moved,
         first_of_expert=first,
         block_m=height_of_rank,
-        block_n=np.array([grid.block_n for grid in grids], dtype=np.int64),
+        block_n=width_of_rank,
         absent_rows=compute.absent_rows(filled, int(block_m[0]), gemm.n) if layout == "matrix" else None,
     )
 

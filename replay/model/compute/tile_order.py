@@ -102,7 +102,7 @@ class TileOrder:
         if self.name in ("arrival", "expert"):
             turn = tiles.expert if self.name == "expert" else np.zeros_like(tiles.expert)
             return Turns(turn, turn)
-        unit, expert = _numbers_on_rank(tiles, self.unit_tiles)
+        unit, expert = numbers_on_rank(tiles, self.unit_tiles)
         if self.name == "unit":
             first, second = 2 * unit, 2 * (unit + self.lag) + 1
         else:
@@ -160,7 +160,7 @@ def _within_expert(tiles: RowTiles) -> Ints:
     return np.arange(len(tiles)) - tiles.first_of_expert[tiles.expert]
 
 
-def _numbers_on_rank(tiles: RowTiles, height: int) -> tuple[Ints, Ints]:
+def numbers_on_rank(tiles: RowTiles, height: int) -> tuple[Ints, Ints]:
     """Units of so many row tiles, and experts with rows, numbered on each rank: two (tile,)."""
     within = _within_expert(tiles)
     by_rank = np.argsort(tiles.rank, kind="stable")

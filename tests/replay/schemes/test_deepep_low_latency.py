@@ -20,6 +20,8 @@ import hwmodel
 from replay.chains.layer import build_layer
 from replay.engine import GraphBuilder, Timeline, schedule
 from replay.errors import UserError
+from replay.model.compute.masked_gemms import expected_rows
+from replay.model.compute.masked_tiles import masked_tile
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
 from replay.model.work.layer import ExpertShape, LayerWork
@@ -378,6 +380,18 @@ def test_between_domains_a_flag_leaves_behind_its_rows() -> None:
     ):
         for last in tasks(timeline, received).tolist():
             assert set(tasks(timeline, arriving).tolist()) <= waits.before([last])
+
+
+def test_hosts_expect_of_every_expert_what_their_own_tokens_let_them(machine: hwmodel.System) -> None:
+    """Two ranks with 200 tokens: (200 x 2 + 4) // 4 rows are expected of the expert that has one, too."""
+    ids = np.array([0] * 399 + [3], np.int32)[:, None]
+    layer = small_layers.work(ids, 2, 4, tokens_of_rank=[200, 200], shape=ExpertShape(HIDDEN, 1024), precision="fp8")
+    assert expected_rows(layer).tolist() == [101, 101]
+    timeline = run(layer, machine)
+    for kind, n, k in ((Kind.GEMM1, 2048, HIDDEN), (Kind.GEMM2, HIDDEN, 1024)):
+        width = masked_tile(101, n, k, 2, 1, machine.compute.num_sms).columns
+        assert width != masked_tile(1, n, k, 2, 1, machine.compute.num_sms).columns
+        assert len(tasks(timeline, kind, 1)) == -(-n // width)
 
 
 def test_the_activation_starts_blocks_for_experts_without_rows(machine: hwmodel.System) -> None:

@@ -16,6 +16,7 @@ import hwmodel
 from replay.chains.layer import build_layer
 from replay.engine import Timeline, schedule
 from replay.model.compute.row_tiles import RowTiles
+from replay.model.compute.tile_order import numbers_on_rank
 from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape, LayerWork, Precision
 from replay.schemes import SCHEMES
@@ -32,7 +33,6 @@ from replay.schemes.ep.megamoe.hopper import (
     pairs,
     ring_of,
     tile_shape,
-    units,
     version_of,
 )
 
@@ -156,7 +156,7 @@ def test_tasks_are_listed_unit_by_unit(
 
 
 def test_units_are_of_one_expert_and_gpu() -> None:
-    assert units(tiles_of([[9, 2], [8]])).tolist() == [0] * 8 + [1] + [2] * 2 + [0] * 8
+    assert numbers_on_rank(tiles_of([[9, 2], [8]]), UNIT_TILES)[0].tolist() == [0] * 8 + [1] + [2] * 2 + [0] * 8
 
 
 def test_pairs_are_neighbours_of_one_expert() -> None:

@@ -45,7 +45,7 @@ import numpy as np
 from replay.errors import UserError
 from replay.model.compute import masked_gemms
 from replay.model.compute.casts import cast_received, cast_results
-from replay.model.compute.row_tiles import MASKED_ROWS
+from replay.model.compute.masked_tiles import MASKED_ROWS
 from replay.model.compute.shared_experts import shared_kernels
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, DISPATCH, Kind
@@ -214,10 +214,13 @@ class LowLatencyDeepEp(StagedScheme):
         # A group of warps per expert leaves hardly an SM: shared experts run behind the kernel.
         every = self.split(machine, blocks=machine.sms.count)
         ready = shared_kernels(machine, work, every, start, ready)
+        expected = masked_gemms.expected_rows(work)
         if self.options.overlap_sms:
-            operands = yield masked_gemms.masked_operands(machine, work, pool, ready, slots, scales_in_order=True)
+            operands = yield masked_gemms.masked_operands(
+                machine, work, pool, ready, slots, scales_in_order=True, expected=expected
+            )
             return (yield from self.combine_beside(work, machine, operands))
-        done = masked_gemms.masked_kernels(machine, work, pool, ready, slots, scales_in_order=True)
+        done = masked_gemms.masked_kernels(machine, work, pool, ready, slots, scales_in_order=True, expected=expected)
         results = yield cast_results(machine, work, rows, done)
         return (yield from self.combine(work, machine, results))
 

@@ -47,6 +47,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.model.compute.tile_order import numbers_on_rank
 from replay.model.compute.warp_work import WarpWork
 from replay.model.machine.buffers import OUTBOX
 from replay.model.work.ragged import places
@@ -218,21 +219,10 @@ class TaskOrder:
             if self.by_columns:
                 return tile, column, tiles.expert[tile], gemms
             return column, tile, gemms
-        unit = units(tiles)
+        unit, _ = numbers_on_rank(tiles, UNIT_TILES)
         # A group of GEMM-1 is followed by the group of GEMM-2 that is so many units before it.
         place = (unit[tile] + self.lag * gemm) // GROUP_UNITS
         return tile, column, unit[tile], np.full_like(tile, gemm), place
-
-
-def units(tiles: RowTiles) -> Ints:
-    """(tile,): number of its unit on its GPU; a unit is up to 8 row tiles of one expert."""
-    within = np.arange(len(tiles)) - tiles.first_of_expert[tiles.expert]
-    begins = within % UNIT_TILES == 0
-    number = np.empty(len(tiles), np.int64)
-    for rank in np.unique(tiles.rank):
-        of_rank = np.flatnonzero(tiles.rank == rank)
-        number[of_rank] = np.cumsum(begins[of_rank]) - 1
-    return number
 
 
 def pairs(tiles: RowTiles) -> Ints:
