@@ -58,7 +58,7 @@ def real():
 
 @pytest.fixture(scope="module")
 def fitted(real):
-    return imitate.fit(real, rounds=5)
+    return imitate.fit(real, rounds=3)
 
 
 @pytest.mark.extended
@@ -110,7 +110,7 @@ def test_a_few_prompts_without_topics_are_not_given_any():
     shape = tracegen.models.load("gpt-oss-20b")
     shares = {"request": 0.0, "drift": 0.0, "fast": 0.0, "slow": 0.35, "token": 0.2}
     real = recorded(shape, 30, 200, 3, "prefill", skew=0.5, width=6, **shares)
-    copy = synthesise(imitate.fit(real), real, seed=3)
+    copy = synthesise(imitate.fit(real, rounds=3), real, seed=3)
     found = [statistics(trace).summary() for trace in (real, copy)]
     for name in ("reuse_lag_8", "reuse_lag_32", "reuse_same_request"):
         assert found[1][name] == pytest.approx(found[0][name], rel=0.08), name
