@@ -6,7 +6,7 @@
 #            contract of schemes and start no processes, for while one works
 #   full     both tiers of tests: in the place of one case of each kind many cases, long runs, statistics,
 #            clusters, every page of the documentation (tests/oracle/tiers.py), which CI always runs;
-#            and all rows of every table of measurements
+#            and what a release waits for: all rows of long tables of measurements, many random inputs
 #   capture  installs torch and transformers first; without them the tests of capture are skipped;
 #            and runs these tests with the lowest transformers too
 #   lowest   nothing but tests of what uses libraries with the lowest versions that pyproject.toml allows,
@@ -103,8 +103,8 @@ lowest_capture() {
     local folder=$root/.venv-lowest-capture
     PYTHONPATH=$folder python -c "import sys, transformers
 sys.exit(not transformers.__file__.startswith('$folder'))"
-    PYTHONPATH=$folder CI=true python -m pytest -q -n 2 --dist worksteal \
-        -m "not bench and not extended" tests/tracegen/capture --ignore tests/tracegen/capture/test_interrupted.py
+    PYTHONPATH=$folder CI=true python -m pytest -q -n 2 --dist worksteal --assert=plain \
+        -m "not bench and not extended and not release" tests/tracegen/capture --ignore tests/tracegen/capture/test_interrupted.py
 }
 
 lowest() {
@@ -134,10 +134,22 @@ lowest() {
     rm -r "$place"
 }
 
+# Usage: tests ARGUMENT...    Tests on two cores. In CI nothing is kept of earlier runs, and to rewrite the
+# assertions of all files, so that they say more, takes a tenth of what the tests do: those that fail are
+# run again with it.
+tests() {
+    [ -n "${CI:-}" ] || { pytest -q -n 2 --dist worksteal "$@"; return; }
+    pytest -q -n 2 --dist worksteal --assert=plain "$@" || {
+        echo "== once more what failed, with what its assertions say"
+        pytest -q --last-failed --last-failed-no-failures none "$@" || true
+        return 1
+    }
+}
+
 # What quick leaves out, beside the extended tier: golden results, contracts, and what starts processes.
 quick() {
     echo "== tests, quick"
-    pytest -q -n 2 --dist worksteal tests \
+    tests tests \
         --ignore tests/golden --ignore tests/fuzz --ignore tests/bench --ignore tests/site \
         --ignore tests/replay/schemes/test_scheme_contract.py --ignore tests/replay/dense/test_contract.py \
         --ignore tests/replay/train/test_contract.py --ignore tests/replay/cli --ignore tests/replay/sweeps \
@@ -223,24 +235,29 @@ echo "== types";      mypy; mypy scripts
 for one in $ready; do
     wait "$one"
 done
-# Every link, reference and table of contents; in CI the pages are also written.
-echo "== site"
-if [ -n "${CI:-}" ]; then
-    python scripts/site/build.py
-else
-    python scripts/site/build.py --check
-fi
+# Every link, reference and table of contents; in CI the pages are also written. It keeps one core busy,
+# and is waited for behind the tests.
+echo "== site, beside the tests"
+said=$(mktemp)
+python scripts/site/build.py $([ -n "${CI:-}" ] || echo --check) > "$said" 2>&1 &
+site=$!
 if [ "${1:-}" = full ]; then
-    echo "== tests, both tiers and those of a release"; pytest -q -n 2 --dist worksteal -m "not bench"
+    echo "== tests, both tiers and those of a release"; tests -m "not bench"
 elif [ -n "${CI:-}" ]; then
-    echo "== tests, both tiers"; pytest -q -n 2 --dist worksteal -m "not bench and not release"
+    echo "== tests, both tiers"; tests -m "not bench and not release"
 else
-    echo "== tests";      pytest -q -n 2 --dist worksteal
+    echo "== tests";      tests
 fi
+echo "== site"
+wait $site || {
+    cat "$said"
+    exit 1
+}
+rm "$said"
 # The kernels' source must also be right as plain Python: the same tests of the engine, JIT off. Exports
 # only read schedules, and the cache of compiled kernels is not used.
 echo "== tests, JIT off"
-NUMBA_DISABLE_JIT=1 pytest -q -n 2 --dist worksteal tests/replay/engine \
+NUMBA_DISABLE_JIT=1 tests tests/replay/engine \
     --ignore-glob "tests/replay/engine/test_export_*" --ignore tests/replay/engine/test_kernel_cache.py
 if [ -n "${CI:-}" ] && ! python -c "from replay.engine.backend.compiling import is_tried; raise SystemExit(not is_tried())"; then
     newest

@@ -15,8 +15,9 @@ hour for. Where many share their code (schemes on layers, options on machines), 
 cases by turns, not all of them.
 
 Before a release (marker ``release``; `scripts/check.sh full` runs it too): all rows of the long tables of
-measurements, with the errors that VALIDATION.md states. Whoever changes a mechanism runs
-``pytest -m release tests/replay/validate``.
+measurements, with the errors that VALIDATION.md states, and what looks for faults that nobody has thought of
+by many inputs, draws or families, where CI has fewer. Whoever changes a mechanism runs
+``pytest -m release tests/replay/validate``, and who changes what is read the release tests of its folder.
 """
 
 from __future__ import annotations

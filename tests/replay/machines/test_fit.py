@@ -79,7 +79,7 @@ def rows_pushed(constants: Mapping[str, float]) -> str:
 
 def rows_between_nodes(constants: Mapping[str, float]) -> str:
     texts = []
-    for sms, tokens in ((8, 128), (24, 128), (8, 512)):
+    for sms, tokens in ((8, 128), (24, 128), (8, 1024)):
         settings = [
             {
                 "phase": phase,
@@ -108,7 +108,7 @@ def rows_of_the_second_version(constants: Mapping[str, float]) -> str:
                 "row_type": row_type,
                 "num_gpus": 8,
                 "num_sms": sms,
-                "tokens_per_rank": 256,
+                "tokens_per_rank": 512,
                 "hidden": 7168,
                 "topk": 8,
                 "num_experts": 256,
@@ -117,7 +117,7 @@ def rows_of_the_second_version(constants: Mapping[str, float]) -> str:
         ]
         rates = times_on(constants, "deepep_v2", settings)
         both = [(1e8 / rate / 1e3, 100_000_000) for rate in rates]
-        texts.append(bench_logs.elastic(256, 7168, 8, 256, 8, sms, *both))
+        texts.append(bench_logs.elastic(512, 7168, 8, 256, 8, sms, *both))
     return "".join(texts)
 
 
@@ -241,7 +241,7 @@ def measured_normal() -> tuple[str, str]:
     texts = []
     rows = published("deepep_normal", hidden=7168, topk=8)
     reached = deepep_tests._copies(8, 256, 8)
-    for tokens in (32, 128, 512):
+    for tokens in (32, 128, 512, 2048):
         for sms in (4, 12, 24):
             both = {
                 row["phase"]: row.measured for row in rows if (row["tokens_per_rank"], row["num_sms"]) == (tokens, sms)
@@ -266,7 +266,7 @@ def measured_products() -> tuple[str, str]:
 MEASURED = (measured_all_to_all, measured_low_latency, measured_normal, measured_products)
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_half_of_the_lines_predicts_the_other_half(log, tmp_path):
     inside, lines = 0, 0
     for number, made in enumerate(MEASURED):

@@ -85,7 +85,7 @@ def drawn_like(model, tokens):
     return match._load(ours), match._pair_spread(ours)
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_simulations_bring_loads_and_co_activation_back(real, fitted):
     """A fit whose factors are too weak and whose popularity is too even is mended."""
     tokens = in_order(real)
@@ -100,7 +100,7 @@ def test_simulations_bring_loads_and_co_activation_back(real, fitted):
         assert np.abs(after - wanted).mean() < 0.4 * np.abs(before - wanted).mean()
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_a_few_prompts_without_topics_are_not_given_any():
     """30 prompts whose passages last some tokens and nothing longer: noise is no topic.
 
@@ -110,7 +110,7 @@ def test_a_few_prompts_without_topics_are_not_given_any():
     shape = tracegen.models.load("gpt-oss-20b")
     shares = {"request": 0.0, "drift": 0.0, "fast": 0.0, "slow": 0.35, "token": 0.2}
     real = recorded(shape, 30, 200, 3, "prefill", skew=0.5, width=6, **shares)
-    copy = synthesise(imitate.fit(real, rounds=3), real, seed=3)
+    copy = synthesise(imitate.fit(real), real, seed=3)
     found = [statistics(trace).summary() for trace in (real, copy)]
     for name in ("reuse_lag_8", "reuse_lag_32", "reuse_same_request"):
         assert found[1][name] == pytest.approx(found[0][name], rel=0.08), name
