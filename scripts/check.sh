@@ -241,6 +241,7 @@ echo "== site, beside the tests"
 said=$(mktemp)
 python scripts/site/build.py $([ -n "${CI:-}" ] || echo --check) > "$said" 2>&1 &
 site=$!
+trap 'kill $site 2> /dev/null || true' EXIT
 if [ "${1:-}" = full ]; then
     echo "== tests, both tiers and those of a release"; tests -m "not bench"
 elif [ -n "${CI:-}" ]; then

@@ -26,7 +26,7 @@ from tracegen.models import ModelShape
 
 FREE = {f"overheads.{name}_us": 0.0 for name in ("launch", "graph_launch", "host_sync", "poll_pinned")}
 MACHINE, PAYS = hwmodel.load("dgx-h100", FREE), hwmodel.load("dgx-h100")
-TOKENS = 32
+TOKENS = 128
 GROUPED = ModelShape(
     name="small",
     hidden=1024,
