@@ -5,11 +5,12 @@
 #   quick    format, lint, types, and the tests of the default tier that are neither golden results nor a
 #            contract of schemes and start no processes, for while one works
 #   full     both tiers of tests: in the place of one case of each kind many cases, long runs, statistics,
-#            clusters, every page of the documentation (tests/oracle/tiers.py); CI always runs it
+#            clusters, every page of the documentation (tests/oracle/tiers.py), which CI always runs;
+#            and what a release waits for: all rows of long tables of measurements, many random inputs
 #   capture  installs torch and transformers first; without them the tests of capture are skipped;
 #            and runs these tests with the lowest transformers too
-#   lowest   nothing but tests (not of schemes) with the lowest versions that pyproject.toml allows, and that
-#            results are the same bytes with them
+#   lowest   nothing but tests of what uses libraries with the lowest versions that pyproject.toml allows,
+#            and that results are the same bytes with them
 #   newest   nothing but tests of the engine with the newest numba, under both compilers (replay/engine/backend)
 set -euo pipefail
 # pip would compile all of torch and transformers, half a minute, of which the tests import little.
@@ -31,6 +32,7 @@ results() {
         "$1/moereplay" trace generate latent --model gpt-oss-20b --layers 2 \
             --tokens-per-rank 32 --steps 4 --phase decode --out latent.h5
         "$1/moereplay" compare latent.h5 --steps 4 --json latent.json
+        "$1/moereplay" tensor compare --model llama-2-7b --tp 4 --tokens 128 --json sliced.json
         "$1/moereplay" sweep "$root/tests/data/versions.toml" --out sweep
         # The files name the versions that wrote them; what a trace is does not depend on them.
         "$1/python" -c 'import tracegen; print(*(tracegen.load(f"{n}.h5").content_id for n in ("zipf", "latent")))' \
@@ -101,28 +103,22 @@ lowest_capture() {
     local folder=$root/.venv-lowest-capture
     PYTHONPATH=$folder python -c "import sys, transformers
 sys.exit(not transformers.__file__.startswith('$folder'))"
-    PYTHONPATH=$folder CI=true python -m pytest -q -n 2 --dist worksteal \
-        -m "not bench and not extended" tests/tracegen/capture
+    PYTHONPATH=$folder CI=true python -m pytest -q -n 2 --dist worksteal --assert=plain \
+        -m "not bench and not extended and not release" tests/tracegen/capture --ignore tests/tracegen/capture/test_interrupted.py
 }
 
 lowest() {
     echo "== tests, lowest versions"
-    # Without CI, which demands torch: the tests of capture ran above, and are skipped here.
-    # This tier asks whether older libraries still have what the code uses of them, and whether results
-    # are the same bytes with them: golden results of all schemes, those under tensor parallelism too,
-    # and those compared below. What the model of schemes, collectives, experts, machine, steps, serving
-    # and measurements says then is the same too, and what tests read in the source or find by edits of it,
-    # or see in a browser, has nothing to do with versions: those run once. The site and what its pages
-    # show are made with the present versions only. To rewrite every assertion for what one says where it
-    # fails would take longer than most folders' tests.
+    # Without CI, which demands torch. What this tier can find is that an older library lacks something
+    # that the code uses of it, or does it otherwise: files, tables, plots, settings, the command line,
+    # workers, and compiled kernels. Models compute the same whatever the versions, which the results
+    # below show byte for byte. To rewrite every assertion for what one says where it fails would take
+    # longer than most folders' tests.
     env -u CI NUMBA_CACHE_DIR="$root/.venv-lowest/numba" \
         .venv-lowest/bin/python -m pytest -q -n 2 --dist worksteal --assert=plain \
-        --ignore tests/replay/schemes --ignore tests/replay/validate --ignore tests/replay/compute \
-        --ignore tests/replay/machine --ignore tests/replay/run/test_sms_in_chains.py \
-        --ignore tests/replay/dense --ignore tests/replay/collectives --ignore tests/replay/measure \
-        --ignore tests/replay/steps --ignore tests/replay/choose --ignore tests/test_walk.py --ignore tests/test_layering.py \
-        --ignore tests/test_mutants.py --ignore tests/test_words.py --ignore tests/site --ignore tests/test_pages.py \
-        --ignore tests/tracegen/display/test_html_browser.py
+        tests/hwmodel tests/replay/cli tests/replay/engine tests/replay/sweeps tests/tracegen/cli \
+        tests/tracegen/display tests/tracegen/file tests/tracegen/importers tests/tracegen/library \
+        tests/tracegen/models tests/tracegen/trace --ignore tests/tracegen/display/test_html_browser.py
     echo "== results, lowest and present versions, and numba's own compiler"
     local place present standard
     place=$(mktemp -d)
@@ -138,10 +134,22 @@ lowest() {
     rm -r "$place"
 }
 
+# Usage: tests ARGUMENT...    Tests on two cores. In CI nothing is kept of earlier runs, and to rewrite the
+# assertions of all files, so that they say more, takes a tenth of what the tests do: those that fail are
+# run again with it.
+tests() {
+    [ -n "${CI:-}" ] || { pytest -q -n 2 --dist worksteal "$@"; return; }
+    pytest -q -n 2 --dist worksteal --assert=plain "$@" || {
+        echo "== once more what failed, with what its assertions say"
+        pytest -q --last-failed --last-failed-no-failures none "$@" || true
+        return 1
+    }
+}
+
 # What quick leaves out, beside the extended tier: golden results, contracts, and what starts processes.
 quick() {
     echo "== tests, quick"
-    pytest -q -n 2 --dist worksteal tests \
+    tests tests \
         --ignore tests/golden --ignore tests/fuzz --ignore tests/bench --ignore tests/site \
         --ignore tests/replay/schemes/test_scheme_contract.py --ignore tests/replay/dense/test_contract.py \
         --ignore tests/replay/train/test_contract.py --ignore tests/replay/cli --ignore tests/replay/sweeps \
@@ -185,56 +193,72 @@ if [ "${1:-}" = quick ]; then
     exit
 fi
 
-# In CI nothing may be skipped. torch comes first: the build named here needs no GPU where CI runs.
+# In CI nothing may be skipped. The build of torch that is named here needs no GPU where CI runs.
 with_capture=${CI:-}
 [ "${1:-}" != capture ] || with_capture=true
-if [ -n "$with_capture" ]; then
-    python -c "import torch, transformers, pyarrow" 2>/dev/null || {
+install_capture() {
+    if [ -n "$with_capture" ] && ! python -c "import torch, transformers, pyarrow" 2>/dev/null; then
         echo "Installing torch and transformers into .venv ..."
         pip_install "torch==2.13.0"
         pip_install -e ".[capture,parquet]"
-    }
-fi
+    fi
+}
 
 # Reports are looked at in Debian's browser.
-if [ -n "${CI:-}" ] && ! { command -v chromium && command -v chromedriver; } > /dev/null; then
-    echo "Installing chromium ..."
-    as_root=$([ "$(id -u)" = 0 ] || echo sudo)
-    $as_root apt-get -qq update
-    $as_root apt-get -qq install --no-install-recommends chromium chromium-driver fonts-dejavu-core > /dev/null
-fi
+install_chromium() {
+    if [ -n "${CI:-}" ] && ! { command -v chromium && command -v chromedriver; } > /dev/null; then
+        echo "Installing chromium ..."
+        as_root=$([ "$(id -u)" = 0 ] || echo sudo)
+        $as_root apt-get -qq update
+        $as_root apt-get -qq install --no-install-recommends chromium chromium-driver fonts-dejavu-core > /dev/null
+    fi
+}
 
-# What the tests need is made ready beside the checks of the source, which keep one core busy.
-(
-    python -c "$compile"
-    if [ -n "${CI:-}" ]; then
-        prepare_lowest
-    fi
-    if [ -n "$with_capture" ]; then
-        prepare_lowest_capture
-    fi
-) &
+# What the tests need is fetched and made ready beside the checks of the source, which keep one core busy.
+install_capture &
+capture=$!
+install_chromium &
 ready=$!
+if [ -n "${CI:-}" ]; then
+    prepare_lowest &
+    ready="$ready $!"
+fi
 echo "== format";     ruff format --check .
 echo "== lint";       ruff check .
+wait $capture  # types are read in .venv
+(
+    python -c "$compile"
+    [ -z "$with_capture" ] || prepare_lowest_capture
+) &
+ready="$ready $!"
 echo "== types";      mypy; mypy scripts
-wait $ready
-# Every link, reference and table of contents; in CI the pages are also written.
+for one in $ready; do
+    wait "$one"
+done
+# Every link, reference and table of contents; in CI the pages are also written. It keeps one core busy,
+# and is waited for behind the tests.
+echo "== site, beside the tests"
+said=$(mktemp)
+python scripts/site/build.py $([ -n "${CI:-}" ] || echo --check) > "$said" 2>&1 &
+site=$!
+trap 'kill $site 2> /dev/null || true' EXIT
+if [ "${1:-}" = full ]; then
+    echo "== tests, both tiers and those of a release"; tests -m "not bench"
+elif [ -n "${CI:-}" ]; then
+    echo "== tests, both tiers"; tests -m "not bench and not release"
+else
+    echo "== tests";      tests
+fi
 echo "== site"
-if [ -n "${CI:-}" ]; then
-    python scripts/site/build.py
-else
-    python scripts/site/build.py --check
-fi
-if [ "${1:-}" = full ] || [ -n "${CI:-}" ]; then
-    echo "== tests, both tiers"; pytest -q -n 2 --dist worksteal -m "not bench"
-else
-    echo "== tests";      pytest -q -n 2 --dist worksteal
-fi
+wait $site || {
+    cat "$said"
+    exit 1
+}
+rm "$said"
 # The kernels' source must also be right as plain Python: the same tests of the engine, JIT off. Exports
 # only read schedules, and the cache of compiled kernels is not used.
 echo "== tests, JIT off"
-NUMBA_DISABLE_JIT=1 pytest -q -n 2 --dist worksteal tests/replay/engine \
+NUMBA_DISABLE_JIT=1 tests tests/replay/engine \
     --ignore-glob "tests/replay/engine/test_export_*" --ignore tests/replay/engine/test_kernel_cache.py
 if [ -n "${CI:-}" ] && ! python -c "from replay.engine.backend.compiling import is_tried; raise SystemExit(not is_tried())"; then
     newest

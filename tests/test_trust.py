@@ -219,11 +219,9 @@ def replay_trace():
 # ---- the current folder --------------------------------------------------------------------------
 
 MODULES = ("signal", "numpy", "random", "multiprocessing", "struct", "sitecustomize", "distributed")
-COMMANDS = (
-    "sweep study.toml -o out --jobs 2",
-    "compare gpt-oss-20b-decode --layer 3 --scheme ideal --scheme nvls --jobs 2",
-)
-CLUSTER = "sweep study.toml -o clustered --cluster local --jobs 2"
+SEVERAL = "sweep study.toml -o out --jobs 2"
+"""Every command starts its processes by `replay/processes.py`, as this one does."""
+CLUSTER = "sweep study.toml -o clustered --cluster local --jobs 1"
 
 
 @contextlib.contextmanager
@@ -238,35 +236,34 @@ def hostile(folder: Path) -> Iterator[Path]:
     assert not (folder / "executed").exists()
 
 
-def check_nearby(folder: Path, commands: tuple[str, ...]) -> None:
+def check_nearby(folder: Path, words: str) -> None:
     script = folder / "bin" / "moereplay"  # as an installation makes one
     script.parent.mkdir()
     script.write_text("from replay.cli import main\n\nif __name__ == '__main__':\n    main()\n")
     (folder / "here").mkdir()
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with hostile(folder / "here") as here:
-        for words in commands:
-            done = subprocess.run(
-                [sys.executable, str(script), *words.split()],
-                cwd=here,
-                text=True,
-                capture_output=True,
-                env=environment,
-                timeout=300,
-                check=False,
-            )
-            assert done.returncode == 0, (words, done.stderr)
+        done = subprocess.run(
+            [sys.executable, str(script), *words.split()],
+            cwd=here,
+            text=True,
+            capture_output=True,
+            env=environment,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.extended
 def test_processes_import_nothing_from_the_current_folder(tmp_path: Path) -> None:
-    check_nearby(tmp_path, COMMANDS[:1])
+    check_nearby(tmp_path, SEVERAL)
 
 
 @pytest.mark.extended
-def test_no_process_imports_from_the_current_folder(tmp_path: Path) -> None:
+def test_workers_of_a_cluster_import_nothing_from_it(tmp_path: Path) -> None:
     pytest.importorskip("distributed")
-    check_nearby(tmp_path, (COMMANDS[1], CLUSTER))
+    check_nearby(tmp_path, CLUSTER)
 
 
 # ---- the source ----------------------------------------------------------------------------------
@@ -299,6 +296,7 @@ DANGEROUS = {
     "os.system",
     "os.popen",
 }
+LAST_NAMES = {name.rpartition(".")[2] for name in DANGEROUS}
 KNOWN = {
     ("replay/engine/backend/cache.py", "pickle.loads"): "of a folder that is the user's alone",
     ("replay/engine/kernels/ahead.py", "subprocess.Popen"): "this Python, with code of its own",
@@ -315,7 +313,8 @@ def test_nothing_else_unpickles_or_executes() -> None:
     for package in ("hwmodel", "replay", "tracegen"):
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Call) and ast.unparse(node.func) in DANGEROUS:
+                last = isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", None))
+                if last in LAST_NAMES and ast.unparse(node.func) in DANGEROUS:
                     call = (path.relative_to(ROOT).as_posix(), ast.unparse(node.func))
                     found[call] = ast.unparse(node)
     assert found.keys() == KNOWN.keys()

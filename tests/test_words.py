@@ -6,8 +6,9 @@ import ast
 import re
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("tracegen", "hwmodel", "replay")
@@ -30,10 +31,43 @@ NOUNS = {"Drawing", "Finding", "Need", "Packing", "Placement", "Routing", "Servi
 """Nouns of the field that end as participles do."""
 
 
-def modules() -> Iterator[tuple[Path, ast.Module]]:
+class Definition(NamedTuple):
+    """A module, a class or a function of the packages."""
+
+    path: Path
+    kind: type[ast.AST]
+    name: str
+    docstring: str
+    is_inside: bool
+    """Of another one than a module."""
+    is_predicate: bool
+
+
+@cache
+def definitions() -> list[Definition]:
+    """Those of all files, which are read once for all tests of a process."""
+    found = []
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
-            yield path.relative_to(ROOT), ast.parse(path.read_text("utf-8"))
+            tree = ast.parse(path.read_text("utf-8"))
+            for node in ast.walk(tree):
+                if isinstance(node, Documented):
+                    name, returns = getattr(node, "name", ""), getattr(node, "returns", None)
+                    found.append(
+                        Definition(
+                            path.relative_to(ROOT),
+                            type(node),
+                            name,
+                            ast.get_docstring(node) or "",
+                            node is not tree and node not in tree.body,
+                            returns is not None and ast.unparse(returns) == "bool",
+                        )
+                    )
+    return found
+
+
+def modules() -> list[Path]:
+    return [one.path for one in definitions() if one.kind is ast.Module]
 
 
 def tracked(*patterns: str) -> list[Path]:
@@ -49,10 +83,9 @@ def tracked(*patterns: str) -> list[Path]:
 
 def public_classes() -> dict[str, list[str]]:
     found: dict[str, list[str]] = defaultdict(list)
-    for path, tree in modules():
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                found[node.name].append(str(path))
+    for one in definitions():
+        if one.kind is ast.ClassDef and not one.is_inside and not one.name.startswith("_"):
+            found[one.name].append(str(one.path))
     return found
 
 
@@ -77,39 +110,31 @@ None of them names a thing that only its maker knows: `changed` and `tuned` give
 
 def test_no_class_is_a_bare_participle() -> None:
     one_word = {
-        node.name
-        for _, tree in modules()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef) and re.fullmatch(r"_?[A-Z][a-z]+", node.name)
+        one.name for one in definitions() if one.kind is ast.ClassDef and re.fullmatch(r"_?[A-Z][a-z]+", one.name)
     }
     assert not {name for name in one_word if re.fullmatch(rf"{BARE}|_?([a-z]+ing|built|read)", name.lower())} - NOUNS
 
 
 def test_no_module_is_a_bare_participle() -> None:
-    assert not {str(path) for path, _ in modules() if re.fullmatch(BARE, path.stem)} - {"replay/model/work/ragged.py"}
+    assert not {str(path) for path in modules() if re.fullmatch(BARE, path.stem)} - {"replay/model/work/ragged.py"}
 
 
 def test_functions_named_by_participles_only_become_fewer() -> None:
     found = [
-        f"{path}: {node.name}"
-        for path, tree in modules()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef) and re.fullmatch(BARE, node.name)
-        if node.returns is None or ast.unparse(node.returns) != "bool"
+        f"{one.path}: {one.name}"
+        for one in definitions()
+        if one.kind is ast.FunctionDef and re.fullmatch(BARE, one.name) and not one.is_predicate
     ]
     assert len(found) <= PARTICIPLES, "\n".join(found)
 
 
 def banned_summaries() -> list[str]:
     """First lines of docstrings that neither name nor order, each with its file."""
-    wrong = []
-    for path, tree in modules():
-        for node in ast.walk(tree):
-            if isinstance(node, Documented) and (text := ast.get_docstring(node)):
-                first = text.split()[0].strip(".,:;")
-                if first in OPENINGS:
-                    wrong.append(f"{path}: {text.splitlines()[0]}")
-    return wrong
+    return [
+        f"{one.path}: {one.docstring.splitlines()[0]}"
+        for one in definitions()
+        if one.docstring and one.docstring.split()[0].strip(".,:;") in OPENINGS
+    ]
 
 
 def test_summaries_name_or_order() -> None:
@@ -132,9 +157,7 @@ def test_owners_are_named() -> None:
 def format_marks() -> list[str]:
     """Marks by which code is formatted by hand, each with its file."""
     return [
-        str(path)
-        for path, _ in modules()
-        for _ in re.findall(r"# fmt: *(?:skip|off)", (ROOT / path).read_text("utf-8"))
+        str(path) for path in modules() for _ in re.findall(r"# fmt: *(?:skip|off)", (ROOT / path).read_text("utf-8"))
     ]
 
 

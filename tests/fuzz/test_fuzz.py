@@ -35,7 +35,7 @@ def rows(said: str) -> dict[str, list[int]]:
     return {name: [int(one.replace(",", "")) for one in cells.split("|")[:-1]] for name, cells in found}
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_inputs_of_every_kind() -> None:
     code, said = fuzzed("--seed", "0", "--inputs", "400")
     assert code == 0, said

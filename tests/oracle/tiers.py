@@ -10,8 +10,14 @@ loop (`loops.every`). Schemes are examined on a few small layers each, chosen by
 
 Extended tier (marker ``extended``): all that is left out above, comparisons with tables of
 measurements, statistics of many draws, programs that are killed, clusters, every page of the
-documentation. ``pytest -m "not bench"`` runs both tiers. Where many share their code (schemes on
-layers, options on machines), each takes a part of the cases by turns, not all of them.
+documentation. ``pytest -m "not bench and not release"`` runs both tiers: what CI has a quarter of an
+hour for. Where many share their code (schemes on layers, options on machines), each takes a part of the
+cases by turns, not all of them.
+
+Before a release (marker ``release``; `scripts/check.sh full` runs it too): all rows of the long tables of
+measurements, with the errors that VALIDATION.md states, and what looks for faults that nobody has thought of
+by many inputs, draws or families, where CI has fewer. Whoever changes a mechanism runs
+``pytest -m release tests/replay/validate``, and who changes what is read the release tests of its folder.
 """
 
 from __future__ import annotations
@@ -25,8 +31,16 @@ import pytest
 KINDS = ("nccl-alltoall", "deepep", "comet", "flashdmoe", "dysharp")
 
 
-def mostly_extended(every: Iterable[str], kept: Collection[str] = KINDS) -> list[object]:
-    """Parameters of a test that shows the same of many: those in `kept` run every time."""
+def mostly_extended(
+    every: Iterable[str], kept: Collection[str] = KINDS, *, share: int = 1, turn: int = 0
+) -> list[object]:
+    """Parameters of a test that shows the same of many: those in `kept` run every time.
+
+    Of the others the extended tier takes one in `share`, from `turn` on: tests that look at the same
+    schemes in several ways take them by turns.
+    """
     names = list(every)
     assert not set(kept).isdisjoint(names), "nothing is left in the default tier"
-    return [name if name in kept else pytest.param(name, marks=pytest.mark.extended) for name in names]
+    others = [name for name in names if name not in kept][turn::share]
+    marked = {name: pytest.param(name, marks=pytest.mark.extended) for name in others}
+    return [marked.get(name, name) for name in names if name in kept or name in marked]

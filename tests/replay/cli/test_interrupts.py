@@ -24,8 +24,6 @@ COMMANDS = (
     ("place", "toy-zipf", "--out", "out"),
 )
 EARLIEST_S, LATEST_S = 0.15, 2.0  # before, Python itself has not begun; at the end most have ended
-TIMES = 2
-"""Interrupts of each command, one in each part of its time."""
 
 
 def begun(folder: Path, words: tuple[str, ...]) -> subprocess.Popen[str]:
@@ -70,9 +68,8 @@ def test_an_interrupt_while_several_processes_begin_is_silent(tmp_path: Path) ->
 
 @pytest.mark.extended
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-@pytest.mark.parametrize("part", range(TIMES))
-def test_an_interrupt_at_any_time_is_silent(tmp_path: Path, part: int, words: tuple[str, ...]) -> None:
-    share = (part + random.Random(f"{part} {words}").random()) / TIMES
+def test_an_interrupt_at_any_time_is_silent(tmp_path: Path, words: tuple[str, ...]) -> None:
+    share = (COMMANDS.index(words) + random.Random(f"{words}").random()) / len(COMMANDS)
     process = begun(tmp_path, words)
     time.sleep(EARLIEST_S + share * (LATEST_S - EARLIEST_S))
     code, said = interrupted(process)

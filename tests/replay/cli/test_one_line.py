@@ -328,7 +328,7 @@ def odd_words() -> Iterator[tuple[str, list[str]]]:
                 yield name, [*name.split(), *words]
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_every_option_of_every_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MOEREPLAY_CACHE", str(tmp_path / "cache"))

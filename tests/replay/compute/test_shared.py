@@ -164,7 +164,7 @@ def small() -> tracegen.RoutingTrace:
     )
 
 
-@pytest.mark.parametrize("scheme", mostly_extended(SCHEMES))
+@pytest.mark.parametrize("scheme", mostly_extended(SCHEMES, share=3))
 def test_it_is_a_setting_for_every_scheme(scheme: str, small) -> None:
     between, beside = (
         replay.run(small, scheme=scheme, precision="bf16", shared_experts=where).chain

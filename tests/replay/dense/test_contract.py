@@ -47,9 +47,9 @@ def every_time(scheme: str, layer: str) -> bool:
 
 
 def examined(scheme: str, layer: str) -> bool:
-    """Whether a pair is in one of both tiers: every other of the layers that are extended."""
+    """Whether a pair is in one of both tiers: every fourth of the layers that are extended."""
     turn = [*TENSOR_LAYERS].index(layer) + [*SCHEMES].index(scheme)
-    return every_time(scheme, layer) or layer in DEALT or turn % 2 == 0
+    return every_time(scheme, layer) or layer in DEALT or turn % 4 == 0
 
 
 CASES = [

@@ -167,7 +167,7 @@ def test_equals_twin_on_seeded_graphs(name: str) -> None:
     assert finished > 7
 
 
-@pytest.mark.extended
+@pytest.mark.release
 @pytest.mark.parametrize("name", RECIPES)
 def test_equals_twin_on_many_graphs(name: str) -> None:
     for seed in range(1000, 1150):

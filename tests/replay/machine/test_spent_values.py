@@ -61,6 +61,10 @@ class Told(NamedTuple):
                 return one.latency if cause == "latency" else one.service
         return ()
 
+    def every(self) -> set[str]:
+        """All values that any task names."""
+        return {value for one in self.spent for value in (*one.latency, *one.service)}
+
 
 def told(case: Case, work: LayerWork, system: System, launch: Launch | None) -> Told:
     """Lay a layer out on a machine."""
@@ -75,12 +79,13 @@ def keys(system: System) -> list[str]:
     return [key for key in system.spec.present() if key.partition(".")[0] in SECTIONS]
 
 
-def moved(system: System, key: str, factor: float = MORE) -> System:
-    """The same system with a value of another size, or where it is none with one."""
+def moved(system: System, *moving: str) -> System:
+    """The same system with values of other sizes, or where one is none with it."""
     values = system.spec.model_dump()
-    section, _, leaf = key.partition(".")
-    entry = values[section][leaf]
-    values[section][leaf] = entry | {"value": type(entry["value"])(entry["value"] * factor or 100), "spread": "held"}
+    for key in moving:
+        section, _, leaf = key.partition(".")
+        entry = values[section][leaf]
+        values[section][leaf] = entry | {"value": type(entry["value"])(entry["value"] * MORE or 100), "spread": "held"}
     return System.from_spec(SystemSpec.model_validate(values), system.num_gpus)
 
 
@@ -98,15 +103,20 @@ def cases(name: str) -> list[tuple[Case, LayerWork]]:
 def named_by(name: str) -> frozenset[str]:
     """Values that overhead and latencies of a scheme name, each task examined with every value.
 
-    Schemes that name all values together have both layers launched in both ways, all others each in one.
+    Those that no task names are moved together, and must change none; the others one by one. Schemes that
+    name all values together have both layers launched in both ways, all others each in one.
     """
     found: set[str] = set()
     for place, (case, work) in enumerate(cases(name)):
         for launch in get_args(Launch) if name in TOGETHER else get_args(Launch)[place : place + 1]:
             before = told(case, work, case.system, launch)
-            for key in keys(case.system):
-                if key in UNTOLD and "_us" not in key and "_ns" not in key:
-                    continue
+            told_of = [key for key in keys(case.system) if key not in UNTOLD or "_us" in key or "_ns" in key]
+            named = before.every()
+            unnamed = [key for key in told_of if key not in named]
+            after = told(case, work, moved(case.system, *unnamed), launch)
+            if after.graph.num_tasks == before.graph.num_tasks and not changed(before, after):
+                told_of = [key for key in told_of if key in named]
+            for key in told_of:
                 after = told(case, work, moved(case.system, key), launch)
                 if after.graph.num_tasks != before.graph.num_tasks:
                     continue  # sizes were chosen by it
@@ -116,17 +126,24 @@ def named_by(name: str) -> frozenset[str]:
 
 def examine(before: Told, after: Told, key: str) -> bool:
     """Tell whether a value changes times, each of which must name it; one named alone is in proportion."""
-    is_named = False
+    found = changed(before, after)
+    for task, cause, then, now in found:
+        both = [one.values(task, cause) for one in (before, after)]
+        assert any(key in values for values in both), f"{cause} of task {task} is of {both}"
+        if both == [(key,)] * 2:  # and no other protocol was chosen by it
+            assert now / then == pytest.approx(MORE, rel=1e-5), (task, cause)
+    return bool(found)
+
+
+def changed(before: Told, after: Told) -> list[tuple[int, str, int, int]]:
+    """Tasks whose overhead or latency another machine changes, with both times."""
+    found: list[tuple[int, str, int, int]] = []
     for cause, kinds in (("duration", OVERHEAD), ("latency", UNSENT)):
         then, now = (getattr(one.graph, f"{cause}_ps") for one in (before, after))
         chosen = np.isin(before.graph.kind, [KIND_NAMES.index(kind) for kind in kinds])
-        for task in np.flatnonzero(chosen & (then != now)).tolist():
-            both = [one.values(task, cause) for one in (before, after)]
-            assert any(key in values for values in both), f"{cause} of task {task} is of {both}"
-            is_named = True
-            if both == [(key,)] * 2:  # and no other protocol was chosen by it
-                assert now[task] / then[task] == pytest.approx(MORE, rel=1e-5), (task, cause)
-    return is_named
+        tasks = np.flatnonzero(chosen & (then != now))
+        found += [(task, cause, int(then[task]), int(now[task])) for task in tasks.tolist()]
+    return found
 
 
 @pytest.mark.parametrize("name", mostly_extended(SCHEMES, kept=("deepep", "nccl-alltoall")))

@@ -266,7 +266,7 @@ def measured_products() -> tuple[str, str]:
 MEASURED = (measured_all_to_all, measured_low_latency, measured_normal, measured_products)
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_half_of_the_lines_predicts_the_other_half(log, tmp_path):
     inside, lines = 0, 0
     for number, made in enumerate(MEASURED):

@@ -34,7 +34,7 @@ def test_union_of_intervals_counts_every_unit_once(rows: list[tuple[int, int, in
     assert found == [sorted(units) for units in covered]
 
 
-@pytest.mark.parametrize("scheme", mostly_extended(SCHEMES))
+@pytest.mark.parametrize("scheme", mostly_extended(SCHEMES, share=2))
 def test_windows_add_up_to_the_utilisation(scheme: str, system_for) -> None:
     layer = small_layers.ORDINARY["zipf 8 ranks"]()
     result = replay_layer(layer, system_for(8), SCHEMES[scheme]).measures
@@ -46,7 +46,7 @@ def test_windows_add_up_to_the_utilisation(scheme: str, system_for) -> None:
 
 
 @pytest.mark.parametrize("name", ["zipf 8 ranks", "some slots empty", "no tokens", "one gpu"])
-@pytest.mark.parametrize("scheme", mostly_extended(SCHEMES))
+@pytest.mark.parametrize("scheme", mostly_extended(SCHEMES, share=2))
 def test_latency_of_a_token_spans_its_own_rows(scheme: str, name: str) -> None:
     layer = small_layers.ALL[name]()
     if SCHEMES[scheme].refuses(layer):  # `hybrid-ep` takes no GPU alone

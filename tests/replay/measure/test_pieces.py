@@ -26,7 +26,7 @@ TRACE = tracegen.generate.generate("zipf", "olmoe-1b-7b", ranks=4, tokens_per_ra
 UNEVEN = {"deepep": "graph", "nvls": "graph", "comet": "graph", "dysharp": "graph"}
 
 
-@pytest.mark.parametrize("scheme", mostly_extended(SCHEMES))
+@pytest.mark.parametrize("scheme", mostly_extended(SCHEMES, share=3, turn=2))
 def test_results_of_pieces_are_those_of_the_whole(scheme: str) -> None:
     settings = {"scheme": scheme, "system": hwmodel.load("dgx-h100"), "gemm_type": "bf16"}
     launch = UNEVEN.get(scheme, "eager")

@@ -69,7 +69,7 @@ def test_one_layer_is_not_chained(trace, system) -> None:
     assert [layer.layer_index for layer in result.layers] == [1]
 
 
-@pytest.mark.parametrize("scheme", mostly_extended(replay.SCHEMES))
+@pytest.mark.parametrize("scheme", mostly_extended(replay.SCHEMES, share=2, turn=0))
 def test_a_chain_goes_through_its_layers_in_order(scheme: str, chained) -> None:
     chain = chained(scheme).chain
     assert chain is not None
@@ -84,7 +84,7 @@ def test_a_chain_goes_through_its_layers_in_order(scheme: str, chained) -> None:
     assert max(chain.measures.rank_end_us) <= chain.measures.makespan_us
 
 
-@pytest.mark.parametrize("scheme", mostly_extended(replay.SCHEMES))
+@pytest.mark.parametrize("scheme", mostly_extended(replay.SCHEMES, share=2, turn=1))
 def test_payload_of_a_chain_is_the_sum_of_its_layers(scheme: str, chained, small, system) -> None:
     result = chained(scheme)
     apart = replay.run(small, system=system, scheme=scheme, steps=2, barrier=True)

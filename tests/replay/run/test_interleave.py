@@ -203,7 +203,7 @@ class InTurns(Case):
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=lambda cut: "-".join(cut))
-@pytest.mark.parametrize("scheme", mostly_extended(ABLE, EVERY_TIME))
+@pytest.mark.parametrize("scheme", mostly_extended(ABLE, EVERY_TIME, share=2))
 def test_micro_batches_keep_the_contract(scheme: str, cut: Cut) -> None:
     for name in (WIDE, "a rank without tokens"):
         layer = LAYERS[name]()

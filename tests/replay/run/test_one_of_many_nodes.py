@@ -28,7 +28,7 @@ def replayed(name: str, system: str) -> replay.Result:
     raise AssertionError(reasons)
 
 
-@pytest.mark.parametrize("name", mostly_extended(supporting_schemes(hwmodel.load("dgx-h100"))))
+@pytest.mark.parametrize("name", mostly_extended(supporting_schemes(hwmodel.load("dgx-h100")), share=3, turn=1))
 def test_one_node_of_several_gives_the_result_of_one_to_the_picosecond(name: str) -> None:
     alone, among = (replayed(name, system) for system in ("dgx-h100", "dgx-h100-x4"))
     assert among.layers == alone.layers

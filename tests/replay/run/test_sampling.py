@@ -152,7 +152,7 @@ def all_replayed() -> replay.Result:
     return replay.run(many_layers(), scheme="deepep", barrier=True)
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
     layers = all_replayed().layers
     key = [(layer.routing.rank_imbalance,) for layer in layers]

@@ -334,7 +334,7 @@ def test_practice_trains_in_fp8_with_scales_of_blocks(synthetic: Synthetic) -> N
     assert one.stack.options["fp8"] == "blockwise"
 
 
-@pytest.mark.parametrize("scheme", mostly_extended(SCHEMES))
+@pytest.mark.parametrize("scheme", mostly_extended(SCHEMES, share=3, turn=0))
 def test_every_scheme_runs_in_practice_and_calls_that_cost_nothing_change_nothing(
     scheme: str, synthetic: Synthetic
 ) -> None:
@@ -342,7 +342,7 @@ def test_every_scheme_runs_in_practice_and_calls_that_cost_nothing_change_nothin
     check_practice(synthetic(ranks=2), scheme, "forward", adds=False)
 
 
-@pytest.mark.parametrize("scheme", mostly_extended(SCHEMES))
+@pytest.mark.parametrize("scheme", mostly_extended(SCHEMES, share=3, turn=1))
 def test_every_scheme_trains_in_practice(scheme: str, synthetic: Synthetic) -> None:
     if find(scheme).passes != {"forward", "backward"}:
         pytest.skip("has no backward pass")
@@ -418,7 +418,7 @@ def test_bare_results_say_what_hosts_take_in_practice(synthetic: Synthetic) -> N
     assert f"{charged} With a framework's host time (--stack practice)" in text
 
 
-@pytest.mark.parametrize("scheme", mostly_extended(SCHEMES))
+@pytest.mark.parametrize("scheme", mostly_extended(SCHEMES, share=3, turn=2))
 def test_what_hosts_take_in_practice_is_what_a_layer_takes_that_they_launch_so(
     scheme: str, synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 
 import numpy as np
 import pytest
 from loops import every
-from tiers import mostly_extended
+from tiers import KINDS
 
 import hwmodel
 from hwmodel import System
@@ -33,9 +33,14 @@ MACHINES = {
 OUT_OF_BALANCE = list(MACHINES)[1:]
 
 
-def turns(*later: int) -> list[object]:
-    """Layers take the two machines by turns, a share of the pairs each; all but the first are extended."""
-    return [(0,), pytest.param(later, marks=pytest.mark.extended)]
+def in_its_turn(schemes: Iterable[str], turns: tuple[int, ...]) -> list[object]:
+    """Schemes with the turn in which each takes the layers and both machines: a share of the pairs."""
+    return [
+        pytest.param(
+            scheme, turns[RIVALS.index(scheme) % len(turns)], marks=() if scheme in KINDS else pytest.mark.extended
+        )
+        for scheme in schemes
+    ]
 
 
 FEW = ("zipf 8 ranks", "several tiles", "bf16 rows into fp8 GEMMs, fp32 rows back", "backward")
@@ -71,15 +76,9 @@ def due(place: int, turn: int) -> str | None:
     return OUT_OF_BALANCE[(place // 2 + turn // 2) % 2]
 
 
-@pytest.mark.parametrize("some", turns(1), ids=str)
-@pytest.mark.parametrize("scheme", mostly_extended(RIVALS))
-def test_no_scheme_beats_it_on_a_machine_out_of_balance(scheme: str, some: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("scheme", "turn"), in_its_turn(RIVALS, (0, 1)))
+def test_no_scheme_beats_it_on_a_machine_out_of_balance(scheme: str, turn: int) -> None:
     """On the machine as it is: test_scheme_contract.py."""
-    for turn in some:
-        no_scheme_beats_it(scheme, turn)
-
-
-def no_scheme_beats_it(scheme: str, turn: int) -> None:
     replayed = 0
     for place, (layer, make) in enumerate(small_layers.ALL.items(), RIVALS.index(scheme)):
         machine_name = due(place, turn)
@@ -103,14 +102,12 @@ def variants(scheme: Scheme) -> Iterator[dict[str, object]]:
         yield from ({one.name: value} for value in dict.fromkeys(values) if value != one.default)
 
 
-@pytest.mark.parametrize("some", turns(len(FEW) + 1), ids=str)  # another layer, and the other machine
-@pytest.mark.parametrize("scheme", mostly_extended([name for name in OTHERS if about(SCHEMES[name].options)]))
-def test_no_option_beats_it(scheme: str, some: tuple[int, ...]) -> None:
-    for turn in some:
-        no_option_beats_it(scheme, turn)
-
-
-def no_option_beats_it(scheme: str, turn: int) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "turn"),
+    # In the other turn another layer, and the other machine.
+    in_its_turn([name for name in OTHERS if about(SCHEMES[name].options)], (0, len(FEW) + 1)),
+)
+def test_no_option_beats_it(scheme: str, turn: int) -> None:
     taken = [name for name in FEW if not SCHEMES[scheme].refuses(small_layers.ALL[name]())]
     replayed = 0
     for number, changed in enumerate(variants(SCHEMES[scheme])):

@@ -89,13 +89,13 @@ SPECIAL = {*EACH, *EACH_ACROSS, *DEALT, *DEALT_ACROSS, *small_layers.CHAINED, *s
 def examined(place: int, scheme: str) -> bool:
     """Whether a scheme is examined on the layer at a place, in one of both tiers.
 
-    On what `covering` gives it, on a third of the other special layers and a sixth of the rest: schemes
+    On what `covering` gives it, on a sixth of the other special layers and a twelfth of the rest: schemes
     take them by turns.
     """
     name, turn = ALL_LAYERS[place], [*COMPARED, *EXAMPLES].index(scheme)
     if name in small_layers.ACROSS and not find(scheme).network:
         return False
-    return name in covering()[scheme] or (place + turn) % (3 if name in SPECIAL else 6) == 0
+    return name in covering()[scheme] or (place + turn) % (6 if name in SPECIAL else 12) == 0
 
 
 CASES = [

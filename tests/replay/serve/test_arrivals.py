@@ -62,11 +62,12 @@ def test_prefill_apart_leaves_decoding_alone(together: ArrivalResult, apart: Arr
 
 
 @pytest.mark.extended
-def test_identity_is_of_requests_and_rules(together: ArrivalResult, tmp_path: Path) -> None:
-    asked = together.spec
-    assert EXPERIMENT.run(asked).run_id == together.run_id
-    others = (asked.changed(**one) for one in ({"count": 23}, {"policy": "prefill-first"}))
-    assert len({together.run_id, *(EXPERIMENT.run(one).run_id for one in others)}) == 3
+def test_identity_is_of_requests_and_rules(tmp_path: Path) -> None:
+    found = EXPERIMENT.run(SMALL, arrivals="9", count=2)
+    asked = found.spec
+    assert EXPERIMENT.run(asked).run_id == found.run_id
+    others = (asked.changed(**one) for one in ({"count": 3}, {"policy": "prefill-first"}))
+    assert len({found.run_id, *(EXPERIMENT.run(one).run_id for one in others)}) == 3
     ids = []
     for name, output in (("a.csv", 5), ("b.csv", 5), ("c.csv", 6)):
         (tmp_path / name).write_text(f"arrival_s,prompt,output\n0,9,4\n1.5,20,{output}\n")

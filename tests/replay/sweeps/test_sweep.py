@@ -877,7 +877,7 @@ def _named(line: str) -> str:
     return line.split("|")[1].strip(" -") if line.startswith("|") else line
 
 
-@pytest.mark.extended
+@pytest.mark.release
 @every("name", sorted(set(study_names()) - set(OF_LAYERS)))
 def test_a_page_that_is_written_by_hand_names_its_study_and_all_its_labels(name: str) -> None:
     asked = load_study(name)

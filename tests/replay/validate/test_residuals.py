@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from long_tables import by_length
 
 from replay.studies.uncertainty import residuals
 from replay.studies.uncertainty.parts import FEW
@@ -27,10 +28,7 @@ def outcome(name, ratios):
     return Outcome(table, rows, predicted, np.zeros(len(rows), bool))
 
 
-@pytest.mark.parametrize(
-    "part",
-    [pytest.param(name, marks=() if name in FAST else pytest.mark.extended) for name in PARTS],
-)
+@pytest.mark.parametrize("part", by_length(PARTS, kept=FAST))
 def test_the_file_is_what_the_tables_give(part, predicted):
     """Where this fails: `python scripts/residuals.py` writes the file."""
     outcomes = {name: predicted(name) for name in PARTS[part]}

@@ -62,7 +62,7 @@ EVERY_TIME = {
     *("jamba", "qwen3_next", "gemma4_text"),  # other layers between, or layers that differ
     *("openai_privacy_filter", "qwen3_omni_moe_thinker"),  # no text is made; a part of a model
 }
-"""Families of the default tier, one of each kind; all others are extended."""
+"""Families of the default tier, one of each kind; all others are tried before a release."""
 SET = {
     "dbrx": {"attn_config.clip_qkv"},
     "deepseek_ocr2": {"text_config.mlp_layer_types", "text_config.num_experts_per_tok"},
@@ -82,9 +82,9 @@ INTRODUCTION = f"""# Model families that capture is proven for
 
 For those who ask whether a family of models can be captured.
 Written by the test run (`{REWRITE}=1 pytest tests/tracegen/capture/test_families.py`) with
-transformers 5.24.0, and compared with it in every other run, which also fails if the installed
-transformers has experts in a folder that no row is of. With the lowest version, 5.0.0, one family
-of each kind is tried. Each row is a tiny random model: configured, saved, loaded, generated
+transformers 5.24.0, and compared before a release; in every run one family of each kind is, which
+also fails if the installed transformers has experts in a folder that no row is of. With the lowest
+version, 5.0.0, the same few are tried. Each row is a tiny random model: configured, saved, loaded, generated
 with. Its configuration is the one that the class makes by default, with small numbers and the
 fewest layers that have all kinds; what had to be set besides is in the row.
 
@@ -149,7 +149,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "model_type",
     [
-        pytest.param(name, marks=() if name in EVERY_TIME else pytest.mark.extended)
+        pytest.param(name, marks=() if name in EVERY_TIME else pytest.mark.release)
         for name in sorted({*tiny_families.FAMILIES} - {*REFUSED})
     ],
 )

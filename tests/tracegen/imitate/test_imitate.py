@@ -58,7 +58,7 @@ def real():
 
 @pytest.fixture(scope="module")
 def fitted(real):
-    return imitate.fit(real, rounds=5)
+    return imitate.fit(real, rounds=3)
 
 
 @pytest.mark.extended
@@ -85,7 +85,7 @@ def drawn_like(model, tokens):
     return match._load(ours), match._pair_spread(ours)
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_simulations_bring_loads_and_co_activation_back(real, fitted):
     """A fit whose factors are too weak and whose popularity is too even is mended."""
     tokens = in_order(real)
@@ -100,7 +100,7 @@ def test_simulations_bring_loads_and_co_activation_back(real, fitted):
         assert np.abs(after - wanted).mean() < 0.4 * np.abs(before - wanted).mean()
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_a_few_prompts_without_topics_are_not_given_any():
     """30 prompts whose passages last some tokens and nothing longer: noise is no topic.
 
