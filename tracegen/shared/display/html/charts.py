@@ -46,7 +46,8 @@ def figure(chart: Chart, colours: Colours, prefix: str) -> str:
         _svg(module.draw(chart, colours, wide), kind, title, facts)
         for kind, wide in (("wide", WIDE), ("narrow", NARROW))
     ]
-    said = " ".join(filter(None, (chart.says, isinstance(chart, Bars) and any(chart.breaks()) and BROKEN)))
+    is_broken = isinstance(chart, Bars) and any(chart.breaks())
+    said = " ".join(filter(None, (chart.says, BROKEN if is_broken else "")))
     says = [tag("p", prose(said), class_="says")] if said else []
     entries = "".join(_legend(chart, colours))
     return tag(
