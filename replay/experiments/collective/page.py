@@ -91,7 +91,7 @@ def _plot(result: CollectiveResult, name: str, title: str, unit: str, of: Callab
         name=name,
         title=f"{title} by size",
         x=Axis("size, MiB", log=True),
-        y=Axis(unit, log=True),
+        y=Axis(f"{title[0].lower()}{title[1:]}, {unit}", log=True),
         lines=[
             Line(
                 algorithm,

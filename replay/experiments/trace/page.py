@@ -161,7 +161,7 @@ def times_plot(drawn: dict[str, TraceResult]) -> Plot:
         "over-time",
         "Time of each step",
         Axis("step", from_zero=False),
-        Axis("us", from_zero=False),
+        Axis("time, us", from_zero=False),
         [_over_time(name, one, [step.makespan_us for step in one.steps]) for name, one in drawn.items()],
     )
 
@@ -195,7 +195,7 @@ def wins_plot(compared: TraceComparison) -> Plot | None:
         own = [one for one in compared[name].steps if one.step in steps]
         x, y = [float(one.step) for one in own], [one.makespan_us for one in own]
         lines.append(Line(name, x, y, form="points"))
-    axes = Axis("step", from_zero=False), Axis("us", from_zero=False)
+    axes = Axis("step", from_zero=False), Axis("time, us", from_zero=False)
     return Plot("wins-over-time", "The fastest in each step, and its time", *axes, lines)
 
 
@@ -210,7 +210,7 @@ def quantiles_plot(drawn: dict[str, TraceResult]) -> Plot:
         "quantiles",
         "Times of steps",
         Axis("share of the steps, %", from_zero=False),
-        Axis("us", from_zero=False),
+        Axis("time, us", from_zero=False),
         lines,
         "Quantiles: so many of a hundred take no longer.",
     )
@@ -229,6 +229,6 @@ def layers_plot(drawn: dict[str, TraceResult]) -> Plot:
         "by-layer",
         "Time of each layer, mean over the steps",
         Axis("MoE layer", from_zero=False),
-        Axis("us", from_zero=False),
+        Axis("time, us", from_zero=False),
         lines,
     )

@@ -155,10 +155,10 @@ def stage_bars(result: TrainResult) -> Bars:
 
 
 def peers_heats(result: TrainResult) -> Iterator[Heat]:
-    """Waiting for peers, by stage and GPU; nothing where there are too many GPUs to draw."""
+    """Waiting for peers, by stage and GPU; nothing where nobody waits, or there are too many GPUs to draw."""
     unit, unit_us = tables.unit_of([result])
     stages = result.spent_us["peers"]
-    if not 1 < len(stages[0]) <= MOST_GPUS:
+    if not 1 < len(stages[0]) <= MOST_GPUS or not any(map(any, stages)):
         return
     yield Heat(
         name="peers",

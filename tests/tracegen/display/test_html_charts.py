@@ -30,10 +30,11 @@ from tracegen.shared.display.content import (
 )
 from tracegen.shared.display.drawing import limits
 from tracegen.shared.display.html import bars, document, fragment, heat, plot, waterfall
-from tracegen.shared.display.html.charts import MODULES, figure
+from tracegen.shared.display.html.charts import BROKEN, MODULES, figure
 from tracegen.shared.display.html.document import MOST_LINKED
 from tracegen.shared.display.html.drawing import NARROW, WIDE, Colours
 from tracegen.shared.display.html.labels import apart
+from tracegen.shared.display.html.markup import FONT
 from tracegen.shared.display.html.paths import thin
 from tracegen.shared.display.html.tables import TALL, table
 from tracegen.shared.display.palette import places
@@ -155,6 +156,8 @@ def test_a_bar_that_is_broken_off_ends_at_the_edge_and_says_its_sum() -> None:
         "100.0",
     ]
     assert len(paths(body, "halo")) == 1
+    assert BROKEN in figure(chart, COLOURS, "f")
+    assert BROKEN not in figure(dataclasses.replace(chart, longest=None), COLOURS, "f")
 
 
 @given(st.lists(st.floats(0.1, 50), min_size=1, max_size=5), st.floats(0.5, 5), st.floats(0, 0.4))
@@ -170,6 +173,19 @@ def test_what_is_behind_a_break_keeps_its_shares(values: list[float], longest: f
         share = (end - (longest - tail)) / (ends[-1] - (longest - tail))
         wanted = end if end <= longest - tail else longest - tail + share * tail
         assert drawn == pytest.approx(wanted)
+
+
+def test_a_label_above_its_row_is_nearer_to_it_than_to_the_row_before() -> None:
+    chart = Heat("h", "h", [f"a long name of row {k}" for k in range(3)], ["c"], [[1.0]] * 3, "us")
+    body = heat.draw(chart, COLOURS, NARROW).body
+    tops = [
+        float(re.findall(r"[\d.]+", one.get("transform") or "")[-1]) for one in tree(body).findall("g[@class='row']")
+    ]
+    label = tree(body).find("g[@class='row']/text")
+    assert label is not None
+    below = -float(label.get("y") or 0)
+    above = tops[1] - tops[0] - heat.CELL - below - FONT * 0.75  # of which letters without tails are high
+    assert above > below + 3
 
 
 # ---- waterfall -----------------------------------------------------------------------
@@ -437,10 +453,11 @@ def test_names_of_points_that_crowd_hang_from_strokes_and_do_not_meet() -> None:
     assert paths(body, "lead")
 
 
-def test_a_line_that_ends_early_has_no_name_where_another_ends() -> None:
-    lines = [Line("whole", [0.0, 9.0], [1.0, 2.0]), Line("early", [0.0, 3.0], [1.0, 2.0])]
-    body = plot.draw(Plot("p", "p", Axis("x"), Axis("y"), lines), COLOURS, WIDE).body
-    assert [label for label, _, _ in boxes(body)] == ["whole"]
+def test_a_line_that_ends_early_has_no_name_where_others_end() -> None:
+    lines = [Line(name, [0.0, end], [1.0, 2.0]) for name, end in (("whole", 9.0), ("too", 9.0), ("early", 3.0))]
+    drawn = [plot.draw(Plot("p", "p", Axis("x"), Axis("y"), some), COLOURS, WIDE).body for some in (lines, lines[1:])]
+    # A name alone would be read as that of the plot, and the legend has it.
+    assert [[label for label, _, _ in boxes(body)] for body in drawn] == [["too", "whole"], []]
 
 
 # ---- figures -------------------------------------------------------------------------

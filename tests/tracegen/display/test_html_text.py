@@ -10,6 +10,7 @@ import sample_pages
 
 from tracegen.shared.display.content import Page, Section
 from tracegen.shared.display.html import document, fragment
+from tracegen.shared.display.html.markup import prose
 
 DOCUMENT = "html head meta title style body script"
 TEXT = "div header main nav details summary h1 h2 h3 p a span code small ul li dl dt dd"
@@ -135,3 +136,8 @@ def test_a_fragment_stands_beside_another_one() -> None:
     assert mine
     assert not mine & yours
     assert "<script" not in one
+
+
+def test_code_in_sentences_is_whole_words_and_no_markup() -> None:
+    said = prose("See `a <b>` or --stack practice, not well--known")
+    assert said == "See <code>a</code> <code>&lt;b&gt;</code> or <code>--stack</code> practice, not well--known"

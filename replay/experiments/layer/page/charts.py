@@ -52,7 +52,8 @@ def bounds_heat(results: Sequence[Result]) -> Heat:
         ],
         unit="%",
         form=".0f",
-        says="100 %: the time is as short as this bound lets it be. Low everywhere: waiting, not work, makes it long.",
+        says="100 %: the time is as short as this bound lets it be. Low everywhere: waiting, not work, makes it long. "
+        "Empty: the scheme has no such bound.",
     )
 
 
@@ -93,7 +94,7 @@ def use_plots(results: Mapping[str, Result]) -> Iterator[Plot]:
             yield Plot(
                 name=f"use-{group}",
                 title=f"{CLASSES[group]} in use over time",
-                x=Axis("us"),
+                x=Axis("time, us"),
                 y=Axis("in use, %"),
                 lines=lines,
             )
@@ -241,7 +242,7 @@ def layers_plot(result: Result) -> Plot | None:
         name="layers",
         title="Time of each layer",
         x=Axis("layer of the model" if result.chain is None else "MoE layer", from_zero=False),
-        y=Axis("us"),
+        y=Axis("time, us"),
         lines=[Line(name, x, y, form="points") for name, (x, y) in lines.items()][-MOST_LINES:],
         says="" if result.chain is None else "From its beginning on a GPU to its end there, mean.",
     )
@@ -266,7 +267,7 @@ def latency_plot(results: Mapping[str, Result]) -> Plot | None:
         name="latency",
         title="Tokens: time from dispatch to combine",
         x=Axis("share of the tokens, %", from_zero=False),
-        y=Axis("us", log=all(min(line.y) > 0 for line in lines)),
+        y=Axis("time, us", log=all(min(line.y) > 0 for line in lines)),
         lines=lines,
         says="Quantiles: so many of a hundred tokens take no longer.",
     )

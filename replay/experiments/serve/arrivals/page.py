@@ -116,7 +116,7 @@ def search_plots(compared: ArrivalComparison) -> Iterator[Plot]:
                 name=f"{latency}-by-rate",
                 title=f"{latency.upper()} at the 99th percentile by the rate of requests",
                 x=Axis("requests per second", log=True),
-                y=Axis("ms", log=True),
+                y=Axis("time, ms", log=True),
                 lines=lines,
             )
 
@@ -138,7 +138,7 @@ def distributions(served: Pairs) -> Iterator[Plot]:
                 name=latency,
                 title=says[0].upper() + says[1:],
                 x=Axis("share of the requests, %", from_zero=False),
-                y=Axis("ms", log=True),
+                y=Axis("time, ms", log=True),
                 lines=lines,
                 says="Quantiles: so many of a hundred take no longer.",
             )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tracegen.shared.display.content import Bars, Chart, Heat, Plot, Table, Waterfall
 from tracegen.shared.display.html import bars, heat, plot, waterfall
 from tracegen.shared.display.html.drawing import NARROW, WIDE, Colours, Drawing
-from tracegen.shared.display.html.markup import number, shape, tag, text
+from tracegen.shared.display.html.markup import number, prose, shape, tag, text
 from tracegen.shared.display.html.tables import plain_table
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ MODULES: dict[type[Chart], ModuleType] = {
     Waterfall: waterfall,
 }
 """Of each kind of chart, what draws it: ``draw``, ``numbers`` and ``says``."""
+
+BROKEN = "A bar with a gap goes on to the number at its end: behind the gap its parts keep their shares, not the scale."
 
 MOST_NUMBERS = 600
 """Cells up to which a chart's numbers are in the page as a table, below the chart."""
@@ -44,7 +46,9 @@ def figure(chart: Chart, colours: Colours, prefix: str) -> str:
         _svg(module.draw(chart, colours, wide), kind, title, facts)
         for kind, wide in (("wide", WIDE), ("narrow", NARROW))
     ]
-    says = [tag("p", text(chart.says), class_="says")] if chart.says else []
+    is_broken = isinstance(chart, Bars) and any(chart.breaks())
+    said = " ".join(filter(None, (chart.says, BROKEN if is_broken else "")))
+    says = [tag("p", prose(said), class_="says")] if said else []
     entries = "".join(_legend(chart, colours))
     return tag(
         "figure",

@@ -11,7 +11,7 @@ from importlib import resources
 from tracegen.shared.display.content import Item, Page, Section, Table
 from tracegen.shared.display.html.charts import figure
 from tracegen.shared.display.html.drawing import Colours
-from tracegen.shared.display.html.markup import shape, tag, text
+from tracegen.shared.display.html.markup import prose, shape, tag, text
 from tracegen.shared.display.html.tables import table
 from tracegen.shared.display.palette import DARK, LIGHT, places
 
@@ -142,7 +142,7 @@ def _patterns(identity: str) -> str:
 def _head(page: Page) -> Iterator[str]:
     yield tag("h1", text(page.title))
     if page.summary:
-        yield tag("p", text(page.summary), class_="summary")
+        yield tag("p", prose(page.summary), class_="summary")
     if page.command:
         yield tag(
             "div",
@@ -169,7 +169,7 @@ def _sections(page: Page, identity: str) -> Iterator[str]:
         yield _section(k, section.title, inside)
     words = _words(page)
     if words:
-        entries = (tag("dt", text(name)) + tag("dd", text(says)) for name, says in words.items())
+        entries = (tag("dt", text(name)) + tag("dd", prose(says)) for name, says in words.items())
         listed = tag("dl", *entries, class_="words")
         yield _section(len(page.sections), WORDS, [listed])
 
@@ -193,7 +193,7 @@ def _items(section: Section, page: Page, prefix: str) -> Iterator[str]:
 
 def _item(item: Item, colours: Colours, identity: str) -> str:
     if isinstance(item, str):
-        return tag("p", text(item), class_="text")
+        return tag("p", prose(item), class_="text")
     if isinstance(item, Table):
         return table(item, identity)
     return figure(item, colours, identity)

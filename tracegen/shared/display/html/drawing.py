@@ -16,6 +16,8 @@ GAP = 8.0
 """Between a label and what it labels."""
 AXIS = 5.0
 """Between the line of 0 and a label that stands above its row."""
+APART = 9.0
+"""Between a row and the label above the next one, more than between that label and its own row."""
 SIDE = 250.0
 """Width from which on labels stand above their rows and not beside them."""
 
@@ -181,7 +183,7 @@ def rows(labels: Sequence[str], width_: float, *, top: float, bar: float, gap: f
     widest = max((width(one) for one in labels), default=0.0)
     is_above = widest + GAP > min(SIDE, 0.36 * width_)
     left = 0.0 if is_above else widest + GAP
-    return Rows(labels, width_, left, top, is_above, bar, gap)
+    return Rows(labels, width_, left, top, is_above, bar, max(gap, APART) if is_above else gap)
 
 
 def upright_grid(scale: Scale, unit: str, top: float, bottom: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 from tracegen.shared.display import escape
 from tracegen.shared.screen import plain
@@ -68,6 +69,25 @@ def _attributes(attributes: dict[str, str | float | bool | None]) -> str:
         else:
             found.append(f' {name}="{number(value)}"')
     return "".join(found)
+
+
+_CODE = re.compile(r"`([^`\n]+)`|(?<![\w`-])(--[a-z][\w-]*)")
+
+
+def prose(content: str) -> str:
+    """Write sentences: what is in backticks, and options, as code whose words no line breaks.
+
+    Examples
+    --------
+    >>> prose("Ask `moereplay words` or --help")
+    'Ask <code>moereplay</code> <code>words</code> or <code>--help</code>'
+    """
+    written, at = [], 0
+    for found in _CODE.finditer(content):
+        written.append(text(content[at : found.start()]))
+        written.append(" ".join(tag("code", text(word)) for word in (found[1] or found[2]).split()))
+        at = found.end()
+    return "".join([*written, text(content[at:])])
 
 
 FONT = 12

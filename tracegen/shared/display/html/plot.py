@@ -234,9 +234,11 @@ def _coordinates(chart: Plot, forms: tuple[str, str], x: float, y: float) -> lis
 
 
 def _lines_with_names(chart: Plot) -> list[Line]:
-    """Lines that have their names at their ends."""
+    """Lines that have their names at their ends; none where one alone goes on to the end of the plot."""
     lines = [line for line in chart.lines if line.form in ("line", "steps") and len(line.x) and line.y]
-    return lines if 2 <= len(lines) <= MOST_NAMED else []
+    end = max((x for line in lines for x in line.x), default=0.0)
+    whole = [line for line in lines if line.x[-1] == end]
+    return lines if 2 <= len(lines) <= MOST_NAMED and len(whole) > 1 else []
 
 
 def _names(lines: Sequence[Line], colours: Colours, ground: _Ground) -> str:

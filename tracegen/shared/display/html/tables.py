@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from tracegen.shared.display.content import Cell, Column, Table
-from tracegen.shared.display.html.markup import shape, tag, text
+from tracegen.shared.display.html.markup import prose, shape, tag, text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,11 +46,11 @@ def table(content: Table, identity: str) -> str:
     )
     return tag(
         "div",
-        tag("h3", text(content.title), id=f"{identity}-title"),
+        tag("h3", prose(content.title), id=f"{identity}-title"),
         sift if len(content.rows) > FEW else "",
         _scroll_box(_grid(content, identity), content.title, is_tall=len(content.rows) > TALL),
         tag("p", text(SCROLLS.format(len(content.rows))), class_="note screen") if len(content.rows) > TALL else "",
-        *(tag("p", text(note), class_="note") for note in content.notes),
+        *(tag("p", prose(note), class_="note") for note in content.notes),
         tag("p", text(ON_PAPER.format(len(content.columns))), class_="note paper") if is_broad else "",
         class_="sheet broad" if is_broad else "sheet",
     )
