@@ -143,9 +143,10 @@ def predict_gemm(bench: Bench, row: MeasurementRow) -> float:
     fp8 = _is_fp8(row)
     m, n, k = row["m"], row["n"], row["k"]
     library, quantising = DEEPGEMM_DENSE if fp8 else {}, 1.0
-    if fp8 and not is_blackwell(row):
+    plain = bench.system(machine_of(row)).compute
+    if fp8 and plain.fp8_step_ps:  # kernels of Hopper
         kernels = LIBRARY_FP8[row["library"]]
-        library = kernels.settings(m, n, bench.system(machine_of(row)).compute.num_sms)
+        library = kernels.settings(m, n, plain.num_sms)
         quantising = kernels.quantising
     system = bench.system(machine_of(row), overheads__kernel_gap_stream_us=GRAPH_GAP_US, **library)
     work = one_rank([m], ExpertShape(k, n), "fp8" if fp8 else "bf16")
