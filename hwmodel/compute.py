@@ -66,6 +66,9 @@ _WORKSPACE_BYTES = 32 << 20
 _LOAD_BYTES = 128
 _LOW_LOADS = (16, 32, 64)
 
+# Rows of one product of a warpgroup (NVIDIA PTX ISA, wgmma).
+_WARPGROUP_ROWS = 64
+
 _MOST_CHOSEN = 4096  # tile shapes that are remembered
 
 
@@ -94,6 +97,9 @@ class Compute:
     fp8_absent_row_ps
         For each row of an FP8 tile's loads beyond the end of the matrix, and each 128 bytes of the
         inner dimension.
+    fp8_step_ps
+        Between the products of two steps of 128 values in one warpgroup of an FP8 kernel for one
+        matrix, beside what it multiplies and adds.
     operand_rate, register_rate
         Bytes per second into one SM: into its shared memory, and into registers.
     mma_sync_efficiency
@@ -114,6 +120,8 @@ class Compute:
     num_sms: int
     tile_overhead_ps: int
     fp8_absent_row_ps: int
+    fp8_step_ps: int
+    fp8_peak_rate: Rate
     operand_rate: Rate
     register_rate: Rate
     mma_sync_efficiency: Fraction
@@ -139,11 +147,13 @@ class Compute:
         """Build from a preset's ``[compute]``, ``[gpu]`` and ``[overheads]`` tables."""
         sms = gpu.num_sms.value
 
-        def kernels(family: str, *, whole_tiles: bool = False, slices: tuple[int, ...] = (1,)) -> _Kernels:
+        def kernels(
+            family: str, *, whole_tiles: bool = False, slices: tuple[int, ...] = (1,), shapes: str = ""
+        ) -> _Kernels:
             dtype = family.partition("_")[0]
             peak = exact(getattr(spec, f"{dtype}_peak_TFLOP_per_s").value) * 10**12
             efficiency = exact(getattr(spec, f"{family}_efficiency").value)
-            shapes = "fp8" if dtype == "fp8" else family
+            shapes = shapes or ("fp8" if dtype == "fp8" else family)
             blocks = getattr(spec, f"{shapes}_blocks").value
             return _Kernels(
                 Rate.per_second(peak * efficiency / sms),
@@ -159,7 +169,7 @@ class Compute:
         # BF16 and TF32 are cuBLAS's, FP8 DeepGEMM's, which has no slices.
         matrix = {
             "bf16": kernels("bf16", slices=_SLICES),
-            "fp8": kernels("fp8"),
+            "fp8": kernels("fp8", shapes="fp8_matrix"),
             "fp8_rows": kernels("fp8_rows"),
             "fp8_tensor": kernels("fp8_tensor"),
             "fp32": kernels("fp32", slices=_SLICES),
@@ -167,6 +177,7 @@ class Compute:
         grouped = {
             **matrix,
             "bf16": kernels("bf16_grouped", whole_tiles=whole_tiles),
+            "fp8": kernels("fp8"),
             "fp32": kernels("fp32"),
         }
         fp4_peak = exact(spec.fp4_peak_TFLOP_per_s.value)
@@ -176,6 +187,8 @@ class Compute:
             num_sms=sms,
             tile_overhead_ps=ps_from_ns(spec.tile_overhead_ns.value),
             fp8_absent_row_ps=ps_from_ns(spec.fp8_absent_row_ns.value),
+            fp8_step_ps=ps_from_ns(spec.fp8_step_ns.value),
+            fp8_peak_rate=Rate.per_second(exact(spec.fp8_peak_TFLOP_per_s.value) * 10**12 / sms),
             operand_rate=Rate.per_second(exact(spec.operand_bytes_per_clock.value) * clock_hz),
             register_rate=Rate.per_second(exact(spec.register_bytes_per_clock.value) * clock_hz),
             mma_sync_efficiency=exact(spec.mma_sync_efficiency.value),
@@ -358,11 +371,9 @@ class Compute:
         Returns
         -------
         (row_tile,): up to `block_m`, or to 16, 32 or 64 where the matrix has no more rows. None
-        where the widest tile has all columns: then one SM alone asks for a row, and loads are not
-        slower (measured with 128 columns).
+        up to 128 columns, where few SMs ask for a row: loads are not slower (measured).
         """
-        widest = max(columns for _, columns in self._kernels("fp8").blocks)
-        if n <= widest:
+        if n <= self._scale_block:
             return np.zeros_like(rows_in_tile)
         height = block_m
         if len(rows_in_tile) == 1:
@@ -433,6 +444,8 @@ class Compute:
         absent = absent_rows * (loads * self.fp8_absent_row_ps if is_fp8 else 0)
         busy = np.maximum(multiply, load)
         busy = np.maximum(busy, passing) if path.loads_ahead else busy + passing
+        if dtype == "fp8" and self.fp8_step_ps and not grouped:
+            busy = np.maximum(busy, self._steps_ps(padded, columns, k))
         busy = busy + self.tile_overhead_ps + absent
         return np.where(rows > 0, busy, 0) if isinstance(rows, np.ndarray) else int(busy * (rows > 0))
 
@@ -454,6 +467,19 @@ class Compute:
         if self.accumulators == 1:
             return 0 * tile_ps
         return cast("Whole", np.maximum(np.minimum(ending_ps, tile_ps - ending_ps), 0))
+
+    def _steps_ps(self, rows: Whole, columns: int, k: int) -> Whole:
+        """Time of a tile's steps of 128 values in one warpgroup, which waits for each.
+
+        Kernels whose operands have scales add each step's products to their sums outside the tensor
+        cores. Up to two warpgroups have 64 rows each at a time, and multiply while the other adds.
+        """
+        own = np.minimum(rows, _WARPGROUP_ROWS)
+        products = self.fp8_peak_rate.duration_ps(own * (2 * columns * self._scale_block))
+        adds = self.multiplication_rate.duration_ps(own * columns)
+        turns = np.maximum(-(-rows // (2 * _WARPGROUP_ROWS)), 1)
+        steps: Whole = -(-k // self._scale_block) * turns * (products + adds + self.fp8_step_ps)
+        return steps
 
     def _load_ps(self, rows: Whole, rows_feed: Feed, weights: int, weights_feed: Feed) -> Whole:
         """Time of so many bytes' way from the L2 cache into the SM."""

@@ -274,6 +274,9 @@ class ComputeSpec(StrictDocument):
     fp8_absent_row_ns: Quantity[NonNegative]
     """For each row of a tile's loads that lies beyond the end of the matrix, and each 128 bytes of
     the inner dimension."""
+    fp8_step_ns: Quantity[NonNegative]
+    """A warpgroup's wait in each step of an FP8 tile of one matrix, beside its own products and sums; 0
+    where sums of several steps stay in the tensor cores."""
     operand_bytes_per_clock: Quantity[Positive]
     """From the L2 cache into the shared memory of one SM."""
     register_bytes_per_clock: Quantity[Positive]
@@ -297,7 +300,9 @@ class ComputeSpec(StrictDocument):
     bf16_grouped_whole_tiles: Quantity[bool]
     """Whether these multiply partial tiles as whole ones."""
     fp8_blocks: Quantity[Annotated[list[Block], Field(min_length=1)]]
-    """Tile shapes of kernels of this type."""
+    """Tile shapes of kernels of this type for groups of rows."""
+    fp8_matrix_blocks: Quantity[Annotated[list[Block], Field(min_length=1)]]
+    """Tile shapes of those for one matrix."""
     fp32_blocks: Quantity[Annotated[list[Block], Field(min_length=1)]]
     """Tile shapes of kernels of this type."""
     fp8_scale_block: Quantity[Count]

@@ -64,6 +64,7 @@ COLUMNS = {
     "deepep_internode": ("num_sms",),
     "deepep_low_latency_b200": ("ep_size", "hidden", "topk"),
     "gemm": ("n", "k"),
+    "gemm_few_tiles": ("n", "k"),
     "gemm_machines": ("n", "k"),
     "moe_compute": ("hidden", "intermediate"),
     "moe_machines": ("ep_size",),
@@ -96,8 +97,9 @@ def sampled_sums(row: MeasurementRow) -> bool:
     return row["phase"] == "combine" and row["tokens_per_rank"] in FEW_TOKENS
 
 
-def partial_fp8(row: MeasurementRow) -> bool:
-    return bool(row["gemm_dtype"] == "fp8_block" and row["m"] >= 256 and row["m"] % 128 != 0)
+def partial_tensorrt(row: MeasurementRow) -> bool:
+    is_partial = row["m"] >= 256 and row["m"] % 128 != 0
+    return bool(is_partial and row["gemm_dtype"] == "fp8_block" and row["library"] == "cublas-trtllm")
 
 
 def in_the_switch(row: MeasurementRow) -> bool:
@@ -198,11 +200,18 @@ FITS = (
         "fitted to cuBLAS, H100, even m from 256",
     ),
     Fit(
+        "gemm_few_tiles",
+        {"compute.fp8_step_ns": 90.0},
+        lambda row: row["gemm_dtype"] == "fp8_block" and row["k"] == 12288,
+        lambda row: row["gemm_dtype"] == "fp8_block" and row["k"] == 8192,
+        "fitted to FP8 GEMMs of DeepGEMM and TensorRT-LLM, H100, 1024 x 12288, one wave of tiles",
+    ),
+    Fit(
         "gemm",
         {"compute.fp8_absent_row_ns": 2.0},
-        lambda row: partial_fp8(row) and row["library"] == "cublas-trtllm",
-        lambda row: partial_fp8(row) and row["library"] != "cublas-trtllm",
-        "fitted to FP8 GEMMs of TensorRT-LLM, H100, m from 256 that is no multiple of 128",
+        lambda row: partial_tensorrt(row) and row["n"] >= 4096,
+        lambda row: partial_tensorrt(row) and row["n"] < 4096,
+        "fitted to FP8 GEMMs of TensorRT-LLM, H100, n from 4096, m from 256 that is no multiple of 128",
     ),
     Fit(
         "moe_compute",

@@ -113,7 +113,7 @@ def test_scales_of_both_operands_slow_a_tile_of_fp8():
     assert COMPUTE.tile_ps(128, 128, 4096, "fp8_rows") / 1e6 == pytest.approx(by_hand_us, rel=1e-6)
     assert COMPUTE.tile_ps(128, 128, 4096, "fp8_rows", 10) == COMPUTE.tile_ps(
         128, 128, 4096, "fp8_rows"
-    ) + 10 * 32 * round(2.99e3)
+    ) + 10 * 32 * COMPUTE.fp8_absent_row_ps
     # With one scale an operand there are none between; it is where gradients stay.
     tensor_us = 2 * 128 * 128 * 4096 / (0.8 * 1978.9e6 / 132) + 1.5
     assert COMPUTE.tile_ps(128, 128, 4096, "fp8_tensor") / 1e6 == pytest.approx(tensor_us, rel=1e-6)
@@ -287,10 +287,25 @@ def test_a_row_that_is_not_there_costs_an_fp8_tile_as_often_as_it_is_asked_for()
     assert COMPUTE.tile_ps(0, 128, 7168, "fp8", 10) == 0
 
 
+@every(("rows", "columns", "turns"), [(64, 16, 1), (128, 16, 1), (256, 16, 2), (16, 64, 1)])
+def test_an_fp8_warpgroup_waits_for_the_products_of_each_step(rows, columns, turns):
+    product_ps = 2 * 64 * columns * 128 / (1978.9e12 / 132) * 1e12
+    sums_ps = 64 * columns / 128 / 1.755e9 * 1e12
+    step_ps = product_ps + sums_ps + COMPUTE.fp8_step_ps
+    tile = COMPUTE.tile_ps(rows, columns, 1000, "fp8") - COMPUTE.tile_overhead_ps
+    assert tile == pytest.approx(8 * turns * step_ps, rel=1e-5)  # 1000 values are eight steps
+    assert COMPUTE.tile_ps(rows, columns, 1000, "fp8_tensor") < COMPUTE.tile_ps(rows, columns, 1000, "fp8")
+
+
+def test_whole_fp8_tiles_hide_their_warpgroups_waits():
+    short, long = (COMPUTE.tile_ps(128, 128, k, "fp8") for k in (1024, 2048))
+    assert long - short == pytest.approx(8 * 2 * 128**3 / (0.75 * 1978.9e12 / 132) * 1e12, rel=1e-6)
+
+
 def test_groups_find_rows_of_the_next_one():
     one, two = (COMPUTE.gemm_time_ps(np.full(n, 129), 256, 7168, "fp8") for n in (1, 2))
-    tile = COMPUTE.tile_ps(1, 64, 7168, "fp8", 127)
-    assert one == max(tile, COMPUTE.tile_ps(128, 64, 7168, "fp8"))
+    tile = COMPUTE.tile_ps(1, 16, 7168, "fp8", 127)
+    assert one == max(tile, COMPUTE.tile_ps(128, 16, 7168, "fp8"))
     assert two <= one
 
 

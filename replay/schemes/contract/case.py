@@ -89,6 +89,7 @@ def one_flop_per_picosecond(domain_size: int = 32, num_domains: int = 1, platfor
             "compute.bf16_grouped_whole_tiles": False,
             "compute.fp8_peak_TFLOP_per_s": peak,
             "compute.fp8_efficiency": 1.0,
+            "compute.fp8_step_ns": 0.0,
             "compute.fp32_peak_TFLOP_per_s": peak,
             "compute.fp32_efficiency": 1.0,
             "compute.mma_rows": 1,

@@ -20,6 +20,7 @@ from replay.model.machine.times import MemoryTraffic
 from replay.model.work.layer import ExpertShape
 from replay.model.work.precision import SCALE_BLOCK
 from replay.studies.validate.bench import Bench, one_rank
+from replay.studies.validate.fp8_tiles import LibraryKernels, deepgemm_tile, tensorrt_tile
 from replay.studies.validate.skew import draws
 from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, has
 
@@ -38,20 +39,31 @@ SMALL_TILE = 64  # rows of the lowest tile
 SMALL_M = 256  # rows below which a GEMM belongs to the part "m < 256"
 OUTLIER_FACTOR = 1.35  # of the time of a larger size of the same shape
 
-# Kernel libraries differ more than GPUs do. The preset describes DeepGEMM (FP8) and cuBLAS (BF16).
-# These are TensorRT-LLM's efficiency (share of the peak), overhead and tile shapes (rows, columns),
-# fitted to its own rows of gemm.csv.
-TRTLLM_FP8: dict[str, Any] = {
-    "compute__fp8_efficiency": 0.62,
-    "compute__tile_overhead_ns": 2000.0,
-    "compute__fp8_blocks": [[128, 128], [128, 64]],
+# Kernel libraries differ more than GPUs do. The preset describes DeepGEMM's grouped kernels of March 2025 (FP8) and
+# cuBLAS (BF16). These are values of the libraries' kernels for one matrix, fitted to even m from 256 of gemm.csv, but
+# DeepGEMM's `fp8_absent_row_ns` to odd m.
+LIBRARY_FP8 = {
+    "cublas-trtllm": LibraryKernels(
+        tensorrt_tile,
+        {"compute__fp8_efficiency": 0.74, "compute__tile_overhead_ns": 2500.0},
+        uneven_efficiency=0.7,
+        quantising=1.5,
+    ),
+    "deepgemm-sglang": LibraryKernels(
+        deepgemm_tile,
+        {
+            "compute__fp8_efficiency": 0.78,
+            "compute__tile_overhead_ns": 2000.0,
+            "compute__fp8_absent_row_ns": 0.5,
+        },
+        uneven_efficiency=0.64,
+    ),
 }
-# DeepGEMM's kernels for one matrix come in two heights (csrc/jit_kernels/heuristics/sm90.hpp); the
-# preset has those of its grouped kernels.
+# DeepGEMM's kernels for one matrix on Blackwell come in two heights (csrc/jit_kernels/heuristics/sm100.hpp); the preset
+# has those of its grouped kernels.
 DEEPGEMM_DENSE: dict[str, Any] = {
-    "compute__fp8_blocks": [[height, width] for height in (128, 64) for width in (128, 96, 64)],
+    "compute__fp8_matrix_blocks": [[height, width] for height in (128, 64) for width in (128, 96, 64)],
 }
-LIBRARY_FP8 = {"cublas-trtllm": TRTLLM_FP8, "deepgemm-sglang": DEEPGEMM_DENSE}
 # Times as long as the bytes of TensorRT-LLM's quantising kernels take to stream: they move
 # 0.33 TB/s. Fitted to moe_compute.csv.
 TRTLLM_ELEMENTWISE_FP8 = 9
@@ -129,15 +141,20 @@ def found_operands(system: System, row: MeasurementRow) -> list[Read]:
 def predict_gemm(bench: Bench, row: MeasurementRow) -> float:
     """Predict a time in microseconds; that of FP8 has the quantisation of the activations."""
     fp8 = _is_fp8(row)
-    library = LIBRARY_FP8[row["library"]] if fp8 else {}
-    system = bench.system(machine_of(row), overheads__kernel_gap_stream_us=GRAPH_GAP_US, **library)
     m, n, k = row["m"], row["n"], row["k"]
+    library, quantising = DEEPGEMM_DENSE if fp8 else {}, 1.0
+    plain = bench.system(machine_of(row)).compute
+    if fp8 and plain.fp8_step_ps:  # kernels of Hopper
+        kernels = LIBRARY_FP8[row["library"]]
+        library = kernels.settings(m, n, plain.num_sms)
+        quantising = kernels.quantising
+    system = bench.system(machine_of(row), overheads__kernel_gap_stream_us=GRAPH_GAP_US, **library)
     work = one_rank([m], ExpertShape(k, n), "fp8" if fp8 else "bf16")
     found = found_operands(system, row)
 
     def build(machine: Machine, start: Ints) -> None:
         if fp8:
-            start = machine.memory_kernel(Kind.PERMUTE, np.array([_quantise_bytes(m, k)]), start)
+            start = machine.memory_kernel(Kind.PERMUTE, np.array([int(quantising * _quantise_bytes(m, k))]), start)
         if fp8 and is_blackwell(row):
             scales = SCALE_BYTES * n * -(-k // SCALE_BLOCK)
             for nbytes in (*[scales] * (SCALE_KERNELS - 1), scales + scales // SCALE_BYTES):

@@ -20,7 +20,9 @@ from replay.model.work.stacks import Stack
 GAP, SMALL = 2 * US, 300 * NS
 FP8 = {
     "compute.fp8_peak_TFLOP_per_s": 100.0,
+    "compute.fp8_matrix_blocks": [[64, 64]],
     "compute.fp8_blocks": [[64, 64]],
+    "compute.fp8_step_ns": 0.0,
     "compute.fp8_efficiency": 1.0,
     "compute.fp8_rows_efficiency": 0.25,
     "compute.fp8_tensor_efficiency": 0.5,
