@@ -388,7 +388,7 @@ class OverheadsSpec(StrictDocument):
     barrier_per_peer_ns: Quantity[NonNegative]
     """Added for each further GPU of that barrier."""
     fence_us: Quantity[NonNegative]
-    """Fence of DeepEP's normal kernels before they tell others, of whatever was written.
+    """Fence of system scope in DeepEP's notify kernels before they tell others of whatever was written.
 
     Fitted to whole calls of these, where there are any: beside fences of system scope it holds what
     else such a call pays once, as waits of streams and a cooperative launch.
