@@ -2,7 +2,7 @@
 
 Source: deepseek-ai/DeepGEMM 0274ad7, ``impls/sm100_fp8_fp4_mega_moe.cuh`` (its kernels for
 BF16 and for Hopper alike), its scheduler and heuristics (`replay.schemes.ep.megamoe.tasks`). In the
-kernel, one after the other:
+kernel (`kernel.py`), one after the other:
 
 - Warps of each SM count its tokens' experts, add them up in memory, and store the number of each
   (token, expert) to its expert's GPU. The grid meets, counts go to all GPUs, all GPUs meet.
@@ -226,7 +226,7 @@ class MegaMoe(MegaMoeBase):
     wins = "many tokens: row tile after row tile, so that weights are read once, no kernel for rows, one launch"
     loses = "few tokens, where three meetings and counters cost what it saves; skew against `megamoe-hopper`"
     weight_types = frozenset({"mxfp4"})
-    validity = "Blackwell, one NVLink domain, widths that are multiples of 256; on Hopper runs megamoe-hopper"
+    validity = "Blackwell, one NVLink domain, widths that are multiples of 256; on Hopper the library runs what megamoe-hopper is"
     options: MegaMoeOptions = MegaMoeOptions()
 
     def _shape(self, work: LayerWork) -> tuple[int, int]:
