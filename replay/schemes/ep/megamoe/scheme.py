@@ -226,7 +226,7 @@ class MegaMoe(MegaMoeBase):
     wins = "many tokens: row tile after row tile, so that weights are read once, no kernel for rows, one launch"
     loses = "few tokens, where three meetings and counters cost what it saves; skew against `megamoe-hopper`"
     weight_types = frozenset({"mxfp4"})
-    validity = "Blackwell, one NVLink domain, widths that are multiples of 256; on Hopper the library runs what megamoe-hopper is"
+    validity = "Blackwell, one NVLink domain, widths that are multiples of 256; on Hopper megamoe-hopper runs in its place"
     options: MegaMoeOptions = MegaMoeOptions()
 
     def _shape(self, work: LayerWork) -> tuple[int, int]:
