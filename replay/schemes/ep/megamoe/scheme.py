@@ -226,7 +226,7 @@ class MegaMoe(MegaMoeBase):
     wins = "many tokens: row tile after row tile, so that weights are read once, no kernel for rows, one launch"
     loses = "few tokens, where three meetings and counters cost what it saves; skew against `megamoe-hopper`"
     weight_types = frozenset({"mxfp4"})
-    validity = "Blackwell, one NVLink domain, widths that are multiples of 256; on Hopper megamoe-hopper runs in its place"
+    validity = "Blackwell, one NVLink domain, widths that are multiples of 256; on Hopper it runs as megamoe-hopper"
     options: MegaMoeOptions = MegaMoeOptions()
 
     def _shape(self, work: LayerWork) -> tuple[int, int]:
