@@ -179,23 +179,20 @@ class GraphBuilder(Supplies):
         if self.on_block is not None:
             self.on_block(first)
         self._rows.limit("resource", NULL_RESOURCE, len(self._resources.columns[0]) - 1)
-        values = (
-            resource,
-            int(kind) if isinstance(kind, IntEnum) else kind,
-            duration_ps,
-            latency_ps,
-            priority,
-            payload_bytes,
-            wire_bytes,
-            rank,
-            tag,
-        )
-        is_plain = count is not None and count > 0 and not self.left_out and first + count <= INT32_MAX
+        if isinstance(kind, IntEnum):
+            kind = int(kind)
+        values = (resource, kind, duration_ps, latency_ps, priority, payload_bytes, wire_bytes, rank, tag)
+        is_left_out = type(kind) is int and kind in self.left_out
+        is_plain = count is not None and count > 0 and first + count <= INT32_MAX
+        if is_plain and self.left_out:
+            is_plain = type(kind) is int
         if is_plain and after is not None:  # as `check_range`, without the call
             is_plain = type(after) is np.ndarray and after.dtype is INT64 and after.shape == (count,)
             is_plain = is_plain and 0 <= after.item(after.view(UNSIGNED).argmax()) <= INT32_MAX
-        if not (is_plain and self._rows.put(count, values)):
+        if not (is_plain and self._rows.put(count, (*_MARK.values(), rank, tag) if is_left_out else values)):
             count, after = self._add_checked(count, values, after)
+        elif self.left_out:
+            self._is_left_out.extend(bytes([is_left_out]) * count)
         past = self._num_tasks = first + count
         ids = np.arange(first, past, dtype=np.int64)
         if after is not None:
@@ -206,7 +203,10 @@ class GraphBuilder(Supplies):
         self, count: int | None, values: tuple[Any, ...], after: Ints | None
     ) -> tuple[int, int | IntArray | None]:
         """Add the rows of a block that is not as most are; their number, and the predecessors."""
-        given = {name: as_ints(name, value) for name, value in zip(_FIELDS, values, strict=True)}
+        given = {
+            name: value if type(value) is int else as_ints(name, value)
+            for name, value in zip(_FIELDS, values, strict=True)
+        }
         before = None if after is None else as_ints("after", after)
         count = block_length(count, given, before)
         if self.left_out:
