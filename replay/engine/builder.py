@@ -182,21 +182,23 @@ class GraphBuilder(Supplies):
         if isinstance(kind, IntEnum):
             kind = int(kind)
         values = (resource, kind, duration_ps, latency_ps, priority, payload_bytes, wire_bytes, rank, tag)
+        size: Any = count
+        before: Any = after
         is_left_out = type(kind) is int and kind in self.left_out
         is_plain = count is not None and count > 0 and first + count <= INT32_MAX
         if is_plain and self.left_out:
             is_plain = type(kind) is int
-        if is_plain and after is not None:  # as `check_range`, without the call
-            is_plain = type(after) is np.ndarray and after.dtype is INT64 and after.shape == (count,)
-            is_plain = is_plain and 0 <= after.item(after.view(UNSIGNED).argmax()) <= INT32_MAX
-        if not (is_plain and self._rows.put(count, (*_MARK.values(), rank, tag) if is_left_out else values)):
-            count, after = self._add_checked(count, values, after)
+        if is_plain and before is not None:  # as `check_range`, without the call
+            is_plain = type(before) is np.ndarray and before.dtype is INT64 and before.shape == (count,)
+            is_plain = is_plain and 0 <= before.item(before.view(UNSIGNED).argmax()) <= INT32_MAX
+        if not (is_plain and self._rows.put(size, (*_MARK.values(), rank, tag) if is_left_out else values)):
+            size, before = self._add_checked(size, values, after)
         elif self.left_out:
-            self._is_left_out.extend(bytes([is_left_out]) * count)
-        past = self._num_tasks = first + count
+            self._is_left_out.extend(bytes([is_left_out]) * size)
+        past = self._num_tasks = first + size
         ids = np.arange(first, past, dtype=np.int64)
-        if after is not None:
-            self._edges.append(after, ids if count <= FEW_EDGES else range(first, past), count)
+        if before is not None:
+            self._edges.append(before, ids if size <= FEW_EDGES else range(first, past), size)
         return ids
 
     def _add_checked(
