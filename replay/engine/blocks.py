@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from replay.engine.arguments import (
     span_of,
     stretch,
 )
-from replay.engine.columns import GrowingColumn, IntArray, Span
+from replay.engine.columns import GrowingColumn, IntArray
 from replay.engine.errors import GraphError
 from replay.engine.taskgraph import CreditTakes, Touches
 
@@ -45,29 +45,69 @@ class RowBlocks:
     ----------
     what
         What a row is.
-    dtypes
-        Narrowest element type of each field, by its name.
+    fields
+        By name, the narrowest element type, and the smallest and largest value.
     """
 
-    def __init__(self, what: str, dtypes: Mapping[str, type[np.generic]]) -> None:
+    def __init__(self, what: str, fields: Mapping[str, tuple[type[np.generic], int, int]]) -> None:
         self._what = what
-        self._columns = {name: GrowingColumn(dtype) for name, dtype in dtypes.items()}
+        self._columns = {name: GrowingColumn(dtype) for name, (dtype, _, _) in fields.items()}
+        self._ordered = [*self._columns.values()]
         self._count = 0
+        for name, (_, low, high) in fields.items():
+            self.limit(name, low, high)
 
     def __len__(self) -> int:
         return self._count
 
-    def append(self, count: int, given: Given, limits: Mapping[str, Span], first: int | None = None) -> None:
-        """Check a block and add it, or nothing of it.
+    def limit(self, name: str, low: int, high: int) -> None:
+        """Set the smallest and the largest value of a field."""
+        column = self._columns[name]
+        column.low, column.high = low, high
+
+    def put(self, count: int, values: Iterable[Any]) -> bool:
+        """Add a block if all of it is possible, else nothing; whether it was.
+
+        Parameters
+        ----------
+        count
+            Its rows, at least one.
+        values
+            A number or (row,) of each field, in their order.
+        """
+        # Nearly all fields of nearly all blocks are one of the first two.
+        size, new = self._count, []
+        for value, column in zip(values, self._ordered, strict=True):
+            if type(value) is int:  # `isinstance` takes as long as the rest of it
+                if value == column.last:
+                    continue
+                least = most = value
+            elif type(value) is not np.ndarray or value.shape != (count,) or value.dtype.kind not in "iub":
+                return False
+            elif column.low <= 0 and value.dtype is INT64 and (most := value.item(value.view(UNSIGNED).argmax())) >= 0:
+                least = 0  # as `span_of`, without the call
+            else:
+                least, most = span_of(value, column.low)
+            if least < column.low or most > column.high:
+                return False
+            new.append((column, value, least, most))
+        self._count = size + count
+        for column, value, least, most in new:
+            if type(value) is int:
+                column.put_number(size, value, count)
+            else:
+                column.put_rows(size, value, count, least, most)
+        return True
+
+    def append(self, count: int, given: Given, first: int | None = None) -> None:
+        """Add a block, or nothing of it.
 
         Parameters
         ----------
         count
             Its rows.
         given
-            A number or (row,) of each field.
-        limits
-            Smallest and largest value by name; what has none may be anything.
+            A number or (row,) of each field, in their order.
         first
             Number of its first row in messages; that among all by default.
 
@@ -76,31 +116,10 @@ class RowBlocks:
         GraphError
             If a value is not possible, naming the row.
         """
-        size, new = self._count, []
-        for name, column in self._columns.items():
-            value: Any = given[name]
-            if type(value) is int:  # `isinstance` takes as long as the rest of it
-                if value == column.last:
-                    continue
-                least = most = value
-            elif not count:
-                continue
-            elif value.dtype is INT64 and (most := value.item(value.view(UNSIGNED).argmax())) >= 0:
-                least = 0  # as `span_of`, without the call
-            else:
-                least, most = span_of(value, low=0)
-            if name in limits:
-                low, high = limits[name]
-                if least < low or most > high:
-                    named = size if first is None else first
-                    check_range(_WORDS.get(name, name), value, low, high, named, self._what)
-            new.append((column, value, least, most))
-        self._count = size + count
-        for column, value, least, most in new if count else ():
-            if type(value) is int:
-                column.put_number(size, value, count)
-            else:
-                column.put_rows(size, value, count, least, most)
+        if count and not self.put(count, given.values()):
+            named = self._count if first is None else first
+            for name, column in self._columns.items():
+                check_range(_WORDS.get(name, name), given[name], column.low, column.high, named, self._what)
 
     def join(self, room: int = 0, first: int = 0, tasks: Collection[str] = ()) -> dict[str, npt.NDArray[Any]]:
         """All rows, in the order given, by field; they are given up here.
@@ -129,11 +148,11 @@ class TakeBlocks:
         self._rows = RowBlocks(
             "take",
             {
-                "task": np.int32,
-                "pool": np.int8,
-                "units": np.int32,
-                "released_by": np.int32,
-                "share": np.int32,
+                "task": (np.int32, *TASKS),
+                "pool": (np.int8, 0, INT32_MAX),
+                "units": (np.int32, 0, INT64_MAX),
+                "released_by": (np.int32, *TASKS),
+                "share": (np.int32, -1, INT64_MAX),
             },
         )
         self._num_shares = 0
@@ -181,13 +200,9 @@ class TakeBlocks:
             "released_by": as_ints("released_by", by),
             "share": as_ints("share", share),
         }
-        limits = {
-            "task": TASKS,
-            "released_by": TASKS,
-            "pool": (0, num_pools - 1),
-            "units": (least, INT64_MAX),
-        }
-        _append(self._rows, given, limits)
+        self._rows.limit("pool", 0, num_pools - 1)
+        self._rows.limit("units", least, INT64_MAX)
+        _append(self._rows, given)
 
     def join(self, room: int = 0, first: int = 0) -> CreditTakes:
         """All takes; see `RowBlocks.join`."""
@@ -196,13 +211,6 @@ class TakeBlocks:
 
 
 _COSTS = ("miss_latency_ps", "miss_duration_ps", "evict_duration_ps", "port_duration_ps", "lag_ps")
-_TOUCH_LIMITS: dict[str, Span] = {
-    "task": TASKS,
-    "charged": TASKS,
-    "key": (0, INT64_MAX),
-    "units": (1, MOST_UNITS),
-    **dict.fromkeys(_COSTS, (0, MOST_EXTRA_PS)),
-}
 
 
 class TouchBlocks:
@@ -212,13 +220,13 @@ class TouchBlocks:
         self._rows = RowBlocks(
             "touch",
             {
-                "task": np.int32,
-                "table": np.int8,
-                "key": np.int32,
-                **dict.fromkeys(_COSTS, np.int32),
-                "units": np.int32,
-                "charged": np.int32,
-                "drops": np.bool_,
+                "task": (np.int32, *TASKS),
+                "table": (np.int8, 0, INT32_MAX),
+                "key": (np.int32, 0, INT64_MAX),
+                **dict.fromkeys(_COSTS, (np.int32, 0, MOST_EXTRA_PS)),
+                "units": (np.int32, 1, MOST_UNITS),
+                "charged": (np.int32, *TASKS),
+                "drops": (np.bool_, 0, 1),
             },
         )
 
@@ -239,26 +247,27 @@ class TouchBlocks:
             "task": touching,
             "table": as_ints("table", table),
             "key": as_ints("key", key),
+            **{name: as_ints(name, costs[name]) for name in _COSTS},
             "units": as_ints("units", units),
-            **{name: as_ints(name, cost) for name, cost in costs.items()},
             "charged": touching if charged is None else as_ints("charged", charged),
             "drops": as_ints("drops", drops),
         }
-        _append(self._rows, given, _TOUCH_LIMITS | {"table": (0, num_tables - 1)})
+        self._rows.limit("table", 0, num_tables - 1)
+        _append(self._rows, given)
 
     def join(self, room: int = 0, first: int = 0) -> Touches:
         """All touches; see `RowBlocks.join`."""
         return Touches(**self._rows.join(room, first, ("task", "charged")))
 
 
-def _append(rows: RowBlocks, given: Given, limits: Mapping[str, Span]) -> None:
+def _append(rows: RowBlocks, given: Given) -> None:
     """Check a block whose arrays broadcast and add it."""
     sizes = {value.size for value in given.values() if not isinstance(value, int)}
     if len(sizes) > 1:
         sizes = {broadcast_length(given)}
         for name, value in given.items():
             given[name] = stretch(value, *sizes)
-    rows.append(sizes.pop() if sizes else 1, given, limits)
+    rows.append(sizes.pop() if sizes else 1, given)
 
 
 def gate_block(

@@ -6,6 +6,7 @@ The module is long because every verb of a graph is a method of one class, with 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy.typing as npt
 
 from replay.engine.arguments import (
     INT64,
+    UNSIGNED,
     Ints,
     as_ints,
     block_length,
@@ -102,9 +104,8 @@ class GraphBuilder(Supplies):
         self.left_out = frozenset(left_out)
         self._is_left_out = bytearray()  # of each task, where any kinds are
         self._num_tasks = 0
-        self._rows = RowBlocks("task", {name: spec[0] for name, spec in _FIELDS.items()})
-        self._limits = {name: spec[1:] for name, spec in _FIELDS.items()}
-        self._limits["kind"] = (0, len(self.kind_names) - 1)
+        self._rows = RowBlocks("task", _FIELDS)
+        self._rows.limit("kind", 0, len(self.kind_names) - 1)
         self._edges = EdgeBlocks()
         self._takes = TakeBlocks()
         self._touches = TouchBlocks()
@@ -174,48 +175,53 @@ class GraphBuilder(Supplies):
         """
         if self._is_built:
             self._check_open()
-        given: dict[str, Any] = {
-            "resource": resource,
-            "kind": kind,
-            "duration_ps": duration_ps,
-            "latency_ps": latency_ps,
-            "priority": priority,
-            "payload_bytes": payload_bytes,
-            "wire_bytes": wire_bytes,
-            "rank": rank,
-            "tag": tag,
-        }
-        is_one_length = count is not None and count >= 0
-        for name, value in given.items():
-            if type(value) is not int:
-                if type(value) is not np.ndarray or value.dtype is not INT64 or value.ndim != 1:  # most are
-                    given[name] = value = as_ints(name, value)
-                if type(value) is not int and value.size != count:
-                    is_one_length = False
-        before = None if after is None else as_ints("after", after)
-        if isinstance(before, np.ndarray) and before.size != count:
-            is_one_length = False
-        if count is None or not is_one_length:
-            count = block_length(count, given, before)
-        first, past = self._num_tasks, self._num_tasks + count
+        first = self._num_tasks
         if self.on_block is not None:
             self.on_block(first)
+        self._rows.limit("resource", NULL_RESOURCE, len(self._resources.columns[0]) - 1)
+        if isinstance(kind, IntEnum):
+            kind = int(kind)
+        values = (resource, kind, duration_ps, latency_ps, priority, payload_bytes, wire_bytes, rank, tag)
+        size: Any = count
+        before: Any = after
+        is_left_out = type(kind) is int and kind in self.left_out
+        is_plain = count is not None and count > 0 and first + count <= INT32_MAX
+        if is_plain and self.left_out:
+            is_plain = type(kind) is int
+        if is_plain and before is not None:  # as `check_range`, without the call
+            is_plain = type(before) is np.ndarray and before.dtype is INT64 and before.shape == (count,)
+            is_plain = is_plain and 0 <= before.item(before.view(UNSIGNED).argmax()) <= INT32_MAX
+        if not (is_plain and self._rows.put(size, (*_MARK.values(), rank, tag) if is_left_out else values)):
+            size, before = self._add_checked(size, values, after)
+        elif self.left_out:
+            self._is_left_out.extend(bytes([is_left_out]) * size)
+        past = self._num_tasks = first + size
+        ids = np.arange(first, past, dtype=np.int64)
+        if before is not None:
+            self._edges.append(before, ids if size <= FEW_EDGES else range(first, past), size)
+        return ids
+
+    def _add_checked(
+        self, count: int | None, values: tuple[Any, ...], after: Ints | None
+    ) -> tuple[int, int | IntArray | None]:
+        """Add the rows of a block that is not as most are; their number, and the predecessors."""
+        given = {
+            name: value if type(value) is int else as_ints(name, value)
+            for name, value in zip(_FIELDS, values, strict=True)
+        }
+        before = None if after is None else as_ints("after", after)
+        count = block_length(count, given, before)
         if self.left_out:
             given |= self._without(given, count)
-        if past > INT32_MAX:
-            message = f"{past} tasks; a graph holds at most {INT32_MAX}"
+        if self._num_tasks + count > INT32_MAX:
+            message = f"{self._num_tasks + count} tasks; a graph holds at most {INT32_MAX}"
             raise GraphError(message)
-        self._limits["resource"] = (NULL_RESOURCE, len(self._resources.columns[0]) - 1)
         if before is not None and count:
             if not isinstance(before, int) and before.size == 1 and count != 1:
                 before = int(before[0])
             check_range("after", before, 0, INT32_MAX, 0, "row")
-        self._rows.append(count, given, self._limits, first)
-        self._num_tasks = past
-        ids = np.arange(first, past, dtype=np.int64)
-        if before is not None:
-            self._edges.append(before, ids if count <= FEW_EDGES else range(first, past), count)
-        return ids
+        self._rows.append(count, given, self._num_tasks)
+        return count, before
 
     def _without(self, given: dict[str, int | IntArray], count: int) -> dict[str, int | IntArray]:
         """Fields of tasks of which those of kinds that are left out become marks."""

@@ -75,6 +75,8 @@ class GrowingColumn:
     last
         The number that the last block was, if it was one: that costs nothing more when it is
         repeated.
+    low, high
+        Smallest and largest value that rows may have, for who checks them.
 
     Examples
     --------
@@ -84,6 +86,9 @@ class GrowingColumn:
     >>> column.join()
     array([7, 7, 1, 2], dtype=int16)
     """
+
+    low: int
+    high: int
 
     def __init__(self, dtype: type[np.generic]) -> None:
         self._begin(np.dtype(dtype), 0, 0)

@@ -1,4 +1,4 @@
-"""Levels that go up and down over time: the most at once, and when there is anything at all.
+"""Levels that go up and down over time: the most at once.
 
 Changes come in any order of time, millions of them, and putting them in order would take longer
 than all else that is read off a schedule. They are added up by short windows of time instead. Few
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,14 +25,6 @@ if TYPE_CHECKING:
 
 #: Changes in a window, in the mean.
 PER_WINDOW = 8
-
-
-class Intervals(NamedTuple):
-    """Intervals of time: whose each is, and its two ends in picoseconds, three (interval,)."""
-
-    owner: Int64s
-    start: Int64s
-    end: Int64s
 
 
 @dataclass(frozen=True)
@@ -72,8 +64,8 @@ class Levels:
     --------
     >>> owner, time = np.zeros(4, np.int32), np.array([0, 2, 2, 7])
     >>> levels = Levels(1, [Block(owner, time, np.array([3, -2, 1, -2]))])
-    >>> levels.highest().tolist(), levels.intervals().end.tolist()
-    ([3], [7])
+    >>> levels.highest().tolist(), levels.final().tolist()
+    ([3], [0])
     """
 
     def __init__(self, num_owners: int, blocks: list[Block]) -> None:
@@ -127,23 +119,6 @@ class Levels:
         window, _, level = self._last_levels(is_wanted)
         np.maximum.at(most, of[window], level)
         return most
-
-    def intervals(self) -> Intervals:
-        """Intervals in which each owner has more than nothing; they do not touch, and are in order.
-
-        No level may fall below 0 at the end of an instant.
-        """
-        # In other windows there is always something left, or nothing happens.
-        is_wanted = (self._after <= self._gained) & (self._count > 0)
-        window, time, level = self._last_levels(is_wanted)
-        owner = self._owner[window]
-        is_some = level > 0
-        was_nothing = np.empty(len(level), np.bool_)
-        was_nothing[:1] = True
-        np.not_equal(owner[1:], owner[:-1], out=was_nothing[1:])
-        was_nothing[1:] |= ~is_some[:-1]
-        opens, closes = is_some & was_nothing, ~(is_some | was_nothing)
-        return Intervals(owner[opens], time[opens], time[closes])
 
     def _last_levels(self, is_wanted: Bools) -> tuple[Int64s, Int64s, Int64s]:
         """Window, time and level at the end of each instant of the wanted windows, in order."""

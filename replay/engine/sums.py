@@ -166,3 +166,63 @@ def busy_by_window(
         )
     busy += window_ps * np.cumsum(filled, axis=1)
     return busy
+
+
+def drawn_waits(
+    timeline: Timeline,
+    is_read: Bools,
+    is_apart: Bools,
+    pool: IntArray,
+    parts: IntArray,
+    role: IntArray,
+    shape: tuple[int, int],
+    is_counted: Bools | None,
+) -> tuple[Int64s, Int64s]:
+    """What service of tasks that draw from lines is longer for, and what they wait for their last draw.
+
+    Parameters
+    ----------
+    is_read, is_apart, pool, parts
+        (resource,): whether its tasks are looked at, whether a line is set apart from others, the pool that
+        the resource is in, and the parts that its servers are divided in. Of two last draws at a time the
+        one from a line set apart counts.
+    role
+        (kind,): -1 for none.
+    shape
+        Roles and pools.
+    is_counted
+        (task,): which are looked at; all by default.
+
+    Returns
+    -------
+    (role, pool): own time of tasks less their service, each over the parts; (2, pool): service less own time over the
+    parts, of tasks whose last draw is not, and is, from a line set apart.
+    """
+    from replay.engine.kernels.sums import DrawnWaits, sum_waits
+
+    graph, drawn = timeline.graph, timeline.drawn
+    num_roles, num_pools = shape
+    longer, waits = np.zeros((num_roles, num_pools), np.int64), np.zeros((2, num_pools), np.int64)
+    sum_waits(
+        DrawnWaits(
+            graph,
+            num_draws=drawn.touch.size,
+            touch=drawn.touch,
+            line=drawn.resource,
+            drawn_end=drawn.end_ps,
+            touch_task=graph.touches.task,
+            is_counted=every(graph.num_tasks) if is_counted is None else is_counted,
+            start=timeline.start_ps,
+            end=timeline.end_ps,
+            last=np.empty(graph.num_tasks, np.int64),
+            is_apart=is_apart,
+            is_read=is_read,
+            pool=pool,
+            parts=parts,
+            num_pools=num_pools,
+            role=role,
+            longer=longer.reshape(-1),
+            waits=waits.reshape(-1),
+        )
+    )
+    return longer, waits

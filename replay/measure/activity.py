@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from replay.engine.levels import Intervals
+from replay.engine.covers import Intervals
 from replay.engine.timeline import sum_by
 from replay.measure.exposure import MOVING, union
 from replay.model.machine.kinds import COMPUTE, Kind, among

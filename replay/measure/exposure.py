@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from replay.engine.levels import Block, Intervals, Levels
+from replay.engine.covers import Intervals, activities, covered
 from replay.engine.scheduler import OutOfOrderError
+from replay.engine.sums import drawn_waits
 from replay.engine.taskgraph import NEVER
-from replay.engine.timeline import sum_by
 from replay.measure.parts import Exposure, SmTime, WaitTimes
 from replay.model.arrays import Ints, Picoseconds
 from replay.model.machine.kinds import ACKS, COMPUTE, KINDS, Kind, among
@@ -26,12 +26,13 @@ if TYPE_CHECKING:
     from replay.measure.pools import Pools
     from replay.measure.progress import TaskProgress
 
-Bools = npt.NDArray[np.bool_]
-
 MOVING = frozenset(kind for kind in Kind if KINDS[kind].role in ("serialisation", "copying") and kind not in ACKS)
 """Messages, and work of SMs and memory for rows that travel; nobody waits for acknowledgements."""
 
 _OF_ROLE = {role: among(kind for kind in Kind if KINDS[kind].role == role) for role in ("compute", "copying")}
+
+_ROLE_OF_KIND = np.select(list(_OF_ROLE.values()), np.arange(len(_OF_ROLE)), -1)
+"""(kind,): place among these, -1 for others."""
 
 TILES, WHOLE, MOVES, COPIES, GAPS, LATE = range(6)
 """Computing on SMs, other computing, messages, SMs and memory that copy rows, gaps between kernels, kernels that wait
@@ -117,12 +118,14 @@ class ExposureCollector:
         """
         self._close(pools)
         timeline = progress.timeline
-        flag = _flags(progress, classes)
+        on_sm = classes == ResourceClass.SM
+        flag, owner = activities(timeline.graph, on_sm, _FLAG_OF_KIND, self._num_ranks, progress.is_done)
         multiplies = np.flatnonzero(flag == TILES)
-        tiles, busy = (
-            _of_tasks(timeline, multiplies),
-            _busy(timeline, flag, self._num_ranks, held_up),
-        )
+        tiles = _of_tasks(timeline, multiplies)
+        # When something of a flag is under way for a GPU; owners are the GPUs, flag after flag.
+        late = [] if held_up is None else [held_up._replace(owner=held_up.owner + LATE * self._num_ranks)]
+        num_owners = (LATE + 1) * self._num_ranks
+        busy = covered(num_owners, owner, timeline.start_ps, timeline.visible_ps, *late)
         for new in (tiles, busy):
             if int(new.start.min(initial=NEVER)) < self._until_ps:
                 message = "something began before what is over"
@@ -191,35 +194,6 @@ def _waiting(ps: Ints) -> WaitTimes:
     return WaitTimes(wires_us=wires, imbalance_us=imbalance, latency_us=latency)
 
 
-def _flags(progress: TaskProgress, classes: Ints) -> npt.NDArray[np.int8]:
-    """Activity of a GPU in each task (task,), -1 for nothing and where it is nobody's."""
-    graph = progress.timeline.graph
-    on_sm = np.append(classes == ResourceClass.SM, False).astype(np.int8)
-    flag: npt.NDArray[np.int8] = _FLAG_OF_KIND[on_sm[graph.resource], graph.kind]
-    flag[graph.rank < 0] = -1
-    if progress.is_done is not None:
-        flag[~progress.is_done] = -1
-    return flag
-
-
-def _busy(
-    timeline: Timeline,
-    flag: npt.NDArray[np.int8],
-    num_ranks: int,
-    held_up: Intervals | None,
-) -> Intervals:
-    """Intervals in which an activity of a flag is under way for a GPU; owners are the GPUs, flag after flag."""
-    owner = flag.astype(np.int32) * num_ranks + timeline.graph.rank
-    owner[flag < 0] = -1
-    blocks = [Block(owner, timeline.start_ps), Block(owner, timeline.visible_ps, sign=-1)]
-    if held_up is not None and len(held_up.owner):
-        rank, start, end = held_up
-        of = (LATE * num_ranks + rank).astype(np.int32)
-        of[end <= start] = -1
-        blocks += [Block(of, start), Block(of, end, sign=-1)]
-    return Levels((LATE + 1) * num_ranks, blocks).intervals()
-
-
 def _of_tasks(timeline: Timeline, tasks: Ints) -> Intervals:
     """From the start of each task until what it does is there."""
     rank = timeline.graph.rank[tasks].astype(np.int64)
@@ -238,19 +212,7 @@ def _join(*several: Intervals) -> Intervals:
 
 def union(intervals: Intervals) -> Intervals:
     """The union of each owner's intervals, as intervals that do not touch, in order."""
-    some = intervals.end > intervals.start
-    owner, start, end = (column[some] for column in intervals)
-    if not len(owner):
-        return Intervals(owner, start, end)
-    # Each owner's intervals are moved past those of the owner before, so that one sort serves all.
-    span = int(end.max()) + 1
-    start = np.sort(start + owner * span)
-    end = np.sort(end + owner * span)
-    # A part of the union ends where as many have ended as had begun before the next begins.
-    is_apart = start[1:] > end[:-1]
-    start, end = start[np.append(True, is_apart)], end[np.append(is_apart, True)]
-    owner = start // span
-    return Intervals(owner, start - owner * span, end - owner * span)
+    return covered(int(intervals.owner.max(initial=-1)) + 1, *intervals)
 
 
 def _divide(low: int, until: Ints, tiles: Intervals, parts: Ints, busy: Intervals, of_gpu: Ints) -> Ints:
@@ -263,7 +225,7 @@ def _divide(low: int, until: Ints, tiles: Intervals, parts: Ints, busy: Interval
     tiles, parts
         Computing on SMs, whose owners are GPUs, and (tile,) the parts of an SM that each takes.
     busy
-        When something of a flag is under way, see `_busy`.
+        When something of a flag is under way; owners are the GPUs, flag after flag.
     of_gpu
         (rank,): parts of all its SMs.
 
@@ -335,26 +297,24 @@ class SmTimes:
     """Time of all SMs of each GPU, by what they do, of a schedule that may come in pieces."""
 
     def __init__(self, num_gpus: int) -> None:
-        self._num_gpus = num_gpus
-        # What service beyond the tasks' own takes from them, and what was waited for.
-        self._longer = {what: np.zeros(num_gpus, np.int64) for what in ("compute", "copying")}
-        self._waits = {by_cache: np.zeros(num_gpus, np.int64) for by_cache in (True, False)}
+        # What service beyond the tasks' own takes from them, by role, and what was waited for, of HBM and caches.
+        self._longer = np.zeros((len(_OF_ROLE), num_gpus), np.int64)
+        self._waits = np.zeros((2, num_gpus), np.int64)
 
     def add(self, progress: TaskProgress, pools: Pools, classes: Ints) -> None:
         """Go on with a piece; parameters as those of `ExposureCollector.add`."""
-        timeline, graph = progress.timeline, progress.timeline.graph
-        task, by_cache = _last_draws(progress, classes)
-        gpu, parts = pools.pool[graph.resource[task]], pools.parts[graph.resource[task]]
-        own = graph.duration_ps[task]
-        service = timeline.end_ps[task] - timeline.start_ps[task]
-        longer = own // parts - service // parts
-        waits = (service - own) // parts
-        for is_cache, waited in self._waits.items():
-            of = by_cache == is_cache
-            waited += sum_by(gpu[of], waits[of], self._num_gpus)
-        for role, total in self._longer.items():
-            of = _OF_ROLE[role][graph.kind[task]]
-            total += sum_by(gpu[of], longer[of], self._num_gpus)
+        longer, waits = drawn_waits(
+            progress.timeline,
+            classes == ResourceClass.SM,
+            classes != ResourceClass.HBM,
+            pools.pool,
+            pools.parts,
+            _ROLE_OF_KIND,
+            self._longer.shape,
+            progress.is_done,
+        )
+        self._longer += longer
+        self._waits += waits
 
     def result(self, share_ps: Picoseconds) -> SmTime:
         """Times, given what SMs were in service (kind, gpu), without their queues' parts of it."""
@@ -362,28 +322,12 @@ class SmTimes:
         def us(times: Ints) -> list[float]:
             return [int(time) / 1e6 for time in times]
 
-        own = {role: us(longer + share_ps[_OF_ROLE[role]].sum(axis=0)) for role, longer in self._longer.items()}
-        return SmTime(
-            computing_us=own["compute"],
-            waiting_for_l2_us=us(self._waits[True]),
-            waiting_for_hbm_us=us(self._waits[False]),
-            copying_us=own["copying"],
+        computing, copying = (
+            us(longer + share_ps[of].sum(axis=0)) for longer, of in zip(self._longer, _OF_ROLE.values(), strict=True)
         )
-
-
-def _last_draws(progress: TaskProgress, classes: Ints) -> tuple[Ints, Bools]:
-    """Tasks on SMs that draw from lines, and whether the L2 cache serves their last draw.
-
-    Of two at a time that one counts.
-    """
-    graph, drawn = progress.timeline.graph, progress.timeline.drawn
-    # Twice the time of the last draw of each task, and one more if the L2 cache served it.
-    is_cache = classes[drawn.resource] != ResourceClass.HBM
-    last = np.full(graph.num_tasks, -1, np.int64)
-    np.maximum.at(last, graph.touches.task[drawn.touch], 2 * drawn.end_ps + is_cache)
-    is_seen = last >= 0
-    if progress.is_done is not None:
-        is_seen &= progress.is_done
-    task = np.flatnonzero(is_seen)
-    task = task[classes[graph.resource[task]] == ResourceClass.SM]
-    return task, last[task] % 2 == 1
+        return SmTime(
+            computing_us=computing,
+            waiting_for_l2_us=us(self._waits[1]),
+            waiting_for_hbm_us=us(self._waits[0]),
+            copying_us=copying,
+        )

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.engine import TouchOutcome
+from replay.engine.covers import Intervals
 from replay.engine.history import UNKNOWN
-from replay.engine.levels import Intervals
 from replay.engine.taskgraph import NEVER
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from replay.engine.covers import Intervals
 from replay.engine.export.scene import Gauge, Journey, Scene, Stage
-from replay.engine.levels import Intervals
 from replay.errors import UserError
 from replay.measure.pools import SMS, Pools
 from replay.model.machine.kinds import PHASE_OF_KIND, PHASES

@@ -111,9 +111,10 @@ def test_scales_of_both_operands_slow_a_tile_of_fp8():
     by_hand_us = 2 * 128 * 128 * 4096 / (0.55 * 1978.9e6 / 132) + 1.5
     assert gradient_type("fp8") == "fp8_rows" and gradient_type("bf16") == "bf16"
     assert COMPUTE.tile_ps(128, 128, 4096, "fp8_rows") / 1e6 == pytest.approx(by_hand_us, rel=1e-6)
-    assert COMPUTE.tile_ps(128, 128, 4096, "fp8_rows", 10) == COMPUTE.tile_ps(
-        128, 128, 4096, "fp8_rows"
-    ) + 10 * 32 * COMPUTE.fp8_absent_row_ps
+    assert (
+        COMPUTE.tile_ps(128, 128, 4096, "fp8_rows", 10)
+        == COMPUTE.tile_ps(128, 128, 4096, "fp8_rows") + 10 * 32 * COMPUTE.fp8_absent_row_ps
+    )
     # With one scale an operand there are none between; it is where gradients stay.
     tensor_us = 2 * 128 * 128 * 4096 / (0.8 * 1978.9e6 / 132) + 1.5
     assert COMPUTE.tile_ps(128, 128, 4096, "fp8_tensor") / 1e6 == pytest.approx(tensor_us, rel=1e-6)

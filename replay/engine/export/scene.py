@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from replay.engine.levels import Intervals
+from replay.engine.covers import Intervals
 from replay.engine.taskgraph import Int64s, TaskGraph
 from replay.engine.timeline import Timeline
 

@@ -278,3 +278,55 @@ def divide_time(f):
             held_up += amount
         else:
             anybody += amount
+
+
+class DrawnWaits(KernelMemory):
+    """Draws of tasks from lines, and by pool what their service is longer for, and what they wait for."""
+
+    num_draws = FixedNumber()
+    touch = StridedColumn()  # of each draw
+    line = StridedColumn()
+    drawn_end = StridedColumn()
+    touch_task = StridedColumn()  # of each touch
+    num_tasks = FixedNumber()
+    is_counted = StridedColumn()
+    resource = StridedColumn()
+    kind = StridedColumn()
+    duration = StridedColumn()
+    start = Vector(np.int64)
+    end = Vector(np.int64)
+    last = Vector(np.int64)  # twice the end of the last draw, and one more if it is from a line that is set apart
+    is_apart = StridedColumn()  # of each resource
+    is_read = StridedColumn()
+    pool = StridedColumn()
+    parts = StridedColumn()
+    num_pools = FixedNumber()
+    role = StridedColumn()  # of each kind, -1 for none
+    longer = Vector(np.int64)  # (role, pool)
+    waits = Vector(np.int64)  # (apart, pool)
+
+
+@entry(DrawnWaits)
+def sum_waits(s):
+    """Add up waits for the last draw of each task on a resource that is read; of two at a time one set apart counts."""
+    for task in range(s.num_tasks):
+        s.last[task] = -1
+    for draw in range(s.num_draws):
+        task = s.touch_task[s.touch[draw]]
+        until = 2 * s.drawn_end[draw] + s.is_apart[s.line[draw]]
+        if until > s.last[task]:
+            s.last[task] = until
+    for task in range(s.num_tasks):
+        if s.last[task] < 0 or s.is_counted[task] == 0:
+            continue
+        resource = s.resource[task]
+        if s.is_read[resource] == 0:
+            continue
+        pool, parts, own = s.pool[resource], s.parts[resource], s.duration[task]
+        service = s.end[task] - s.start[task]
+        at = (s.last[task] & 1) * s.num_pools + pool
+        s.waits[at] = s.waits[at] + (service - own) // parts
+        role = s.role[s.kind[task]]
+        if role >= 0:
+            at = role * s.num_pools + pool
+            s.longer[at] = s.longer[at] + own // parts - service // parts

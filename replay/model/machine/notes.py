@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -181,10 +181,10 @@ class Notes:
             code = frame.f_code
             if code.co_filename not in PLACES:
                 PLACES[code.co_filename] = {}
-            by_file = PLACES[code.co_filename]
-            if code not in by_file:  # asked for each block of tasks: a look at what is known calls nothing
-                by_file[code] = _place_of(frame)
-            place, frame = by_file[code], frame.f_back
+            by_name = PLACES[code.co_filename]
+            if code.co_qualname not in by_name:  # asked for each block of tasks: a look at what is known calls nothing
+                by_name[code.co_qualname] = _place_of(frame)
+            place, frame = by_name[code.co_qualname], frame.f_back
         self.places += [(first, place)]  # for each block of tasks, as the look above
 
     def spend(
@@ -290,15 +290,15 @@ class Notes:
         self.accesses.setdefault(what, []).append((address, task))
 
 
-PLACES: dict[str, dict[CodeType, str]] = {}
-"""Names of code that was seen, by its file, empty for what all schemes share. Codes of two files may be equal."""
+PLACES: dict[str, dict[str, str]] = {}
+"""Names of code that was seen, by its file and function, empty for what all schemes share."""
 
 
 def _place_of(frame: FrameType) -> str:
     """File and function, as the project calls them: ``replay/schemes/ep/nccl.py: dispatch``; empty if shared."""
     code = frame.f_code
-    if (frame.f_globals.get("__name__") or "").startswith(SHARED):
-        return ""
+    if (frame.f_globals.get("__name__") or "").startswith(SHARED) or code.co_qualname.startswith("__create_fn__"):
+        return ""  # what dataclasses generate has no file: whoever calls it asks
     file = Path(code.co_filename)
     name = file.relative_to(ROOT).as_posix() if file.is_relative_to(ROOT) else file.name
     return f"{name}: {code.co_qualname.partition('.<locals>')[0]}"

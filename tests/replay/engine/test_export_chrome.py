@@ -19,12 +19,12 @@ import pytest
 from loops import every
 
 from replay.engine import GraphBuilder, Timeline, UserError, critical_path, schedule
+from replay.engine.covers import Intervals
 from replay.engine.export import export
 from replay.engine.export.chrome import write_chrome
 from replay.engine.export.gauges import in_service, sample
 from replay.engine.export.programs import interval_lanes
 from replay.engine.export.scene import Gauge, Journey, Scene, Stage
-from replay.engine.levels import Intervals
 from replay.measure.scene import scene
 
 if TYPE_CHECKING:

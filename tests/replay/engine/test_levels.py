@@ -11,7 +11,6 @@ from replay.engine.levels import Block, Levels
 
 OWNERS = 3
 CHANGES = st.lists(st.tuples(st.integers(-1, OWNERS - 1), st.integers(0, 40), st.integers(-4, 5)), max_size=40)
-INTERVALS = st.lists(st.tuples(st.integers(0, OWNERS - 1), st.integers(0, 40), st.integers(0, 6)), max_size=30)
 
 
 def columns(rows: list[tuple[int, int, int]]) -> list[np.ndarray]:
@@ -48,23 +47,6 @@ def test_times_may_stand_with_tasks(rows: list[tuple[int, int, int]]) -> None:
     blocks = [Block(owner, time[::-1], -change, sign=-1, task=task)]
     straight = [Block(owner, time, change)]
     assert Levels(OWNERS, blocks).highest().tolist() == Levels(OWNERS, straight).highest().tolist()
-
-
-@pytest.mark.parametrize("scale", [1, 10**9])
-@given(INTERVALS)
-def test_covered_is_every_instant_in_an_interval(scale: int, rows: list[tuple[int, int, int]]) -> None:
-    owner, start, length = columns(rows)
-    end = start + length
-    blocks = [Block(owner, start * scale), Block(owner, end * scale, sign=-1)]
-    found = Levels(OWNERS, blocks).intervals()
-    units: list[set[int]] = [set() for _ in range(OWNERS)]
-    for whose, first, last in zip(owner.tolist(), start.tolist(), end.tolist(), strict=True):
-        units[whose].update(range(first, last))
-    covered: list[list[int]] = [[] for _ in range(OWNERS)]
-    for whose, first, last in zip(*(column.tolist() for column in found), strict=True):
-        assert covered[whose][-1:] != [first // scale - 1]  # intervals do not touch
-        covered[whose] += range(first // scale, last // scale)
-    assert covered == [sorted(of) for of in units]
 
 
 def test_many_changes_may_lie_in_one_short_time() -> None:
