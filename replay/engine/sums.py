@@ -218,7 +218,7 @@ def drawn_waits(
             is_apart=is_apart,
             is_read=is_read,
             pool=pool,
-            parts=parts,
+            divisor=parts,
             num_pools=num_pools,
             role=role,
             longer=longer.reshape(-1),

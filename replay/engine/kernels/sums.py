@@ -299,7 +299,7 @@ class DrawnWaits(KernelMemory):
     is_apart = StridedColumn()  # of each resource
     is_read = StridedColumn()
     pool = StridedColumn()
-    parts = StridedColumn()
+    divisor = StridedColumn()  # parts that its servers are divided in
     num_pools = FixedNumber()
     role = StridedColumn()  # of each kind, -1 for none
     longer = Vector(np.int64)  # (role, pool)
@@ -322,7 +322,7 @@ def sum_waits(s):
         resource = s.resource[task]
         if s.is_read[resource] == 0:
             continue
-        pool, parts, own = s.pool[resource], s.parts[resource], s.duration[task]
+        pool, parts, own = s.pool[resource], s.divisor[resource], s.duration[task]
         service = s.end[task] - s.start[task]
         at = (s.last[task] & 1) * s.num_pools + pool
         s.waits[at] = s.waits[at] + (service - own) // parts
