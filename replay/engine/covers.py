@@ -26,7 +26,7 @@ class Intervals(NamedTuple):
 _NOTHING = Intervals(*(np.zeros(0, np.int64) for _ in Intervals._fields))
 
 
-def covered(num_owners: int, owner: IntArray, start: Int64s, end: Int64s, more: Intervals = _NOTHING) -> Intervals:
+def coverage(num_owners: int, owner: IntArray, start: Int64s, end: Int64s, more: Intervals = _NOTHING) -> Intervals:
     """Cover of the intervals of each owner: parts that do not touch, in order.
 
     Parameters
@@ -42,7 +42,7 @@ def covered(num_owners: int, owner: IntArray, start: Int64s, end: Int64s, more: 
     Examples
     --------
     >>> owner, start, end = np.zeros(3, np.int32), np.array([0, 5, 2]), np.array([2, 6, 4])
-    >>> covered(1, owner, start, end).end.tolist()
+    >>> coverage(1, owner, start, end).end.tolist()
     [4, 6]
     """
     from replay.engine.kernels.covering import PER_WINDOW, WINDOW, Covers, cover

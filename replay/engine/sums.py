@@ -178,7 +178,7 @@ def drawn_waits(
     shape: tuple[int, int],
     is_counted: Bools | None,
 ) -> tuple[Int64s, Int64s]:
-    """What service of tasks that draw from lines is longer for, and what they wait for their last draw.
+    """Service of tasks beyond their own time, and waits for the last draw from lines.
 
     Parameters
     ----------

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from replay.engine.covers import Intervals, activities, covered
+from replay.engine.covers import Intervals, activities, coverage
 from replay.engine.scheduler import OutOfOrderError
 from replay.engine.sums import drawn_waits
 from replay.engine.taskgraph import NEVER
@@ -125,7 +125,7 @@ class ExposureCollector:
         # When something of a flag is under way for a GPU; owners are the GPUs, flag after flag.
         late = [] if held_up is None else [held_up._replace(owner=held_up.owner + LATE * self._num_ranks)]
         num_owners = (LATE + 1) * self._num_ranks
-        busy = covered(num_owners, owner, timeline.start_ps, timeline.visible_ps, *late)
+        busy = coverage(num_owners, owner, timeline.start_ps, timeline.visible_ps, *late)
         for new in (tiles, busy):
             if int(new.start.min(initial=NEVER)) < self._until_ps:
                 message = "something began before what is over"
@@ -212,7 +212,7 @@ def _join(*several: Intervals) -> Intervals:
 
 def union(intervals: Intervals) -> Intervals:
     """The union of each owner's intervals, as intervals that do not touch, in order."""
-    return covered(int(intervals.owner.max(initial=-1)) + 1, *intervals)
+    return coverage(int(intervals.owner.max(initial=-1)) + 1, *intervals)
 
 
 def _divide(low: int, until: Ints, tiles: Intervals, parts: Ints, busy: Intervals, of_gpu: Ints) -> Ints:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from replay.engine import critical_path, least_work_ps, longest_chain_ps
 from replay.engine.bounds import LongestChain
-from replay.engine.covers import Intervals, covered
+from replay.engine.covers import Intervals, coverage
 from replay.engine.history import History
 from replay.engine.sums import TaskSums
 from replay.engine.timeline import sum_by
@@ -196,7 +196,7 @@ class PiecewiseMeasures:
         self._sums = sums if self._sums is None else self._sums + sums
         self._drawn_ps = _add_padded(self._drawn_ps, _drawn_ps(progress))
         phase = progress.owners(_PHASE_OF_KIND[graph.kind])
-        self._phases.append(covered(len(PHASES), phase, timeline.start_ps, timeline.end_ps))
+        self._phases.append(coverage(len(PHASES), phase, timeline.start_ps, timeline.end_ps))
         self._over_time.add(progress, pools)
         held_up = self._held_up.over(times)
         closed = min(progress.closed_ps, self._held_up.since_ps)

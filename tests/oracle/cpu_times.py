@@ -93,7 +93,6 @@ KEPT = frozenset(
         "replay/engine/test_engine.py::test_equals_twin_on_seeded_graphs",
         "replay/engine/test_engine.py::test_same_without_compiler_and_in_another_process",
         "replay/engine/test_explained.py::test_bounds_hold_and_path_adds_up",
-        "replay/engine/test_levels.py::test_covered_is_every_instant_in_an_interval",
         "replay/engine/test_levels.py::test_highest_is_the_most_at_the_end_of_an_instant",
         "replay/engine/test_parts.py::test_parts_are_scheduled_as_the_whole",
         "replay/engine/test_parts.py::test_the_critical_path_is_that_of_the_whole",

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay.engine.covers import Intervals, covered
+from replay.engine.covers import Intervals, coverage
 
 OWNERS = 3
 INTERVALS = st.lists(st.tuples(st.integers(-1, OWNERS - 1), st.integers(0, 40), st.integers(0, 6)), max_size=30)
@@ -21,12 +21,12 @@ def columns(rows: list[tuple[int, int, int]]) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("scale", [1, 10**9])
 @given(INTERVALS, st.integers(0, 30))
-def test_covered_is_every_instant_in_an_interval(scale: int, rows: list[tuple[int, int, int]], split: int) -> None:
+def test_the_coverage_is_every_instant_in_an_interval(scale: int, rows: list[tuple[int, int, int]], split: int) -> None:
     owner, start, length = columns(rows)
     end = start + length
     some = slice(0, split)
     rest = Intervals(*(column[split:] for column in (owner, start * scale, end * scale)))
-    found = covered(OWNERS, owner[some], start[some] * scale, end[some] * scale, rest)
+    found = coverage(OWNERS, owner[some], start[some] * scale, end[some] * scale, rest)
     units: list[set[int]] = [set() for _ in range(OWNERS)]
     for whose, first, last in zip(owner.tolist(), start.tolist(), end.tolist(), strict=True):
         if whose >= 0:
@@ -42,6 +42,6 @@ def test_many_intervals_may_lie_in_one_short_time() -> None:
     # One interval long after makes windows long: nearly all lie in the first, in no order.
     start = 3 * np.random.default_rng(0).permutation(2000)
     end = start + np.where(start % 2, 2, 3)
-    found = covered(1, np.zeros(start.size + 1, np.int32), np.append(start, 10**9), np.append(end, 10**9 + 1))
+    found = coverage(1, np.zeros(start.size + 1, np.int32), np.append(start, 10**9), np.append(end, 10**9 + 1))
     assert found.start.tolist() == [*range(0, 6000, 6), 10**9]
     assert found.end.tolist() == [*range(5, 6000, 6), 10**9 + 1]

@@ -243,7 +243,7 @@ def test_of_many_numbers_against_a_base_the_table_says_them() -> None:
     axes = {"scheme": list("abcdefg"), "tokens_per_rank": ["1", "2", "4", "8"]}
 
     def time(scheme: str, tokens_per_rank: str) -> float:
-        return 1.0 + "abcdefg".index(scheme) * int(tokens_per_rank)
+        return 100.0 + "abcdefg".index(scheme) * (int(tokens_per_rank) - 3)
 
     few, many = (
         a_grid({**axes, "scheme": axes["scheme"][:n]}, time, base="a", along="tokens_per_rank") for n in (3, 7)
@@ -493,7 +493,7 @@ def test_shares_beside_a_ratio_are_ratios_too() -> None:
         base="A",
         along="tokens_per_rank",
     )
-    assert race.headline() == "Against A, B takes 1.50 to 3.00 times as long."
+    assert race.headline() == "Against A, B takes 1.50 times as long at 1 token per GPU to 3.00 times as long at 2."
     assert not any(line.startswith("B takes") for line in race.lines())  # the table has the two
 
 
