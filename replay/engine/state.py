@@ -2,7 +2,7 @@
 
 A plan is a way to run a graph fast, and another graph has another one: a resource may be a stream
 in the one and a station in the other. What is carried over is therefore said in the words of
-ENGINE.md: who waits since when, who is in service, what is free, what tables hold. `resuming` reads
+ENGINE.md: who waits since when, who is in service, what is free, what tables hold. `resumption` reads
 it off one plan and puts it into another.
 """
 

@@ -33,7 +33,8 @@ class MaskedTile(NamedTuple):
     rows, columns
         Of the tile.
     below, beside
-        Tiles of a cluster in either direction; one of them is 1.
+        Tiles of a cluster in either direction; one of them is 1. They rank tiles; loads are shared as the
+        machine says (`compute.cluster_tiles`).
     """
 
     rows: int

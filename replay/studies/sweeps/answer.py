@@ -137,6 +137,7 @@ class LeadChange:
     high: float
     num_seeds: tuple[int, int]
     is_drawn: bool = False
+    by_seed: bool = True
 
     def text(self, axis: str) -> str:
         """Its place, in no more digits than the spread over seeds leaves.
@@ -154,7 +155,7 @@ class LeadChange:
         spread = self.high - self.low
         digits = max(digits - 1, math.floor(math.log10(spread)) if spread else digits - 1)
         at, low, high = (_number(axis, one, digits) for one in (self.at, self.low, self.high))
-        seeds = f"in {found} of {wanted} seeds" if found else f"at most over {wanted} seeds"
+        seeds = f"in {found} of {wanted} seeds" if self.by_seed else f"at most over {wanted} seeds"
         return f"{at} ({f'{low} to {high} ' if low != high else ''}{seeds})"
 
 
@@ -311,13 +312,18 @@ class Contest:
         )
         if at is None:
             return None
-        found = []
+
+        def nearest(crossed: list[float]) -> list[float]:
+            return sorted(crossed, key=lambda one: abs(math.log(max(one, 1e-12) / max(at, 1e-12))))[:1]
+
+        found: list[float] = []
         for seed in range(len(self.grid.seeds)):
             crossed = crossings([[self._of_seed(place, rival, seed) for rival in rivals] for place in places])
-            found += [min(crossed, key=lambda one: abs(math.log(max(one, 1e-12) / max(at, 1e-12))))] if crossed else []
+            found += nearest(crossed)
         if self._by_seed and self.grid.seeds:
             spread = found or [at]
-            return LeadChange(at, min(spread), max(spread), (len(found), len(self.grid.seeds)), self._is_drawn)
+            crossed_in = (len(found), len(self.grid.seeds))
+            return LeadChange(at, min(spread), max(spread), crossed_in, self._is_drawn)
         # Read off a page, a value has the least and the largest of its seeds.
         cells = [[self._cell(place, rival) for rival in rivals] for place in places]
         ends = [
@@ -327,10 +333,10 @@ class Contest:
             ]
             for turn in (("min", "max"), ("max", "min"))
         ]
-        spread = [one for values in ends for one in crossings(values)[:1]]
+        spread = [one for values in ends for one in nearest(crossings(values))]
         num_seeds = max(cell.count for row in cells for cell in row if cell is not None)
         low, high = (min(spread), max(spread)) if len(spread) == len(ends) else (0.0, math.inf)
-        return LeadChange(at, low, high, (0, num_seeds), self._is_drawn)
+        return LeadChange(at, low, high, (0, num_seeds), self._is_drawn, by_seed=False)
 
     @property
     def _is_drawn(self) -> bool:
@@ -842,9 +848,13 @@ class Contest:
         """Places of those who are level as stated, whose lead turns between two other values of an assumption."""
         (axis, now), *more = assumed.items()
         others = [label for label in self._labels[axis][1:] if label != now and not more]
-        return list(
-            {_key(one.place): one for was in others for one in self._overtakes({axis: was}, assumed)[0]}.values()
-        )
+
+        def where(one: Lead) -> tuple[tuple[str, str], ...]:
+            return _key({name: at for name, at in one.place.items() if name not in self.answer.assumed})
+
+        level = {where(one) for course in self.courses() for one in course if one.is_level}
+        turned = [one for was in others for one in self._overtakes({axis: was}, assumed)[0] if where(one) in level]
+        return list({_key(one.place): one for one in turned}.values())
 
     def _turns(self, assumed: Place) -> str:
         """Words for what other values of assumptions say, and the cases that they turn; empty where there are none."""

@@ -10,7 +10,7 @@ from replay.report.command import command_words
 from replay.report.provenance import NO_COMMAND, provenance
 from replay.studies.sweeps.answer import OF_SCHEMES, answers, longest_numeric, numbers, races
 from replay.studies.sweeps.free import TITLE, free_table, verdict
-from replay.studies.sweeps.study import study_names
+from replay.studies.sweeps.study import fix_words, study_names
 from replay.studies.sweeps.sweep_file import SavedSweep
 from replay.studies.sweeps.words import fixed_text, words
 from tracegen.shared.display.content import (
@@ -59,7 +59,7 @@ def page(result: SweepResult | SavedSweep, command: str = "") -> Page:
     several = len(grids) > 1
     entries: dict[str, Cell] = {"study": study.name, "points": points}
     if not command and study.name in study_names():
-        command = command_words(["moereplay", "sweep", study.name, "-o", "FOLDER"])
+        command = command_words(["moereplay", "sweep", study.name, *fix_words(study.held), "-o", "FOLDER"])
     answer = _answer(grids)
     table = free_table(study.free.claims)
     heads = [verdict(table.texts()), *(head for head, _ in answers(races(grids)))]

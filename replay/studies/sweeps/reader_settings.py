@@ -33,7 +33,7 @@ def parse_held(pairs: Sequence[str]) -> dict[str, Scalar]:
         except ValueError:
             document = {}
         value = document.get("value") if len(document) == 1 else None
-        found[key] = value if isinstance(value, bool | int | float) else text
+        found[key] = value if isinstance(value, bool | int | float | str) else text
     return found
 
 
@@ -47,7 +47,7 @@ def hold(study: Study, held: Mapping[str, Scalar]) -> Study:
     Raises
     ------
     UserError
-        If no grid has all settings, or what competes differs by one.
+        If no grid has all settings, what competes differs by one, or no value of an axis has all that it varies.
     """
     grids, problem = [], None
     for number, grid in enumerate(study.grids):
@@ -62,7 +62,7 @@ def hold(study: Study, held: Mapping[str, Scalar]) -> Study:
     if not grids:
         assert problem is not None
         raise problem
-    said = ", ".join(f"{key} = {value}" for key, value in held.items())
+    said = ", ".join(f"{key} = {show(value)}" for key, value in held.items())
     changed = {"grids": grids, "notes": "", "held": dict(held), "title": f"{study.title}; {said}"}
     return study.model_copy(update=changed)
 
@@ -77,8 +77,21 @@ def _hold(grid: Grid, held: Mapping[str, Scalar], where: str) -> Grid:
             message = f"{where}: {keys[0]} cannot be fixed: values of {axis!r}, which compete, differ by it"
             raise UserError(message)
         varied |= set(keys)
+        if keys and not any(set(keys) <= one.settings.keys() for one in choices):
+            message = f"{where}: {' and '.join(keys)} cannot be fixed together: no value of {axis!r} has both"
+            raise UserError(message)
         axes[axis] = [_with(choices, keys, held)] if keys else [{LABEL: one.label, **one.settings} for one in choices]
-    own = {"notes": "", "claims": [], "free": [], "corners": [], "leave_out": left_out(grid.leave_out, axes)}
+    answer = grid.answer and grid.answer.model_copy(update={"under": None})  # it may be what is held
+    seeds = [held["trace.seed"]] if grid.seeds and "trace.seed" in held else grid.seeds
+    own = {
+        "answer": answer,
+        "seeds": seeds,
+        "notes": "",
+        "claims": [],
+        "free": [],
+        "corners": [],
+        "leave_out": left_out(grid.leave_out, axes),
+    }
     fixed = grid.fixed | {key: value for key, value in held.items() if key not in varied}
     return grid.model_copy(update={"fixed": fixed, "axes": axes, **own})
 

@@ -94,6 +94,7 @@ class SweepResult(Exhibit):
             "title": study.title,
             "question": study.question,
             "notes": study.notes,
+            **({"held": study.held} if study.held else {}),
             "grids": [
                 {
                     **table.to_json(),

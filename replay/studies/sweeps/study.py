@@ -29,6 +29,7 @@ measured has ``[[grid.claims]]``, see `Claim`, and ``[[free]]`` for what the pap
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -262,7 +263,13 @@ class Study(StrictDocument):
     @property
     def fixes(self) -> list[str]:
         """Words of the command line that hold these settings."""
-        return [word for key, value in self.held.items() for word in ("--fix", f"{key}={value}")]
+        return fix_words(self.held)
+
+
+def fix_words(held: Mapping[str, Scalar]) -> list[str]:
+    """Words of a command line that hold settings at these values."""
+    texts = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in held.items()}
+    return [word for key, text in texts.items() for word in ("--fix", f"{key}={text}")]
 
 
 def study_names() -> list[str]:

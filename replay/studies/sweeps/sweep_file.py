@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from replay.studies.sweeps.study import Scalar
 from tracegen.shared.display.exhibit import Exhibit
 from tracegen.shared.display.frames import flat
 
@@ -250,6 +251,7 @@ class SavedSweep(_SavedPart, Exhibit):
     notes: str
     grids: list[SavedGrid]
     free: SavedFree = SavedFree()
+    held: dict[str, Scalar] = {}
 
     @property
     def shown_grids(self) -> list[SavedGrid]:

@@ -144,7 +144,7 @@ def predict_gemm(bench: Bench, row: MeasurementRow) -> float:
     m, n, k = row["m"], row["n"], row["k"]
     library, quantising = DEEPGEMM_DENSE if fp8 else {}, 1.0
     plain = bench.system(machine_of(row)).compute
-    if fp8 and plain.fp8_step_ps:  # kernels of Hopper
+    if fp8 and plain.cluster_tiles > 1 and plain.accumulators == 1:  # kernels of Hopper
         kernels = LIBRARY_FP8[row["library"]]
         library = kernels.settings(m, n, plain.num_sms)
         quantising = kernels.quantising

@@ -37,7 +37,7 @@ def in_its_turn(schemes: Iterable[str], turns: tuple[int, ...]) -> list[object]:
     """Schemes with the turn in which each takes the layers and both machines: a share of the pairs."""
     return [
         pytest.param(
-            scheme, turns[RIVALS.index(scheme) % len(turns)], marks=() if scheme in KINDS else pytest.mark.extended
+            scheme, turns[RIVALS.index(scheme) // 2 % len(turns)], marks=() if scheme in KINDS else pytest.mark.extended
         )
         for scheme in schemes
     ]

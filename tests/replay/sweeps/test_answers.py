@@ -228,6 +228,32 @@ def test_a_level_case_that_values_of_an_assumption_part_is_named_where_these_are
         "It turns with the tiles (with one tiles b leads, with other tiles a leads b by 17 %: small size)."
     )
     assert [line.count("no case turns but a level one (small size)") for line in race.turns()] == [2]
+    times["as stated"] = 200.0  # no longer level
+    apart = a_grid(
+        {"scheme": ["a", "b"], "size": ["small", "large"], "tiles": list(times)},
+        lambda scheme, size, tiles: 100.0 if scheme == "a" else times[tiles] if size == "small" else 50.0,
+        assumed=["tiles"],
+    )
+    assert not any("level one" in line for line in apart.turns())
+
+
+def test_of_two_changes_read_off_a_page_each_has_its_own_spread() -> None:
+    """`a` takes 100; `b` crosses it on the way down and on the way up, by 5 more or less over seeds."""
+    means = {"16": 120.0, "64": 80.0, "256": 120.0}
+    grid = a_grid(
+        {"tokens_per_rank": list(means), "scheme": ["a", "b"]},
+        lambda tokens_per_rank, scheme: 100.0 if scheme == "a" else means[tokens_per_rank],
+        along="tokens_per_rank",
+    ).grid.model_dump()
+    for row in grid["rows"]:
+        if row["labels"]["scheme"] == "b":
+            cell = row["cells"]["us"]
+            cell |= {"count": 3, "min": cell["mean"] - 5, "max": cell["mean"] + 5}
+    race = Contest(SavedGrid.model_validate(grid | {"points": []}))
+    (course,) = race.courses()
+    changes = [race.crossing(before, behind) for before, behind in itertools.pairwise(course)]
+    assert [16 < one.low < one.at < one.high < 64 for one in changes if one] == [True, False]
+    assert [64 < one.low < one.at < one.high < 256 for one in changes if one] == [False, True]
 
 
 def test_few_courses_are_told_in_the_first_sentence() -> None:
@@ -300,7 +326,8 @@ def test_seeds_that_disagree_are_told() -> None:
 def test_a_place_between_two_values_has_no_more_digits_than_are_known() -> None:
     assert LeadChange(1398.0, 1398.0, 1398.0, (1, 1)).text("tokens_per_rank") == "about 1,400"
     assert LeadChange(640.0, 640.0, 640.0, (0, 1), is_drawn=True).text("tokens_per_rank") == "about 600 (one draw)"
-    extremes = LeadChange(22.0, 19.0, 25.0, (0, 3)).text("experts")
+    assert LeadChange(170.0, 170.0, 170.0, (0, 3)).text("experts") == "170 (in 0 of 3 seeds)"
+    extremes = LeadChange(22.0, 19.0, 25.0, (0, 3), by_seed=False).text("experts")
     assert extremes == "22 (19 to 25 at most over 3 seeds)"
     assert LeadChange(18.0, 0.0, math.inf, (0, 3)).text("experts") == "about 18 (perhaps nowhere, over 3 seeds)"
     assert LeadChange(640.0, 640.0, 640.0, (1, 1)).text("tokens_per_rank") == "about 600"

@@ -74,6 +74,16 @@ def test_settings_of_one_axis_are_fixed_together() -> None:
     assert model.settings == {"system": "hgx-b200", "trace.model": "olmoe-1b-7b"}
 
 
+def test_what_is_said_of_a_studys_own_value_is_gone() -> None:
+    """The assumption that an answer names may be what is held; seeds are the reader's."""
+    study = load_study("tp-or-ep")
+    assert any(len(grid.seeds) > 1 for grid in study.grids)
+    held = hold(study, {"trace.seed": 3, "trace.group_limited": False})
+    assert all(grid.answer is None or grid.answer.under is None for grid in held.grids)
+    assert {point.seed for point in points_of(held)} == {3}
+    assert held.fixes == ["--fix", "trace.seed=3", "--fix", "trace.group_limited=false"]
+
+
 def _study() -> Study:
     return parse_study(STUDY, "who", "who.toml")
 
@@ -93,7 +103,7 @@ def test_what_no_grid_can_fix_is_refused(given: dict[str, str | int | bool], ref
 
 def test_a_value_is_what_toml_says_or_a_text() -> None:
     given = ["ranks=4", "trace.skew=0.5", "tune=true", "system=hgx-h200", 'title="4"', "steps=10:50", "a=4\nb=5"]
-    assert list(parse_held(given).values()) == [4, 0.5, True, "hgx-h200", '"4"', "10:50", "4\nb=5"]
+    assert list(parse_held(given).values()) == [4, 0.5, True, "hgx-h200", "4", "10:50", "4\nb=5"]
 
 
 @pytest.mark.parametrize(
