@@ -195,7 +195,13 @@ def test_every_scheme_is_here() -> None:
     assert {scheme.partition(" ")[0] for scheme in KERNELS} | elsewhere == {*SCHEMES, "plain"}
 
 
-WIDTHS = {"ccfuser": 512, "megamoe": 128, "megamoe-hopper": 128, "flashdmoe": 128}
+WIDTHS = {
+    "deepep-ll": 16,
+    "ccfuser": 512,
+    "megamoe": 128,
+    "megamoe-hopper": 128,
+    "flashdmoe": 128,
+}  # deepep-ll: all in one wave
 FORWARD_ONLY = ("deepep-ll", "megamoe", "megamoe-hopper")
 
 
