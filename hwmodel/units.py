@@ -218,6 +218,11 @@ class Rate:
         return cls(_simplify(period))
 
     @classmethod
+    def per_unit(cls, ps: Fraction) -> Rate:
+        """Make a rate from the picoseconds of a unit, which may be none."""
+        return cls(_simplify(ps))
+
+    @classmethod
     def gigabytes_per_second(cls, value_gb_per_s: float | int) -> Rate:
         """Make a rate from GB/s (10^9 bytes per second)."""
         return cls.per_second(exact(value_gb_per_s) * BYTES_PER_GB)

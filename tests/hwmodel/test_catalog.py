@@ -289,6 +289,7 @@ def test_a_base_that_leads_back_to_itself(monkeypatch):
 @given(st.sampled_from(keys()), st.sampled_from([0, 1e-300, 1e-3, 1, 1e9, 1e300, -1, 2**80]))
 @example("link.bandwidth_GB_per_s", 1e-3)
 @example("compute.fp8_peak_TFLOP_per_s", 1e9)
+@example("compute.multiplication_clocks", 1e-300)
 def test_absurd_numbers_are_refused_or_work(key, value):
     try:
         system = hwmodel.load("dgx-h100", {key: value})
