@@ -30,8 +30,9 @@ from tracegen.generate import generate
 
 TASKS_WITHIN = 1.35
 """Factor by which the number of tasks may be wrong, either way."""
-LESS_SURE = {"fastermoe": 2.0, "megamoe": 2.0, "megamoe-hopper": 2.0, "tutel": 2.0}
-"""Schemes whose work is set by the fullest rank or in waves: the sample has another shape."""
+LESS_SURE = {"fastermoe": 2.0, "megamoe": 2.0, "megamoe-hopper": 2.0, "tutel": 2.0, "deepep-ll": 2.2, "nccl-ep": 2.2}
+"""Schemes whose work is set by the fullest rank or in waves, or whose tiles are chosen by all experts of a GPU: the
+sample has another shape."""
 MEMORY_WITHIN = 2.0
 
 
