@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from replay.engine.backend.compiling import entry, inline
+from replay.engine.backend.compiling import entry, inline, inner
 from replay.engine.backend.memory import FixedNumber, KernelMemory, StridedColumn, Vector
 from replay.engine.backend.memory_types import AHEAD, prefetch
 
@@ -109,22 +109,22 @@ def find_changes(c):
                 c.place[window] = place + 1
 
 
-@inline
-def _put_in_order(c, begin, end):
-    """Put changes in the order of time: Shell's sort, since windows are short, but not always."""
+@inner
+def sort_pairs(keys, values, begin, end):
+    """Sort ``keys[begin:end]`` in place, and values with them: Shell's sort, since few are to be sorted as a rule."""
     gap = 1
     while gap < (end - begin) // 9:
         gap = 3 * gap + 1
     while gap > 0:
         for row in range(begin + gap, end):
-            time, change = c.found_time[row], c.found_change[row]
+            key, value = keys[row], values[row]
             place = row
-            while place - gap >= begin and c.found_time[place - gap] > time:
-                c.found_time[place] = c.found_time[place - gap]
-                c.found_change[place] = c.found_change[place - gap]
+            while place - gap >= begin and keys[place - gap] > key:
+                keys[place] = keys[place - gap]
+                values[place] = values[place - gap]
                 place -= gap
-            c.found_time[place] = time
-            c.found_change[place] = change
+            keys[place] = key
+            values[place] = value
         gap //= 3
 
 
@@ -139,7 +139,7 @@ def settle_changes(c):
         if c.is_wanted[window] != 0:
             end = c.place[window]
             begin = end - c.windows[window * NUM_SUMS + COUNT]
-            _put_in_order(c, begin, end)
+            sort_pairs(c.found_time, c.found_change, begin, end)
             level = c.before[window]
             for row in range(begin, end):
                 time = c.found_time[row]

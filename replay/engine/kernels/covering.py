@@ -8,6 +8,7 @@ import numpy as np
 from replay.engine.backend.compiling import entry, inline
 from replay.engine.backend.memory import FixedNumber, KernelMemory, RecordLayout, Records, StridedColumn, Vector
 from replay.engine.backend.memory_types import AHEAD, prefetch
+from replay.engine.kernels.changes import sort_pairs
 from replay.engine.kernels.layout import NEVER
 
 #: Intervals in a window, in the mean.
@@ -174,25 +175,6 @@ def _find(c):
 
 
 @inline
-def _put_in_order(c, begin, end):
-    """Put intervals in the order of their starts: Shell's sort, since windows are short, but not always."""
-    gap = 1
-    while gap < (end - begin) // 9:
-        gap = 3 * gap + 1
-    while gap > 0:
-        for row in range(begin + gap, end):
-            start, stop = c.found_start[row], c.found_end[row]
-            place = row
-            while place - gap >= begin and c.found_start[place - gap] > start:
-                c.found_start[place] = c.found_start[place - gap]
-                c.found_end[place] = c.found_end[place - gap]
-                place -= gap
-            c.found_start[place] = start
-            c.found_end[place] = stop
-        gap //= 3
-
-
-@inline
 def _join(c, owner, count, first, start, end):
     """Add an interval that begins no earlier than those before; returns how many parts there are."""
     if count == first or start > c.cover_end[count - 1]:
@@ -226,7 +208,7 @@ def cover(c):
                 count = _join(c, owner, count, first, window.first, window.reach)
                 continue
             begin = window.place - window.count
-            _put_in_order(c, begin, window.place)
+            sort_pairs(c.found_start, c.found_end, begin, window.place)
             for row in range(begin, window.place):
                 count = _join(c, owner, count, first, c.found_start[row], c.found_end[row])
     return count

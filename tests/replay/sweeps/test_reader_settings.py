@@ -84,6 +84,13 @@ def test_what_is_said_of_a_studys_own_value_is_gone() -> None:
     assert held.fixes == ["--fix", "trace.seed=3", "--fix", "trace.group_limited=false"]
 
 
+def test_settings_that_an_axis_varies_one_by_one_are_not_fixed_together() -> None:
+    text = STUDY.replace("model = [", 'what = [{ label = "a", seed = 1 }, { label = "b", trace.seed = 2 }]\nmodel = [')
+    text = text.replace("seed = 1 }", "trace.group_limited = true }")
+    with pytest.raises(UserError, match="cannot be fixed together: no value of 'what' has both"):
+        hold(parse_study(text, "who", "who.toml"), {"trace.group_limited": False, "trace.seed": 1})
+
+
 def _study() -> Study:
     return parse_study(STUDY, "who", "who.toml")
 

@@ -99,7 +99,7 @@ def test_autograd_clears_gradients_of_results_without_any() -> None:
     """Of maps and indices, which `Function` and custom operators give beside rows."""
     torch = pytest.importorskip("torch")
 
-    class Choice(torch.autograd.Function):  # type: ignore[misc, name-defined]
+    class Choice(torch.autograd.Function):  # type: ignore[misc, name-defined]  # torch is imported here alone
         @staticmethod
         def forward(ctx: Any, logits: Any) -> Any:
             chosen = logits > 0
