@@ -370,6 +370,10 @@ def test_a_page_begins_with_the_answer() -> None:
     assert first.title == "The answer"
     assert first.items[0] == race.headline()
     assert next(table.name for table in shown.tables()) == "answer-1"
+    held = study.model_copy(update={"name": "tp-or-ep", "held": {"ranks": 4, "trace.group_limited": False}})
+    again = SavedSweep.model_validate_json(held.model_dump_json())
+    fixed = "--fix ranks=4 --fix trace.group_limited=false"
+    assert page(again).command == f"moereplay sweep tp-or-ep {fixed} -o FOLDER"
     assumed = next(one for one in shown.sections if one.title == "What the schemes assume")
     assert assumed.items == ["ideal: ideal is quick", "a: a is quick", "b: b is quick"]
 
