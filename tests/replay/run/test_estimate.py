@@ -34,7 +34,7 @@ LESS_SURE = {"fastermoe": 2.0, "megamoe": 2.0, "megamoe-hopper": 2.0, "tutel": 2
 """Schemes whose work is set by the fullest rank or in waves: the sample has another shape."""
 OTHER_TILES = pytest.mark.xfail(
     strict=True,
-    reason="a masked kernel's tiles are chosen by the rows and number of a GPU's experts, which a sample of fewer GPUs changes",
+    reason="a masked kernel's tiles are chosen by the experts of a GPU, which a sample of fewer GPUs changes",
 )
 """Of mixtral-8x7b twice as many tasks are foreseen as there are."""
 MEMORY_WITHIN = 2.0
