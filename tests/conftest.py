@@ -77,12 +77,17 @@ LONGEST = (
 LENGTHY = frozenset((Path(__file__).parent / "lengthy.txt").read_text("utf-8").split())
 """Test functions that are in the extended tier for their time alone (oracle/tiers.py)."""
 
+COSTLY = frozenset((Path(__file__).parent / "costly.txt").read_text("utf-8").splitlines())
+"""Cases of tests for which CI has no time (oracle/tiers.py)."""
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.partition("[")[0] in LENGTHY:
             item.add_marker(pytest.mark.extended("lengthy"))
+        if item.nodeid in COSTLY:
+            item.add_marker(pytest.mark.release)
     items.sort(key=lambda item: not item.name.startswith(LONGEST))
 
 

@@ -3,10 +3,12 @@
 Usage: PYTHONPATH=tests/oracle CPU_TIMES=FOLDER pytest -p cpu_times ...
        python tests/oracle/cpu_times.py FOLDER [DEPTH]
        python tests/oracle/cpu_times.py FOLDER lengthy > tests/lengthy.txt
+       python tests/oracle/cpu_times.py FOLDER costly > tests/costly.txt
 
 The first writes a table for each process of the tests into the folder. The second sums them by
-file, by test function (DEPTH 1, the default) or by case (DEPTH 2), largest first. The third lists the
-test functions that are extended for their time alone, out of a run of both tiers. CPU time is
+file, by test function (DEPTH 1, the default) or by case (DEPTH 2), largest first. Out of a run of both
+tiers (`-m "not bench"`) the third lists the test functions that are extended for their time
+alone, and the fourth the cases that wait for a release for it. CPU time is
 comparable where wall time is not: on cores that others use, too. A session's fixture is counted for
 itself, and not in the test that asks for it first.
 """
@@ -19,7 +21,7 @@ import re
 import resource
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -142,25 +144,82 @@ KEPT = frozenset(
 """Longer ones that stay in the default tier: each is the one that shows its fact."""
 
 
-def main(place: str, depth: str = "1") -> None:
-    """Print sums of a folder's tables."""
-    is_list = depth == "lengthy"
-    seconds: defaultdict[str, float] = defaultdict(float)
-    number: Counter[str] = Counter()
+CI_S = 8.0
+"""CPU seconds that CI has for a test function of the extended tier, all its cases together."""
+CI_ONE_S = 20.0
+"""CPU seconds that CI has for the cheapest case, which shows the fact, where it takes more than that."""
+
+
+ALWAYS = tuple(
+    f"tests/{name}"
+    for name in (
+        "replay/dense/test_contract.py::test_the_contract",
+        "replay/engine/test_private.py::test_planted_kernels_are_not_executed",
+        "replay/schemes/test_scheme_contract.py::test_the_contract",
+        "replay/validate/test_validation.py::test_a_wrong_constant_is_noticed",
+        "test_pages.py::test_page",
+    )
+)
+"""In CI whatever they take: contracts, constants, examples of documents, and that nobody's files are executed."""
+
+
+def costly(cases: Iterable[tuple[str, float]]) -> list[str]:
+    """Cases of the extended tier for which CI has no time, out of the names of all with their CPU seconds.
+
+    CI takes the cheapest of each function.
+    """
+    functions: defaultdict[str, list[tuple[float, str]]] = defaultdict(list)
+    for name, seconds in cases:
+        if name.startswith(ALWAYS):
+            continue
+        functions[name.partition("[")[0]].append((seconds, name))
+    found = []
+    for each in functions.values():
+        total = 0.0
+        for place, (seconds, name) in enumerate(sorted(each)):
+            total += seconds
+            if total > (CI_ONE_S if place == 0 else CI_S):
+                found.append(name)
+    return sorted(found)
+
+
+def _rows(place: str) -> Iterator[tuple[str, str, float]]:
     for path in sorted(Path(place).glob("*.csv")):
         with path.open(newline="") as file:
             for kind, name, cpu in csv.reader(file):
-                key = name
-                if depth == "0":
-                    key = name.partition("::")[0]
-                elif depth != "2":
-                    key = re.sub(r"\[.*", "", name, flags=re.DOTALL)
-                if is_list and kind != "test":
-                    continue
-                if kind not in ("test", "extended"):
-                    key = f"({kind}) {key}"
-                seconds[key] += float(cpu)
-                number[key] += 1
+                yield kind, name, float(cpu)
+
+
+def _print_costly(place: str) -> None:
+    lengthy = (Path(__file__).parent.parent / "lengthy.txt").read_text("utf-8").split()
+    cases = [
+        (name, cpu)
+        for kind, name, cpu in _rows(place)
+        if kind == "extended" or (kind == "test" and name.partition("[")[0] in lengthy)
+    ]
+    sys.stdout.writelines(f"{name}\n" for name in costly(cases))
+
+
+def main(place: str, depth: str = "1") -> None:
+    """Print sums of a folder's tables."""
+    if depth == "costly":
+        _print_costly(place)
+        return
+    is_list = depth == "lengthy"
+    seconds: defaultdict[str, float] = defaultdict(float)
+    number: Counter[str] = Counter()
+    for kind, name, cpu in _rows(place):
+        key = name
+        if depth == "0":
+            key = name.partition("::")[0]
+        elif depth != "2":
+            key = re.sub(r"\[.*", "", name, flags=re.DOTALL)
+        if is_list and kind != "test":
+            continue
+        if kind not in ("test", "extended"):
+            key = f"({kind}) {key}"
+        seconds[key] += cpu
+        number[key] += 1
     if is_list:
         names = sorted(key for key, total in seconds.items() if total > LENGTHY_S and key not in KEPT)
         sys.stdout.writelines(f"{name}\n" for name in names)

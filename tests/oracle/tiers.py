@@ -12,9 +12,10 @@ Extended tier (marker ``extended``): all that is left out above, comparisons wit
 measurements, statistics of many draws, programs that are killed, clusters, every page of the
 documentation. ``pytest -m "not bench and not release"`` runs both tiers: what CI has a quarter of an
 hour for. Where many share their code (schemes on layers, options on machines), each takes a part of the
-cases by turns, not all of them.
+cases by turns, not all of them, and of a function that takes longer than eight seconds of CPU the cheapest cases
+(`CI_S` of `cpu_times.py`, which writes the list of the others, `tests/costly.txt`).
 
-Before a release (marker ``release``; `scripts/check.sh full` runs it too): all rows of the long tables of
+Before a release (marker ``release``; `scripts/check.sh full` runs it too): all cases, all rows of the long tables of
 measurements, with the errors that VALIDATION.md states, and what looks for faults that nobody has thought of
 by many inputs, draws or families, where CI has fewer. Whoever changes a mechanism runs
 ``pytest -m release tests/replay/validate``, and who changes what is read the release tests of its folder.

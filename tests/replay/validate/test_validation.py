@@ -22,6 +22,8 @@ from replay.studies.validate.validation_file import SavedValidation
 
 MOST_TOKENS = 512
 SOME_ROWS = 25  # of the cheap rows of a table, or a few more: its parts still have theirs
+FEW_ROWS = 8
+LONGEST_ROWS = ("moe_deepgemm", "moe_skewed", "moe_ungated", "one_gpu_steps")
 
 
 def cheap(row):
@@ -41,7 +43,8 @@ def cheap(row):
 def on_cheap_rows(name):
     """Predictions of some cheap rows of a table: one run for all wrong constants that it must notice."""
     rows = [row for row in TABLES[name].rows() if cheap(row)]
-    return predict(TABLES[name], Bench(), rows[:: max(1, len(rows) // SOME_ROWS)])
+    some = FEW_ROWS if name in LONGEST_ROWS else SOME_ROWS
+    return predict(TABLES[name], Bench(), rows[:: max(1, len(rows) // some)])
 
 
 def documented_lines():
