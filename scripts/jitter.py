@@ -1,4 +1,4 @@
-"""Print the table of MODELS.md on jitter: chains whose GPUs are held up at random.
+"""Print what jitter costs by scheme: chains whose GPUs are held up at random.
 
     python scripts/jitter.py [SCHEME ...]
 

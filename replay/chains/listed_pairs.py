@@ -10,9 +10,8 @@ its bytes in the last of them. A product of routed experts is their grouped kern
 their weights a call for each expert; where half of the calls are a row of a second stream, they
 alternate between the two, and the next row waits for both.
 
-Beside the published profile of DeepSeek-V3's pair on H800 (deepseek-ai/profile-data, 31.4 ms; 27.8 are
-replayed, ``replay/chains/MODELS.md``) kernels that compute are too fast. What each of these could be
-worth:
+Beside the published profile of DeepSeek-V3's pair on H800 (deepseek-ai/profile-data, 31.4 ms; 27.8 were
+replayed) kernels that compute are too fast. What each of these could be worth:
 
 * Products of routed experts are 4 to 15 % too fast, 0.5 ms a pair (``schemes/ep/deepep/LAYER.md``).
 * Casts by columns, a thousand million values: 0 to 0.5 ms. Kernels that do less, with a scale for

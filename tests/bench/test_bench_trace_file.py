@@ -1,7 +1,7 @@
 """A trace of DeepSeek-V3's size on disk: 58 layers x 65,536 tokens x top-8 of 256 experts.
 
-Times depend on the machine and are printed, not asserted; sizes hardly do. FORMAT.md quotes
-a run of this.   pytest -m bench -s tests/bench/test_bench_trace_file.py
+Times depend on the machine and are printed, not asserted; sizes hardly do.
+   pytest -m bench -s tests/bench/test_bench_trace_file.py
 """
 
 import dataclasses

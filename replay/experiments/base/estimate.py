@@ -56,7 +56,7 @@ LEAST_RANK_BYTES = 1_000
 LONG_PAIRS = 4_000_000
 """Pairs of all layers of all replays from which they take long enough to say so."""
 FIXED_PAIRS = 10_000
-"""Pairs that take as long as a layer without any: 15 to 30 ms (tests/bench/README.md)."""
+"""Pairs that take as long as a layer without any: 15 to 30 ms (tests/bench/test_bench_growth.py)."""
 LONG_SECONDS = 30
 
 

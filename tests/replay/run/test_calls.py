@@ -1,7 +1,7 @@
 """What a small layer costs in counts: calls of functions and memories of kernels, not times.
 
-Bounds are a tenth above what was counted on CPython 3.11 and NumPy 2; tests/bench/README.md has a
-table of all schemes.
+Bounds are a tenth above what was counted on CPython 3.11 and NumPy 2; those of all
+schemes are printed by tests/bench/test_bench_small_layers.py.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ SMALL = ModelShape(
     head_dim=128,
 )
 H100 = hwmodel.load("dgx-h100")
-# One of each way to wait for others; STEPS.md has all.
+# One of each way to wait for others.
 RUNS = ("nccl-alltoall", "tutel", "deepep", "deepep-ll", "flashdmoe", "dysharp")
 
 

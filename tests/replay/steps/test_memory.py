@@ -49,11 +49,13 @@ def test_weights_of_experts_on_operands_save_what_is_published() -> None:
 
 
 def test_what_is_computed_again_saves_what_is_published() -> None:
-    """30.4 for expanded latents (here 30.0); 3.8 for activation functions' results in FP8."""
+    """30.4 for expanded latents (here 30.0); 3.8 for activation functions' results in FP8; 8.2 for norms (here 7.5)."""
     plain = {term.name: term.nbytes for term in activations.terms(V3, 10, BF16)}
     layers, tokens = 60, 4096
     expanded = plain["queries, keys and values"] * layers * tokens / GIB
     assert expanded == pytest.approx(30.4, rel=0.015)
+    norms = sum(nbytes for name, nbytes in plain.items() if "normalised" in name) * layers * tokens / GIB
+    assert norms == pytest.approx(7.5)
     fp8 = {term.name: term.nbytes for term in activations.terms(V3, 10, FP8)}
     given = 8 * fp8["operands of the second GEMM, experts"] * layers * tokens / GIB
     assert given == pytest.approx(3.8, rel=0.03)

@@ -50,7 +50,7 @@ class CaisOptions(Options):
         16384,
         "Most bytes that are asked for, merged and answered as a whole: the grain of the model, "
         "where the switch merges packets of 128 bytes.",
-        "chosen for the model: results of half and of twice as much are in CAIS.md",
+        "chosen for the model: `moereplay sweep cais` has other sizes",
         least=128,
         multiple_of=128,
     )
@@ -73,7 +73,7 @@ class CaisOptions(Options):
         4,
         "Parts of a row that a block asks for one after the other, and multiplies as they come: "
         "its kernel goes along the inner dimension.",
-        "chosen for the model; kernels go by 64 values. CAIS.md has other numbers",
+        "chosen for the model; kernels go by 64 values. `moereplay sweep cais` has other numbers",
     )
     window_bytes: int = option(
         65536,
