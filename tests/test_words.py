@@ -99,12 +99,11 @@ BARE = (
 )
 """Names of one word that say what was done to a thing, and not what it is."""
 
-PARTICIPLES = 19
+PARTICIPLES = 4
 """Functions that may have such names at most, predicates left out; this number may only fall.
 
-None of them names a thing that only its maker knows: `changed` and `tuned` give another of the same kind, as
-`sorted` does; `measured` values stand beside predicted ones, or are the schedules' measures of a result;
-`reserved` and `unacknowledged` are states; `found` and `_listed` are local or private.
+`changed` gives another spec, as `sorted` does another list; `measured` values stand beside predicted ones;
+`unacknowledged` is a state that schemes declare.
 """
 
 

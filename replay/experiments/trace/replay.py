@@ -81,7 +81,7 @@ def carry_out(
     with ExitStack() as stack:
         temporary = Path(stack.enter_context(TemporaryDirectory()))
         reference = _reference(next(iter(setups.values())), temporary)
-        ready = {key: setup.tuned() for key, setup in setups.items()}
+        ready = {key: setup.tune() for key, setup in setups.items()}
         asked = {key: setup.first_step(ready[key][0], reference) for key, setup in setups.items()}
         wanted = _jobs(next(iter(setups.values())).steps, asked)
         kept = {job.id: (step, len(ready[key][0].links)) for (key, step), job in wanted.items()}
