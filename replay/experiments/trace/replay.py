@@ -19,7 +19,7 @@ import tracegen
 from hwmodel.units import PS_PER_US
 from replay.chains.layer_sampling import CONFIDENCE
 from replay.errors import RefusedError, UserError
-from replay.experiments.base.crews.hiring import workers_for
+from replay.experiments.base.crews.choice import workers_for
 from replay.experiments.base.crews.leases import Leases
 from replay.experiments.base.crews.store import PointOutcome, Store
 from replay.experiments.base.crews.work import FinishedReplay, ReplayQueue
