@@ -150,16 +150,16 @@ class Compute:
         def kernels(
             family: str, *, whole_tiles: bool = False, slices: tuple[int, ...] = (1,), shapes: str = ""
         ) -> _Kernels:
-            dtype = family.partition("_")[0]
-            peak = exact(getattr(spec, f"{dtype}_peak_TFLOP_per_s").value) * 10**12
+            number_type = family.partition("_")[0]
+            peak = exact(getattr(spec, f"{number_type}_peak_TFLOP_per_s").value) * 10**12
             efficiency = exact(getattr(spec, f"{family}_efficiency").value)
-            shapes = shapes or ("fp8" if dtype == "fp8" else family)
+            shapes = shapes or ("fp8" if number_type == "fp8" else family)
             blocks = getattr(spec, f"{shapes}_blocks").value
             return _Kernels(
                 Rate.per_second(peak * efficiency / sms),
                 tuple((block[0], block[1]) for block in blocks),
-                8 * _VALUE_BYTES[dtype],
-                8 * _VALUE_BYTES[dtype],
+                8 * _VALUE_BYTES[number_type],
+                8 * _VALUE_BYTES[number_type],
                 None if whole_tiles else spec.mma_rows.value,
                 slices,
             )
@@ -207,34 +207,34 @@ class Compute:
 
     # ---- bytes -----------------------------------------------------------------------
 
-    def weight_bytes(self, n: Whole, k: Whole, dtype: str) -> Whole:
+    def weight_bytes(self, n: Whole, k: Whole, number_type: str) -> Whole:
         """Bytes of an (n, k) weight matrix in memory, block scales included.
 
         Parameters
         ----------
         n, k
             Output and inner dimension.
-        dtype
+        number_type
             FP8 weights have one scale for each square block of values, FP4 ones in each row.
         """
         rows: Whole = whole(n, "n")
         inner: Whole = whole(k, "k")
-        kernels = self._kernels(dtype)
-        if fp4 := _fp4_weights(dtype):
+        kernels = self._kernels(number_type)
+        if fp4 := _fp4_weights(number_type):
             return rows * fp4_bytes(inner, fp4)
         values = rows * inner * (kernels.weight_bits // 8)
-        if not _has_scales(dtype):
+        if not _has_scales(number_type):
             return values
         scales = ceil_div(rows, self._scale_block) * ceil_div(inner, self._scale_block)
         return values + scales * _SCALE_BYTES
 
-    def activation_bytes(self, rows: Whole, k: int, dtype: str) -> Whole:
+    def activation_bytes(self, rows: Whole, k: int, number_type: str) -> Whole:
         """Bytes of (rows, k) activations; FP8 and FP4 rows have a scale for each block of a row."""
         checked: Whole = whole(rows, "rows")
-        kernels = self._kernels(dtype)
-        if dtype in SCALED_VALUES:
-            return checked * fp4_bytes(k, dtype)
-        scales = -(-k // self._scale_block) * _SCALE_BYTES if _has_scales(dtype) else 0
+        kernels = self._kernels(number_type)
+        if number_type in SCALED_VALUES:
+            return checked * fp4_bytes(k, number_type)
+        scales = -(-k // self._scale_block) * _SCALE_BYTES if _has_scales(number_type) else 0
         return checked * (k * (kernels.value_bits // 8) + scales)
 
     # ---- tiles ------------------------------------------------------------------------
@@ -244,7 +244,7 @@ class Compute:
         rows: IntArray,
         n: int,
         k: int,
-        dtype: str,
+        number_type: str,
         *,
         block_m: int | None = None,
         block_n: int | None = None,
@@ -260,7 +260,7 @@ class Compute:
             Rows of each group, (group,); groups without rows have no tiles.
         n, k
             Columns of the result and inner dimension, the same for all groups.
-        dtype
+        number_type
             Type of the operands.
         block_m, block_n
             Fix one or both sides of the tile, where a kernel prescribes them.
@@ -286,13 +286,13 @@ class Compute:
         """
         counts: IntArray = np.atleast_1d(whole(rows, "rows"))
         whole(n, "n")
-        kernels = self._kernels(dtype, grouped)
+        kernels = self._kernels(number_type, grouped)
         for side, value in (("block_m", block_m), ("block_n", block_n)):
             if value is not None and value < 1:
                 message = f"{side} must be positive; got {value}"
                 raise UserError(message)
         sms = num_sms or self.num_sms
-        asked = (counts.tobytes(), n, k, dtype, block_m, block_n, sms, grouped, split_k)
+        asked = (counts.tobytes(), n, k, number_type, block_m, block_n, sms, grouped, split_k)
         if asked in self._chosen:
             height, width, slices = self._chosen[asked]
             return TileGrid(height, width, counts, ceil_div(counts, height), n, slices)
@@ -311,7 +311,7 @@ class Compute:
                 tallest,
                 width,
                 grid.slice_inner(k),
-                dtype,
+                number_type,
                 block_m=grid.block_m,
                 grouped=grouped,
             )
@@ -387,7 +387,7 @@ class Compute:
         rows_in_tile: Whole,
         columns: int,
         k: int,
-        dtype: str,
+        number_type: str,
         absent_rows: int | IntArray = 0,
         *,
         block_m: int | IntArray = 1,
@@ -404,7 +404,7 @@ class Compute:
             Columns of the tile.
         k
             Inner dimension.
-        dtype
+        number_type
             Type of the operands.
         absent_rows
             Rows of the tile's loads beyond the end of the matrix (:meth:`absent_rows`).
@@ -431,7 +431,7 @@ class Compute:
         True
         """
         rows: Whole = whole(rows_in_tile, "rows_in_tile")
-        kernels = self._kernels(dtype, grouped)
+        kernels = self._kernels(number_type, grouped)
         step = block_m if kernels.mma_rows is None else kernels.mma_rows
         padded: Whole = whole(-(-rows // step) * step, "rows_in_tile")
         sm_rate = kernels.sm_rate.times(self.mma_sync_efficiency) if path.has_warps else kernels.sm_rate
@@ -440,11 +440,11 @@ class Compute:
         load = self._load_ps(rows * inner, path.rows, columns * of_weights, path.weights)
         passing = self.shared_rate.duration_ps(path.passes(rows, columns) * inner)
         loads = -(-inner // _LOAD_BYTES)
-        is_fp8 = dtype.startswith("fp8")
+        is_fp8 = number_type.startswith("fp8")
         absent = absent_rows * (loads * self.fp8_absent_row_ps if is_fp8 else 0)
         busy = np.maximum(multiply, load)
         busy = np.maximum(busy, passing) if path.loads_ahead else busy + passing
-        if dtype == "fp8" and self.fp8_step_ps and not grouped:
+        if number_type == "fp8" and self.fp8_step_ps and not grouped:
             busy = np.maximum(busy, self._steps_ps(padded, columns, k))
         busy = busy + self.tile_overhead_ps + absent
         return np.where(rows > 0, busy, 0) if isinstance(rows, np.ndarray) else int(busy * (rows > 0))
@@ -491,7 +491,7 @@ class Compute:
     def _feed_rate(self, feed: Feed) -> Rate:
         return self.register_rate if feed == "registers" else self.operand_rate
 
-    def least_ps(self, rows: IntArray, n: int, k: int, dtype: str) -> IntArray:
+    def least_ps(self, rows: IntArray, n: int, k: int, number_type: str) -> IntArray:
         """SM time that the tensor cores need for each group of a grouped multiplication, (group,).
 
         However it is cut into tiles, and with whichever kernels: no overhead of tiles, no loads.
@@ -500,13 +500,13 @@ class Compute:
         ----------
         rows
             Rows of each group, (group,).
-        n, k, dtype
+        n, k, number_type
             As for :meth:`gemm_tiles`.
         """
         counts: IntArray = np.atleast_1d(whole(rows, "rows"))
         times = []
         for grouped in (False, True):
-            kernels = self._kernels(dtype, grouped)
+            kernels = self._kernels(number_type, grouped)
             padded: IntArray = ceil_div(counts, kernels.mma_rows or 1) * (kernels.mma_rows or 1)
             times.append(kernels.sm_rate.duration_ps(padded * (2 * n * k)))
         least: IntArray = np.minimum(*times)
@@ -514,7 +514,7 @@ class Compute:
 
     # ---- for checks ----------------------------------------------------------------------
 
-    def gemm_time_ps(self, rows: IntArray | int, n: int, k: int, dtype: str, num_sms: int | None = None) -> int:
+    def gemm_time_ps(self, rows: IntArray | int, n: int, k: int, number_type: str, num_sms: int | None = None) -> int:
         """Time of a grouped multiplication alone on an idle GPU, without its launch.
 
         Tiles go to the SMs in order, each to the first that is free, while memory
@@ -526,13 +526,13 @@ class Compute:
         ----------
         rows
             Rows of each group.
-        n, k, dtype, num_sms
+        n, k, number_type, num_sms
             As for :meth:`gemm_tiles`.
         """
         sms = num_sms or self.num_sms
         counts: IntArray = np.atleast_1d(whole(rows, "rows"))
         is_matrix = len(counts) == 1
-        grid = self.gemm_tiles(counts, n, k, dtype, grouped=not is_matrix, split_k=is_matrix, num_sms=sms)
+        grid = self.gemm_tiles(counts, n, k, number_type, grouped=not is_matrix, split_k=is_matrix, num_sms=sms)
         if not grid.num_tiles:
             return 0
         stores, adds = self.sums_ps(grid)
@@ -543,7 +543,7 @@ class Compute:
                 rows_in_tile,
                 width,
                 grid.slice_inner(k),
-                dtype,
+                number_type,
                 absent,
                 block_m=grid.block_m,
                 grouped=not is_matrix,
@@ -554,50 +554,50 @@ class Compute:
         busy: IntArray = np.repeat(np.stack(tiles, axis=1).ravel(), grid.slices) + stores
         hidden: IntArray = self.hidden_ps(busy, self.tile_overhead_ps)
         hidden = hidden * (grid.slices == 1)
-        stream = self._stream_ps(counts, n, k, dtype) + self.tile_overhead_ps
+        stream = self._stream_ps(counts, n, k, number_type) + self.tile_overhead_ps
         end = max(_in_order_ps(busy - hidden, sms) + int(np.min(hidden)), stream)
         return end + adds + (self.reduction_ps if grid.slices > 1 else 0)
 
-    def _stream_ps(self, counts: IntArray, n: int, k: int, dtype: str) -> int:
-        weights = int((counts > 0).sum()) * self.weight_bytes(n, k, dtype)
-        activations = int(self.activation_bytes(counts, k, dtype).sum())
-        results = int(counts.sum()) * n * _RESULT_BYTES.get(dtype, 2)
+    def _stream_ps(self, counts: IntArray, n: int, k: int, number_type: str) -> int:
+        weights = int((counts > 0).sum()) * self.weight_bytes(n, k, number_type)
+        activations = int(self.activation_bytes(counts, k, number_type).sum())
+        results = int(counts.sum()) * n * _RESULT_BYTES.get(number_type, 2)
         return self._hbm.stream_ps(weights + activations + results)
 
-    def peak_flop_per_s(self, dtype: str) -> float:
+    def peak_flop_per_s(self, number_type: str) -> float:
         """Operations per second of all SMs inside the main loops of full tiles."""
-        return self._kernels(dtype).sm_rate.times(Fraction(self.num_sms)).units_per_second
+        return self._kernels(number_type).sm_rate.times(Fraction(self.num_sms)).units_per_second
 
-    def lacks(self, dtype: str) -> str:
+    def lacks(self, number_type: str) -> str:
         """Say what tensor cores do not multiply, and what they do; empty if they multiply it."""
-        if dtype in self._matrix or not _fp4_weights(dtype):
+        if number_type in self._matrix or not _fp4_weights(number_type):
             return ""
-        rows, _, weights = dtype.rpartition("_")
+        rows, _, weights = number_type.rpartition("_")
         asked = f"{weights} weights beside {rows} rows" if rows else f"{weights} values"
         possible = ", ".join(one for one in self._matrix if one in (*_VALUE_BYTES, *SCALED_VALUES) and "_" not in one)
         return f"tensor cores multiply no {asked}, but {possible}, and bf16 rows by mxfp4 or nvfp4 weights"
 
-    def _kernels(self, dtype: str, grouped: bool = False) -> _Kernels:
+    def _kernels(self, number_type: str, grouped: bool = False) -> _Kernels:
         known = self._grouped if grouped else self._matrix
-        if dtype not in known:
-            if _fp4_weights(dtype):
-                raise UserError(self.lacks(dtype))
-            raise unknown("dtype", dtype, known)
-        return known[dtype]
+        if number_type not in known:
+            if _fp4_weights(number_type):
+                raise UserError(self.lacks(number_type))
+            raise unknown("number type", number_type, known)
+        return known[number_type]
 
 
-def gradient_type(dtype: str) -> str:
+def gradient_type(number_type: str) -> str:
     """Name of the operands of a gradient of weights among products of a type."""
-    return "fp8_rows" if dtype == "fp8" else dtype
+    return "fp8_rows" if number_type == "fp8" else number_type
 
 
-def _has_scales(dtype: str) -> bool:
-    return dtype in ("fp8", "fp8_rows", "fp8_mxfp4")
+def _has_scales(number_type: str) -> bool:
+    return number_type in ("fp8", "fp8_rows", "fp8_mxfp4")
 
 
-def _fp4_weights(dtype: str) -> str:
+def _fp4_weights(number_type: str) -> str:
     """Type of the weights among such products, if it is FP4."""
-    last = dtype.rpartition("_")[2]
+    last = number_type.rpartition("_")[2]
     return last if last in SCALED_VALUES else ""
 
 

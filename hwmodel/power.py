@@ -34,14 +34,14 @@ class GpuWork:
 
     Attributes
     ----------
-    flop, dtype
+    flop, number_type
         Operations of its products, and the number type of their operands.
     nbytes
         Bytes that it moves in device memory, beside operands of products.
     """
 
     flop: float
-    dtype: str
+    number_type: str
     nbytes: float
 
 
@@ -93,13 +93,13 @@ class Power:
             own.most_GHz.value,
         )
 
-    def knows(self, dtype: str) -> bool:
+    def knows(self, number_type: str) -> bool:
         """Tell whether energies of a number type's products are known."""
-        return dtype in self.pJ_per_flop
+        return number_type in self.pJ_per_flop
 
     def watts(self, work: GpuWork, seconds: float, clock_GHz: float) -> float:
         """Mean power of work that takes so long at a clock."""
-        each = self.pJ_per_flop[work.dtype] * min(1.0, clock_GHz / self.matrix_GHz)
+        each = self.pJ_per_flop[work.number_type] * min(1.0, clock_GHz / self.matrix_GHz)
         return self.base_W + (work.flop * each + work.nbytes * self.pJ_per_byte) / seconds / 1e12
 
     def clock_GHz(self, work: GpuWork, seconds: float, attention_seconds: float, matrix_seconds: float) -> float:

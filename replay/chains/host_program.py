@@ -266,10 +266,10 @@ def is_captured(scheme: Scheme, passes: Iterable[bool], system: System) -> bool:
     takes so few.
     """
 
-    def found(is_backward: bool, num_experts: int) -> Program | None:
+    def program(is_backward: bool, num_experts: int) -> Program | None:
         return typical_program(scheme, is_backward=is_backward, system=system, num_experts=num_experts, until_wait=True)
 
-    return all(can_be_captured(found(one, FEW_EXPERTS) or found(one, EXPERTS)) for one in passes)
+    return all(can_be_captured(program(one, FEW_EXPERTS) or program(one, EXPERTS)) for one in passes)
 
 
 def can_be_captured(operations: Program | None) -> bool:

@@ -28,7 +28,7 @@ def memory_of(work: LayerWork, system: System, scheme: Scheme) -> Memory:
     each += compute.weight_bytes(shape.hidden, shape.intermediate, types.operands)
     experts = np.array([len(local) for local in work.experts_of_rank], np.int64)
     if work.step_plan is not None:  # whose slots for replicas all layers share
-        experts -= work.step_plan.reserved
+        experts -= work.step_plan.replica_slots
     weights, tokens = experts * each, memory.tokens(work)
     tokens = tokens * (work.token_row_bytes + work.result_row_bytes)
     total = sum((one.nbytes for one in buffers), weights + tokens)

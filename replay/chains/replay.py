@@ -306,7 +306,7 @@ class Replay:
         links = [self.links[place] for place in sample.places]
         return dataclasses.replace(self, links=links, scripts={}), sample
 
-    def tuned(self, asked: bool | None) -> tuple[Replay, list[Trial]]:
+    def tune(self, asked: bool | None) -> tuple[Replay, list[Trial]]:
         """Choose the scheme's options on the first layer, where `Scheme.is_tuned` has it so."""
         if not self.scheme.is_tuned(asked):
             return self, []
@@ -409,7 +409,7 @@ class Replay:
         graph = self.build().built.graph
         return makespan_ps(graph if changed is None else changed(graph))
 
-    def measured(self, progress: Callable[[], object] | None = None) -> ChainMeasures:
+    def measure(self, progress: Callable[[], object] | None = None) -> ChainMeasures:
         """Measure the chain layer by layer; raises as `stream` does."""
         meter = ChainMeter()
         self.stream(meter, progress=progress)
@@ -475,7 +475,7 @@ class Replay:
         measures = None
         if observe is None:  # an observer wants all of the schedule
             with suppress(OutOfOrderError):
-                measures = self.measured(progress)
+                measures = self.measure(progress)
         if measures is None:
             graph = self.build(progress)
             timeline = schedule(graph.built.graph)

@@ -42,7 +42,7 @@ def choose(
 
     Shapes keep to a budget of parameters; steps are simulated.
     """
-    from replay.experiments.base.crews.hiring import workers_for
+    from replay.experiments.base.crews.choice import workers_for
     from replay.experiments.choose import space as spaces
     from replay.experiments.choose.replay import carry_out
     from replay.files import ManagedFolder

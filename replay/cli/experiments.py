@@ -150,7 +150,7 @@ class ComparisonCall(ExperimentCommand):
         count = len(wanted.schemes or experiment.usual_schemes(wanted.spec, {}))
         with progress(count * steps, unit) as bar:
             if "folder" in more:
-                more["found"] = bar.found
+                more["found"] = bar.resume
             compared = (compare or experiment.compare)(
                 spec=wanted.spec,
                 schemes=wanted.schemes,

@@ -32,7 +32,7 @@ class ProgressBar:
         self._unit, self._total, self._done = unit, total, 0
         self._said = 0, time.time()  # what was done when the last line was written
 
-    def found(self, done: int, total: int) -> None:
+    def resume(self, done: int, total: int) -> None:
         """Note what was there already, which says nothing about the time left."""
         self._done, self._total = done, total
         self._said = done, time.time()

@@ -231,7 +231,7 @@ class ResultCall(ExperimentCommand):
         """
         with progress(self.experiment.steps(setup), unit) as bar:
             if "folder" in more:
-                more["found"] = bar.found
+                more["found"] = bar.resume
             result = self.experiment.carry_out(
                 setup,
                 progress=bar.update,

@@ -165,7 +165,7 @@ class _ReplayCounter:
 
     def __call__(self, done: int, total: int) -> None:
         if self._done is None:
-            self._bar.found(done, total)
+            self._bar.resume(done, total)
         else:
             self._bar.update(done - self._done)
         self._done = done

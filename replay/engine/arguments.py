@@ -9,12 +9,13 @@ import numpy as np
 from replay.engine.columns import IntArray, Span
 from replay.engine.errors import GraphError
 
-Ints: TypeAlias = "int | np.integer[Any] | IntArray | list[int] | range"
+Numbers: TypeAlias = "int | np.integer[Any] | IntArray | list[int] | range"
+"""A whole number, or one for each task."""
 
 INT64, UNSIGNED = np.dtype(np.int64), np.dtype(np.uint64)
 
 
-def as_ints(name: str, value: Ints) -> int | IntArray:
+def as_ints(name: str, value: Numbers) -> int | IntArray:
     """Turn a field into one Python int or a one-dimensional integer array.
 
     Parameters
@@ -153,7 +154,7 @@ def stretch(value: int | IntArray, count: int) -> int | IntArray:
     return value
 
 
-def as_array(name: str, value: Ints, count: int = 1) -> IntArray:
+def as_array(name: str, value: Numbers, count: int = 1) -> IntArray:
     """Turn a number into an array of ``count`` rows, leave arrays alone."""
     values = as_ints(name, value)
     return np.full(count, values, np.int64) if isinstance(values, int) else values

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from replay.engine.arguments import (
     INT64,
     UNSIGNED,
-    Ints,
+    Numbers,
     as_array,
     as_ints,
     broadcast_length,
@@ -157,12 +157,14 @@ class TakeBlocks:
         )
         self._num_shares = 0
 
-    def append(self, num_pools: int, task: Ints, pool: Ints, units: Ints, by: Ints | None) -> None:
+    def append(self, num_pools: int, task: Numbers, pool: Numbers, units: Numbers, by: Numbers | None) -> None:
         """Add takes; arrays broadcast."""
         takers = as_ints("tasks", task)
         self._append(num_pools, takers, pool, units, takers if by is None else by, -1, least=1)
 
-    def append_shared(self, num_pools: int, task: Ints, pool: Ints, units: Ints, of: IntArray, by: Ints) -> None:
+    def append_shared(
+        self, num_pools: int, task: Numbers, pool: Numbers, units: Numbers, of: IntArray, by: Numbers
+    ) -> None:
         """Add takes (take,) that the last of several tasks ``by`` (releasing task,) gives back."""
         given: Given = {
             "tasks": as_ints("tasks", task),
@@ -185,11 +187,11 @@ class TakeBlocks:
     def _append(
         self,
         num_pools: int,
-        takers: Ints,
-        pool: Ints,
-        units: Ints,
-        by: Ints,
-        share: Ints,
+        takers: Numbers,
+        pool: Numbers,
+        units: Numbers,
+        by: Numbers,
+        share: Numbers,
         *,
         least: int,
     ) -> None:
@@ -233,13 +235,13 @@ class TouchBlocks:
     def append(
         self,
         num_tables: int,
-        task: Ints,
-        table: Ints,
-        key: Ints,
-        units: Ints,
-        costs: dict[str, Ints],
-        charged: Ints | None,
-        drops: Ints,
+        task: Numbers,
+        table: Numbers,
+        key: Numbers,
+        units: Numbers,
+        costs: dict[str, Numbers],
+        charged: Numbers | None,
+        drops: Numbers,
     ) -> None:
         """Add touches; arrays broadcast."""
         touching = as_ints("tasks", task)
@@ -271,7 +273,7 @@ def _append(rows: RowBlocks, given: Given) -> None:
 
 
 def gate_block(
-    index: int, members: Ints, waiters: Ints, tile_slots: Ints, tile_first: Ints, tile_last: Ints
+    index: int, members: Numbers, waiters: Numbers, tile_slots: Numbers, tile_first: Numbers, tile_last: Numbers
 ) -> GateBlock:
     """Check the arrays of one gate; see :meth:`GraphBuilder.gate`."""
     arrays = {

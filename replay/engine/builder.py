@@ -15,7 +15,7 @@ import numpy.typing as npt
 from replay.engine.arguments import (
     INT64,
     UNSIGNED,
-    Ints,
+    Numbers,
     as_ints,
     block_length,
     broadcast_length,
@@ -128,16 +128,16 @@ class GraphBuilder(Supplies):
         self,
         count: int | None = None,
         *,
-        resource: Ints,
-        duration_ps: Ints = 0,
-        latency_ps: Ints = 0,
-        priority: Ints = 0,
-        kind: Ints = 0,
-        payload_bytes: Ints = 0,
-        wire_bytes: Ints = 0,
-        rank: Ints = -1,
-        tag: Ints = -1,
-        after: Ints | None = None,
+        resource: Numbers,
+        duration_ps: Numbers = 0,
+        latency_ps: Numbers = 0,
+        priority: Numbers = 0,
+        kind: Numbers = 0,
+        payload_bytes: Numbers = 0,
+        wire_bytes: Numbers = 0,
+        rank: Numbers = -1,
+        tag: Numbers = -1,
+        after: Numbers | None = None,
     ) -> Ids:
         """Add a block of tasks; every field is a number or an array (task,).
 
@@ -202,7 +202,7 @@ class GraphBuilder(Supplies):
         return ids
 
     def _add_checked(
-        self, count: int | None, values: tuple[Any, ...], after: Ints | None
+        self, count: int | None, values: tuple[Any, ...], after: Numbers | None
     ) -> tuple[int, int | IntArray | None]:
         """Add the rows of a block that is not as most are; their number, and the predecessors."""
         given = {
@@ -235,7 +235,7 @@ class GraphBuilder(Supplies):
         """Add one task with the fields of :meth:`add` and return its id."""
         return int(self.add(1, **fields)[0])
 
-    def edges(self, src: Ints, dst: Ints) -> None:
+    def edges(self, src: Numbers, dst: Numbers) -> None:
         """Add edges: each ``dst`` waits until its ``src`` is visible; arrays broadcast."""
         if self._is_built:
             self._check_open()
@@ -247,7 +247,7 @@ class GraphBuilder(Supplies):
                 ends[name] = stretch(tasks, count)
         self._edges.append(ends["src"], ends["dst"], count)
 
-    def join(self, ids: Ints, *, resource: Ints = NULL_RESOURCE, **fields: Any) -> int:
+    def join(self, ids: Numbers, *, resource: Numbers = NULL_RESOURCE, **fields: Any) -> int:
         """Add one task that waits for all of ``ids`` and return its id."""
         joined = self.add_one(resource=resource, **fields)
         sources = as_ints("ids", ids)
@@ -255,7 +255,7 @@ class GraphBuilder(Supplies):
             self.edges(sources, joined)
         return joined
 
-    def take(self, tasks: Ints, pool: Ints, units: Ints = 1, released_by: Ints | None = None) -> None:
+    def take(self, tasks: Numbers, pool: Numbers, units: Numbers = 1, released_by: Numbers | None = None) -> None:
         """Make tasks hold credits: they start only when their units are free in the pool.
 
         Parameters
@@ -278,7 +278,9 @@ class GraphBuilder(Supplies):
         self._check_open()
         self._takes.append(len(self._pools), tasks, pool, units, released_by)
 
-    def take_until_last(self, tasks: Ints, pool: Ints, units: Ints, of: IntArray, released_by: Ints) -> None:
+    def take_until_last(
+        self, tasks: Numbers, pool: Numbers, units: Numbers, of: IntArray, released_by: Numbers
+    ) -> None:
         """Make tasks hold credits until the last of several other tasks has left its server.
 
         Parameters
@@ -299,17 +301,17 @@ class GraphBuilder(Supplies):
 
     def touch(
         self,
-        tasks: Ints,
-        table: Ints,
-        key: Ints,
+        tasks: Numbers,
+        table: Numbers,
+        key: Numbers,
         *,
-        units: Ints = 1,
-        miss_latency_ps: Ints = 0,
-        miss_duration_ps: Ints = 0,
-        evict_duration_ps: Ints = 0,
-        port_duration_ps: Ints = 0,
-        lag_ps: Ints = 0,
-        charged: Ints | None = None,
+        units: Numbers = 1,
+        miss_latency_ps: Numbers = 0,
+        miss_duration_ps: Numbers = 0,
+        evict_duration_ps: Numbers = 0,
+        port_duration_ps: Numbers = 0,
+        lag_ps: Numbers = 0,
+        charged: Numbers | None = None,
         drops: bool | npt.NDArray[np.bool_] = False,
     ) -> None:
         """Make tasks look a key up in a table when they start; arrays broadcast.
@@ -364,7 +366,9 @@ class GraphBuilder(Supplies):
         forgets = np.asarray(drops, np.bool_).astype(np.int8)
         self._touches.append(len(self._tables), tasks, table, key, units, costs, charged, forgets)
 
-    def gate(self, members: Ints, waiters: Ints, tile_slots: Ints, tile_first: Ints, tile_last: Ints) -> int:
+    def gate(
+        self, members: Numbers, waiters: Numbers, tile_slots: Numbers, tile_first: Numbers, tile_last: Numbers
+    ) -> int:
         """Add a gate: members take the slots of its tiles in the order they become visible.
 
         A tile's first task has one dependency, met when all slots of the tile are taken. A
@@ -414,7 +418,7 @@ class GraphBuilder(Supplies):
             raise GraphError(message)
         return self._join(self._num_tasks, self._edges)
 
-    def part(self, watched: Ints | None = None, room: int = 0) -> GraphPart:
+    def part(self, watched: Numbers | None = None, room: int = 0) -> GraphPart:
         """Take what was added since the last part, checked; more can be added afterwards.
 
         Parameters

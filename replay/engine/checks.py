@@ -105,7 +105,7 @@ def check_takes(takes: CreditTakes, pools: CreditPools, num_tasks: int) -> None:
 
 def _doubtful(takes: CreditTakes, pools: CreditPools, some: slice | Int64s) -> Int64s:
     """Takes that would be too large if each take of a task were its pool's largest."""
-    from replay.engine.kernels.checking import TakeExtremes, find_extremes
+    from replay.engine.kernels.checks import TakeExtremes, find_extremes
 
     pool, task = takes.pool[some], takes.task[some]
     if not task.size:
@@ -127,7 +127,7 @@ def check_roles(graph: TaskGraph) -> None:
 
     One pass looks at all; only where something is wrong is it looked for.
     """
-    from replay.engine.kernels.checking import TaskRoles, are_allowed
+    from replay.engine.kernels.checks import TaskRoles, are_allowed
 
     takes, touches, resources = graph.takes, graph.touches, graph.resources
     is_line = (resources.discipline == LINE).astype(np.int32)

@@ -45,7 +45,7 @@ def coverage(num_owners: int, owner: IntArray, start: Int64s, end: Int64s, more:
     >>> coverage(1, owner, start, end).end.tolist()
     [4, 6]
     """
-    from replay.engine.kernels.covering import PER_WINDOW, WINDOW, Covers, cover
+    from replay.engine.kernels.coverage import PER_WINDOW, WINDOW, Covers, cover
 
     count = owner.size + more.owner.size
     columns = [np.empty(count, np.int64) for _ in range(5)]  # what is not written costs no memory
@@ -91,7 +91,7 @@ def activities(
     is_counted
         (task,): which have; all by default.
     """
-    from replay.engine.kernels.covering import Activities, name_activities
+    from replay.engine.kernels.coverage import Activities, name_activities
 
     activity, owner = np.empty(graph.num_tasks, np.int8), np.empty(graph.num_tasks, np.int32)
     name_activities(

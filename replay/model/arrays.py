@@ -1,4 +1,4 @@
-"""Arrays by what they hold: whole numbers of 64 bits, with the axes that each docstring names."""
+"""Arrays by what they hold, with the axes that each docstring names."""
 
 import numpy as np
 import numpy.typing as npt
@@ -6,8 +6,11 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 """Whole numbers of any other kind: indices, keys, places."""
 
+Reals = npt.NDArray[np.float64]
+"""Real numbers: errors, slopes, values of draws."""
+
 Int32s = npt.NDArray[np.int32]
-"""The same in 32 bits, where a schedule has one for each task."""
+"""Whole numbers in 32 bits, where a schedule has one for each task."""
 
 Tasks = npt.NDArray[np.int64]
 """Tasks of a graph, by their numbers."""

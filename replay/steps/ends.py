@@ -77,10 +77,10 @@ class EndKernels:
     ) -> Ints:
         if not self.shape.vocab:
             return after
-        dtype = "fp32" if self.precision == "fp32" else "bf16"
+        number_type = "fp32" if self.precision == "fp32" else "bf16"
         kernels = ListedKernels(
             machine,
-            dtype,
+            number_type,
             after,
             is_backward=is_backward,
             weights=weights,

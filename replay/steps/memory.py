@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hwmodel.units import ceil_div
 from replay.errors import RefusedError, UserError
-from replay.steps import activations, fitting, parameters
+from replay.steps import activations, parameters, plan_fit
 from replay.steps.chunks import chunks_of
 from replay.steps.plan import ParallelPlan
 from replay.steps.recipes import BF16, FP32, weight_bytes
@@ -201,7 +201,7 @@ def _advice(
             sizes.pop("layers", None)  # of other chunks
         try:
             other = ParallelPlan(**{**sizes, **change})
-            fitting.check_model(other, shape)
+            plan_fit.check_model(other, shape)
             most = max(stage.total for stage in needs(other))
         except UserError:
             continue

@@ -198,7 +198,7 @@ class StepReplays:
         ready, links = self._prepare(scheme)
         for link in (links[0, False, 0], links[0, True, 0]):
             check_code_for(ready.scheme, link.work(), self.system)
-        shared, chosen = self._shared_times, ready.tuned(None)[0].scheme
+        shared, chosen = self._shared_times, ready.tune(None)[0].scheme
         passes = LayerPasses(
             self.system,
             chosen,

@@ -104,7 +104,7 @@ def line_of(name: str, num_ranks: int) -> tuple[str, float, float]:
     warm(system, scheme)
     before = peak_MB()
     link = ChainLink(lambda: work)
-    tune_s, (ready, tried) = timed(lambda: Replay([link], system, scheme, "eager").tuned(None))
+    tune_s, (ready, tried) = timed(lambda: Replay([link], system, scheme, "eager").tune(None))
     trials = len(tried)
     build_s, chain = timed(ready.build)
     schedule_s, timeline = timed(lambda: schedule(chain.built.graph))

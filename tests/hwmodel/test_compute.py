@@ -162,7 +162,7 @@ def test_bytes_of_operands():
     assert COMPUTE.activation_bytes(np.array([0, 2]), 10, "bf16").tolist() == [0, 40]
     assert COMPUTE.weight_bytes(130, 129, "fp32") == 4 * 130 * 129
     assert COMPUTE.activation_bytes(np.array([0, 2]), 10, "fp32").tolist() == [0, 80]
-    with pytest.raises(UserError, match=r"unknown dtype 'fp4' .*known: bf16, .*fp32, fp8"):
+    with pytest.raises(UserError, match=r"unknown number type 'fp4' .*known: bf16, .*fp32, fp8"):
         COMPUTE.weight_bytes(1, 1, "fp4")
 
 

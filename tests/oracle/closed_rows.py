@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from fractions import Fraction
 
-from replay.schemes.contract.counting import Port, RoutingLists, Rows
+from replay.schemes.contract.byte_counts import Port, RoutingLists, Rows
 
 
 def nic_rows(

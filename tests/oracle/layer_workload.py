@@ -11,11 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from replay.engine import GraphBuilder, TaskGraph
-
-Ints = npt.NDArray[np.int64]
+from replay.model.arrays import Ints, Ranks, Tasks
 
 #: 14,336 bytes (a BF16 row of 7,168) at 450 GB/s, in picoseconds.
 ROW_PS = 31_858
@@ -43,10 +41,10 @@ class LayerWorkload:
     """
 
     num_gpus: int
-    source: Ints
-    target: Ints
+    source: Ranks
+    target: Ranks
     tile: Ints
-    tile_gpu: Ints
+    tile_gpu: Ranks
     tile_expert: Ints
 
 
@@ -126,7 +124,7 @@ def build_layer(work: LayerWorkload, copies: int = 1, late_binding: bool = False
     return builder.build()
 
 
-def _add_gates(builder: GraphBuilder, work: LayerWorkload, received: Ints, returned: Ints, tiles: Ints) -> None:
+def _add_gates(builder: GraphBuilder, work: LayerWorkload, received: Tasks, returned: Tasks, tiles: Tasks) -> None:
     """One gate an expert; ``received`` and ``returned`` are (row,) in order of tiles."""
     rows = np.bincount(work.tile, minlength=tiles.size)
     row_end = np.cumsum(rows)

@@ -6,18 +6,16 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from round_machine import WHOLE_BLOCKS
 
 import hwmodel
 from replay.engine import GraphBuilder, Timeline, schedule
+from replay.model.arrays import Counts, Tasks
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
 from replay.model.work.transformer_layer import Elementwise, Enter, Leave, Product, TensorLayer
 from replay.schemes.registry import find
 from replay.schemes.tp import matrices
-
-Ints = npt.NDArray[np.int64]
 
 
 class OneStep:
@@ -59,7 +57,7 @@ class OneStep:
         self.machine = Machine(hwmodel.load("dgx-h100", {**WHOLE_BLOCKS, **dict(overrides)}), graph, num_ranks)
         start = self.machine.mark(self.machine.ranks)
         made = find(scheme, "tp").with_options(options)
-        self.ends: Ints = np.asarray(made.build(self.layer, self.machine, start))
+        self.ends: Tasks = np.asarray(made.build(self.layer, self.machine, start))
         self.graph = graph.build()
 
     @cached_property
@@ -77,7 +75,7 @@ class OneStep:
         """Rows of all tokens."""
         return self.layer.tokens * self.layer.row_bytes
 
-    def tasks(self, kind: Kind, rank: int | None = None) -> Ints:
+    def tasks(self, kind: Kind, rank: int | None = None) -> Tasks:
         """Tasks of a kind that occupy something, of one GPU or of all."""
         chosen = (self.graph.kind == kind) & (self.graph.resource >= 0)
         if rank is not None:
@@ -93,7 +91,7 @@ class OneStep:
         link = self.machine.system.link
         return int(link.port_duration_ps(link.write_wire_bytes(payload)))
 
-    def rows(self, kind: Kind, rank: int, num_sms: int) -> tuple[Ints, Ints, Ints]:
+    def rows(self, kind: Kind, rank: int, num_sms: int) -> tuple[Tasks, Counts, Counts]:
         """Tiles of a product that has so many SMs: (task,) tasks, first rows, rows.
 
         The first mark that waits for a tile is that of its row tile.

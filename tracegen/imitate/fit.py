@@ -17,7 +17,7 @@ from tracegen.generate.fields import Spectrum, TokenLayout
 from tracegen.generate.kind_file import round_model
 from tracegen.generate.latent_kinds import KindModel, choose
 from tracegen.imitate import factors, kinds
-from tracegen.imitate.lasting import DRIFTS, Ruler, covariances
+from tracegen.imitate.durations import DRIFTS, Ruler, covariances
 from tracegen.imitate.match import match
 from tracegen.imitate.tokens import Tokens, in_order
 from tracegen.stats.sample import indicators

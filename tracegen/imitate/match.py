@@ -15,7 +15,7 @@ import numpy as np
 from tracegen.generate.latent_draw import route_layers
 from tracegen.generate.latent_kinds import KindModel, latents
 from tracegen.generate.latent_model import normal_quantile
-from tracegen.imitate.lasting import Ruler, reuse
+from tracegen.imitate.durations import Ruler, reuse
 from tracegen.imitate.tokens import Tokens, some_requests
 from tracegen.stats.sample import indicators
 from tracegen.trace.arrays import Floats

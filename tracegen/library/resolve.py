@@ -80,10 +80,10 @@ def search(catalogue: str | None = None, *, offline: bool | None = None) -> tupl
     problems: list[str] = []
     for item in _catalogues(catalogue, present, problems):
         for entry in item.entries.values():
-            found.setdefault(entry.name, [_found(item, entry, present)])
+            found.setdefault(entry.name, [_listing(item, entry, present)])
     for item in fetched_names.names(present.present_cache) if catalogue is None else ():
         for entry in item.entries.values():
-            found.setdefault(entry.name, []).append(_found(item, entry, present))
+            found.setdefault(entry.name, []).append(_listing(item, entry, present))
     several = {name: _several(ones) for name, ones in found.items()}
     problems += [_ambiguity(ones) for ones in several.values() if len(ones) > 1]
     return [one for ones in several.values() for one in ones], problems
@@ -221,11 +221,11 @@ def lookup(name: str | Path, catalogue: str | None, present: settings.Settings) 
         if str(name) in item.entries:
             for problem in problems:
                 _log.warning("%s", problem)
-            found = [_found(item, item.entries[str(name)], present)]
+            found = [_listing(item, item.entries[str(name)], present)]
             break
     if catalogue is None and not (found and found[0].catalogue == BUILT_IN):
         for item in fetched_names.names(present.present_cache, str(name)):
-            found += [_found(item, entry, present) for entry in item.entries.values()]
+            found += [_listing(item, entry, present) for entry in item.entries.values()]
     found = _several(found)
     if len(found) > 1:
         raise UserError(_ambiguity(found))
@@ -291,7 +291,7 @@ def _read_remote(where: str, cache_folder: Path, offline: bool) -> tuple[Catalog
     return Catalogue(where, base, catalogues.parse(text, index)), problem
 
 
-def _found(item: Catalogue, entry: Entry, present: settings.Settings) -> ListedTrace:
+def _listing(item: Catalogue, entry: Entry, present: settings.Settings) -> ListedTrace:
     """An entry together with the place of its file."""
     location = item.locate(entry)
     cached = None

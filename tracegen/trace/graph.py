@@ -31,7 +31,7 @@ from tracegen.trace.tables import DECODE
 if TYPE_CHECKING:
     from tracegen.trace.routing import RoutingTrace
 
-Ints = npt.NDArray[np.int64]
+Column = npt.NDArray[np.int64]
 Range = tuple[int | None, int | None]
 
 EDGE_KINDS = ("dispatch", "combine", "skip", "next")
@@ -102,15 +102,15 @@ class TokenExpertGraph:
     """
 
     window: Window
-    layer: Ints
-    step: Ints
-    row: Ints
-    expert: Ints
-    waits_for: Ints
-    source: Ints
-    target: Ints
-    kind: Ints
-    slot: Ints
+    layer: Column
+    step: Column
+    row: Column
+    expert: Column
+    waits_for: Column
+    source: Column
+    target: Column
+    kind: Column
+    slot: Column
 
 
 def window_of(
@@ -159,7 +159,7 @@ def _range(name: str, given: Range | None, number: int) -> range:
     return range(start, stop)
 
 
-def previous_rows(trace: RoutingTrace) -> Ints:
+def previous_rows(trace: RoutingTrace) -> Column:
     """Row that each decode token follows, -1 where there is none (token,); see the module."""
     tokens = trace.tokens
     position = tokens.position.astype(np.uint64)
@@ -263,8 +263,8 @@ def expert_graph(
     inside = slice(window.rows.start - low, window.rows.stop - low)
     step_of = _step_of_row(trace)[low:high]
     states = rows.size * (len(window.layers) + 1)
-    nodes: list[Ints] = []
-    edges: list[Ints] = []
+    nodes: list[Column] = []
+    edges: list[Column] = []
     for number, layer in enumerate(window.layers):
         ids = trace.layer_ids(layer)[low:high].astype(np.int64)
         instance = np.where(ids >= 0, step_of[:, None] * trace.num_experts + ids, -1)
@@ -304,17 +304,17 @@ def expert_graph(
     )
 
 
-def _columns(*columns: Ints | int) -> Ints:
+def _columns(*columns: Column | int) -> Column:
     """Columns of equal length, one below the other; a number stands for a column of it."""
     return np.stack(np.broadcast_arrays(*columns)).astype(np.int64)
 
 
-def _step_of_row(trace: RoutingTrace) -> Ints:
+def _step_of_row(trace: RoutingTrace) -> Column:
     """Position of the step of each row (token,)."""
     return np.repeat(np.arange(trace.num_steps), np.diff(trace.steps_indptr).astype(np.int64))
 
 
-def _next(trace: RoutingTrace, window: Window) -> tuple[Ints, Ints]:
+def _next(trace: RoutingTrace, window: Window) -> tuple[Column, Column]:
     """Rows of a window that are followed, and those that follow them (edge,) each."""
     if window.layers != range(trace.num_layers):
         nothing = np.zeros(0, np.int64)  # it has not both the last states and the first

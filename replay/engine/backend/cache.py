@@ -52,14 +52,14 @@ class KernelCache(FunctionCache):
         Numba's own first loads all that a compilation may need, SciPy among it, which takes longer
         than most replays. Machine code needs none of it, and a compilation loads it for itself.
         """
-        found = self._found(signature, target_context)
+        found = self._look_up(signature, target_context)
         if found is None:
             tell_of_others()
             announce()  # who listens may have it compiled, with all others
-            found = self._found(signature, target_context)
+            found = self._look_up(signature, target_context)
         return found
 
-    def _found(self, signature: Any, target_context: Any) -> Any:
+    def _look_up(self, signature: Any, target_context: Any) -> Any:
         with self._guard_against_spurious_io_errors():
             return self._load_overload(signature, target_context)
 

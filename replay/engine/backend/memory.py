@@ -223,7 +223,7 @@ class KernelMemory:
             if name in values:
                 value = values[name]
             else:
-                value = values[name] = 0 if isinstance(part, Number) else _found(part, name, sources)
+                value = values[name] = 0 if isinstance(part, Number) else _value_of(part, name, sources)
             # As `words`, without calls for nearly all that kernels read.
             if is_number:
                 words.append(int(value))
@@ -256,7 +256,7 @@ class KernelMemory:
 _MISSING = object()
 
 
-def _found(part: MemoryPart, name: str, sources: tuple[object, ...]) -> Any:
+def _value_of(part: MemoryPart, name: str, sources: tuple[object, ...]) -> Any:
     """Attribute of the first source that has one for a part."""
     for source in sources:
         for known in (name, f"{name}_ps"):

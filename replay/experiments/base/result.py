@@ -183,7 +183,7 @@ class TimedResult(ResultBase):
         """Time that speed-ups are ratios of, in microseconds."""
 
     @property
-    def measured(self) -> list[Measures]:
+    def schedules(self) -> list[Measures]:
         """Measures of each schedule that the time is the sum of; none where it is composed."""
         return []
 

@@ -11,8 +11,8 @@ from replay.errors import UserError
 from replay.experiments.choose.space import PLAN_AXES, values
 from replay.experiments.train.schedules import registry
 from replay.experiments.train.schedules.base import ScheduleShape
-from replay.steps.fitting import check
 from replay.steps.plan import ParallelPlan, Recompute
+from replay.steps.plan_fit import check
 
 if TYPE_CHECKING:
     from hwmodel import System

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from replay.experiments.base.crews.hiring import workers_for
+from replay.experiments.base.crews.choice import workers_for
 from replay.experiments.base.crews.leases import Leases
 from replay.experiments.base.crews.store import PointOutcome, Store
 from replay.experiments.base.crews.work import ReplayQueue
@@ -44,7 +44,7 @@ def carry_out(
     folder
         Where costs are kept; made if it is not there.
     crew
-        Those who simulate, as `replay.experiments.base.crews.hiring.workers_for` gives them; None
+        Those who simulate, as `replay.experiments.base.crews.choice.workers_for` gives them; None
         for this process.
     report
         Called with a line on what is worth to know.

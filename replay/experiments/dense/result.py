@@ -109,7 +109,7 @@ class TensorResult(TimedResult):
         return self.time_us
 
     @property
-    def measured(self) -> list[Measures]:
+    def schedules(self) -> list[Measures]:
         """Measures of the one schedule of all layers."""
         return [self.measures]
 

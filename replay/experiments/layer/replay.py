@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def carry_out(setup: TracedSetup, watch: ReplayWatcher) -> Result:
     """Replay what was set up; an observer is called with each `ReplayedSchedule`."""
     spec, settings = setup.setup.spec, setup.setup.chain_settings
-    ready, trials = setup.prepare().tuned(spec.tune)  # on the first layer, whichever are replayed
+    ready, trials = setup.prepare().tune(spec.tune)  # on the first layer, whichever are replayed
     ready, sample = ready.with_sample(spec.sample_layers)
     layers: list[LayerResult] = []
     chain: ChainResult | None = None

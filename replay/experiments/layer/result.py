@@ -299,7 +299,7 @@ class Result(TracedResult):
         return self.layers if self.chain is None else [self.chain]
 
     @property
-    def measured(self) -> list[Measures]:
+    def schedules(self) -> list[Measures]:
         """The measures of each of `parts`."""
         return [part.measures for part in self.parts]
 

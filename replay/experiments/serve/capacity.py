@@ -100,11 +100,11 @@ def most(
         tried.append(trial)
         return served if served.goodput.is_met else None
 
-    def found(rate: float | None, served: ServingRun | None) -> Capacity:
+    def capacity(rate: float | None, served: ServingRun | None) -> Capacity:
         return Capacity(limits=limits, tolerance=tolerance, rate_per_s=rate, served=served, tried=tried)
 
     if best := at(math.inf):
-        return found(None, best)
+        return capacity(None, best)
     # What is served when a queue never empties is about what can be served at all.
     span_s = int(requests.output.sum()) / tried[0].output_tokens_per_s
     low, high = len(requests) / span_s, math.inf
@@ -123,11 +123,11 @@ def most(
         else:
             break
     if best is None:
-        return found(0.0, None)
+        return capacity(0.0, None)
     while high > low * (1 + tolerance) and math.isfinite(high):
         middle = math.sqrt(low * high)
         if further := at(middle):
             low, best = middle, further
         else:
             high = middle
-    return found(low, best)
+    return capacity(low, best)

@@ -214,8 +214,8 @@ class ServedLayers:
             raise UserError(message)
         self._launch = ready.launch
         links = [self._behind(link, positions) for link in ready.links]
-        ready, _ = dataclasses.replace(ready, links=links).tuned(self.setup.spec.tune)
-        measured = ready.measured()
+        ready, _ = dataclasses.replace(ready, links=links).tune(self.setup.spec.tune)
+        measured = ready.measure()
         known = [] if self.memory is None else [self.memory]
         self.memory = largest([*known, measured.memory])
         before = KernelTotals(ready.system, self.launch, 1)

@@ -19,7 +19,7 @@ import tracegen
 from hwmodel.units import PS_PER_US
 from replay.chains.layer_sampling import CONFIDENCE
 from replay.errors import RefusedError, UserError
-from replay.experiments.base.crews.hiring import workers_for
+from replay.experiments.base.crews.choice import workers_for
 from replay.experiments.base.crews.leases import Leases
 from replay.experiments.base.crews.store import PointOutcome, Store
 from replay.experiments.base.crews.work import FinishedReplay, ReplayQueue
@@ -81,7 +81,7 @@ def carry_out(
     with ExitStack() as stack:
         temporary = Path(stack.enter_context(TemporaryDirectory()))
         reference = _reference(next(iter(setups.values())), temporary)
-        ready = {key: setup.tuned() for key, setup in setups.items()}
+        ready = {key: setup.tune() for key, setup in setups.items()}
         asked = {key: setup.first_step(ready[key][0], reference) for key, setup in setups.items()}
         wanted = _jobs(next(iter(setups.values())).steps, asked)
         kept = {job.id: (step, len(ready[key][0].links)) for (key, step), job in wanted.items()}

@@ -91,12 +91,12 @@ class TraceSetup:
         phases = self.first.trace.tokens.phase
         return self.first.trace.tokens.rank is None or bool((phases == phases[0]).all())
 
-    def tuned(self) -> tuple[Replay, list[Trial]]:
+    def tune(self) -> tuple[Replay, list[Trial]]:
         """Make the first step ready, and choose the scheme's options on it where they are tuned.
 
         A library profiles once: all steps have the options that the first one chose.
         """
-        return self.first.prepare().tuned(self.spec.tune)
+        return self.first.prepare().tune(self.spec.tune)
 
     def first_step(self, ready: Replay, reference: str | None) -> AskedStep:
         """Give what asks for the first step, by itself.

@@ -20,8 +20,8 @@ from replay.model.work.stacks import Stack, facts_of_place, pays_hosts
 from replay.schemes.registry import find
 from replay.steps import plans, recipes
 from replay.steps.chunks import chunks_of
-from replay.steps.fitting import check
 from replay.steps.kernel_sizes import facts_of_step
+from replay.steps.plan_fit import check
 from replay.steps.replays import StepReplays
 from replay.steps.routing import parse
 

@@ -244,8 +244,8 @@ def _tiles(machine: Machine, work: LayerWork, gemm: Gemm, calls: Sequence[Expert
 
     A kernel's number is that of its rank behind those of the calls before.
     """
-    compute, dtype = machine.system.compute, work.precision.operands
-    side = FP8_TILE if dtype.startswith("fp8") else None
+    compute, number_type = machine.system.compute, work.precision.operands
+    side = FP8_TILE if number_type.startswith("fp8") else None
     nothing = np.zeros(0, np.int64)
     rows = np.concatenate([nothing, *(call.rows for call in calls)])
     expert = np.concatenate([nothing, *(call.expert for call in calls)])
@@ -255,7 +255,7 @@ def _tiles(machine: Machine, work: LayerWork, gemm: Gemm, calls: Sequence[Expert
             np.array([size]),
             gemm.n,
             gemm.k,
-            dtype,
+            number_type,
             block_m=side,
             block_n=side,
             num_sms=machine.sms.compute,

@@ -91,13 +91,13 @@ class DenseKernels:
         self.end = self._machine.delay(Kind.DENSE_GEMM, Time(np.array(times, np.int64)), begun)
 
     def _product_ps(self, m: int, n: int, k: int, of_weights: bool) -> int:
-        dtype, key = self._precision, (self._sms, m, n, k, self._precision, of_weights)
+        number_type, key = self._precision, (self._sms, m, n, k, self._precision, of_weights)
         if key not in self._known:
             compute = self._machine.system.compute
             self._known[key] = (
-                self._weight_gradient_ps(k, m, n, dtype)
+                self._weight_gradient_ps(k, m, n, number_type)
                 if of_weights
-                else compute.gemm_time_ps(m, n, k, dtype, self._sms)
+                else compute.gemm_time_ps(m, n, k, number_type, self._sms)
             )
         return self._known[key]
 
@@ -174,7 +174,7 @@ class DenseKernels:
         self._machine.notes.exchange()
         self.end = self._machine.delay(Kind.BETWEEN, Time(time_ps), begun)
 
-    def _weight_gradient_ps(self, rows: int, n: int, k: int, dtype: str, adds: int = ACCUMULATOR_BYTES) -> int:
+    def _weight_gradient_ps(self, rows: int, n: int, k: int, number_type: str, adds: int = ACCUMULATOR_BYTES) -> int:
         """Time of an (n, k) weight's gradient: a product over the rows, added up in FP32.
 
         Parameters
@@ -183,14 +183,14 @@ class DenseKernels:
             Bytes of a value that it adds up to.
         """
         compute, hbm = self._machine.system.compute, self._machine.system.hbm
-        dtype = gradient_type(dtype)
+        number_type = gradient_type(number_type)
         if not rows:
             return 0
-        operands = int(compute.activation_bytes(n, rows, dtype))
-        operands += int(compute.activation_bytes(k, rows, dtype))
+        operands = int(compute.activation_bytes(n, rows, number_type))
+        operands += int(compute.activation_bytes(k, rows, number_type))
         accumulator = 2 * adds * n * k  # read and written
         stream = int(hbm.stream_ps(operands + accumulator)) + compute.tile_overhead_ps
-        return max(compute.gemm_time_ps(n, k, rows, dtype, self._sms), stream)
+        return max(compute.gemm_time_ps(n, k, rows, number_type, self._sms), stream)
 
     def _product(self, rows: Counts, time_ps: Callable[[int], int], *sizes: object) -> None:
         """Add a GEMM whose time `time_ps` finds for each rank's rows, once for equal `sizes`."""

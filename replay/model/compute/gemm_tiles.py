@@ -210,7 +210,7 @@ def plan_tiles(
     warps: WarpWork = PLAIN,
 ) -> PlannedTiles:
     """Find order, columns and times of the column tiles; see `gemm_tasks` for the parameters."""
-    compute, dtype = machine.system.compute, work.precision.operands
+    compute, number_type = machine.system.compute, work.precision.operands
     block_n = tiles.block_n[tiles.kernel]
     num_columns = -(-gemm.n // block_n)
     tile, column = _in_raster(tiles, num_columns, raster, num_sms=machine.sms.compute)
@@ -223,10 +223,10 @@ def plan_tiles(
     rows = warps.multiplied_rows(tiles.rows, tiles.block_m[tiles.kernel])
     duration = np.where(
         is_last,
-        _column_ps(machine, tiles, rows, last, gemm.k, dtype, path)[tile],
-        _column_ps(machine, tiles, rows, block_n, gemm.k, dtype, path)[tile],
+        _column_ps(machine, tiles, rows, last, gemm.k, number_type, path)[tile],
+        _column_ps(machine, tiles, rows, block_n, gemm.k, number_type, path)[tile],
     )
-    beside = warps.ps(machine, gemm, tiles.rows[tile], rows[tile], widths, dtype)
+    beside = warps.ps(machine, gemm, tiles.rows[tile], rows[tile], widths, number_type)
     overhead = compute.tile_overhead_ps + beside
     hidden_ps = np.maximum(overhead - overhead // resident_blocks, compute.hidden_ps(duration + beside, overhead))
     return PlannedTiles(tile, column, widths, duration + beside - hidden_ps, overhead - hidden_ps, hidden_ps)
@@ -266,7 +266,7 @@ def _column_ps(
     rows: Counts,
     widths: Ints,
     k: int,
-    dtype: str,
+    number_type: str,
     path: OperandPath,
 ) -> Picoseconds:
     """Time of one tile of so many rows and columns (tile,) of each row tile: (tile,)."""
@@ -278,7 +278,7 @@ def _column_ps(
             rows[of],
             int(width),
             k,
-            dtype,
+            number_type,
             absent,
             block_m=tiles.block_m[tiles.kernel[of]],
             grouped=tiles.absent_rows is None,
@@ -332,7 +332,7 @@ def read_operands(
     -------
     (tile,) blocks of the cache that hold the results.
     """
-    compute, dtype, tile = machine.system.compute, work.precision.operands, plan.tile
+    compute, number_type, tile = machine.system.compute, work.precision.operands, plan.tile
     matrix, rank = tiles.matrix[tile], tiles.rank[tile]
     num_columns, num_steps = int(plan.column.max(initial=0)) + 1, len(steps)
     num_weights = len(tiles.first_of_expert) * num_columns
@@ -340,8 +340,8 @@ def read_operands(
     ours = blocks + num_steps * num_weights + np.arange(len(tiles))
     outputs: Ints = ours + num_steps * len(tiles)
 
-    weights: Ints = compute.weight_bytes(plan.width, np.full_like(plan.width, gemm.k), dtype)
-    activations: Ints = compute.activation_bytes(tiles.moved_rows, gemm.k, dtype)[tile]
+    weights: Ints = compute.weight_bytes(plan.width, np.full_like(plan.width, gemm.k), number_type)
+    activations: Ints = compute.activation_bytes(tiles.moved_rows, gemm.k, number_type)[tile]
     share = compute.cluster_tiles if clusters else 1
     slots = partial(machine.system.l2.slots_bytes, piece_bytes=path.step_bytes)
     has_next_row = (np.diff(tiles.first_of_expert) >= share)[matrix]

@@ -35,18 +35,18 @@ def least_experts(machine: Machine, work: LayerWork, pool: Pools, begun: Tasks) 
         (rank,): what each rank's work waits for.
     """
     rank_of = work.placement.expert_rank.astype(np.int64)
-    compute, dtype = machine.system.compute, work.precision.operands
+    compute, number_type = machine.system.compute, work.precision.operands
     ends, done = begun, begun[rank_of]
     for gemm in (Gemm.first(work, fused_activation=True), Gemm.second(work)):
         rows = work.rows_of_expert
-        needed = compute.least_ps(rows, gemm.n, gemm.k, dtype)
+        needed = compute.least_ps(rows, gemm.n, gemm.k, number_type)
         done = _on_every_sm(machine, rank_of, pool, needed, gemm.kind, done)
-        nbytes = compute.weight_bytes(gemm.n, gemm.k, dtype)
+        nbytes = compute.weight_bytes(gemm.n, gemm.k, number_type)
         if work.is_backward:
             nbytes += 2 * ACCUMULATOR_BYTES * gemm.n * gemm.k
             # Those of an (inner, hidden) matrix are products over the expert's rows.
             inner, hidden = np.array([gemm.n + gemm.k - work.shape.hidden]), work.shape.hidden
-            needed = np.concatenate([compute.least_ps(inner, hidden, int(count), dtype) for count in rows])
+            needed = np.concatenate([compute.least_ps(inner, hidden, int(count), number_type) for count in rows])
             added = _on_every_sm(machine, rank_of, pool, needed, Kind.WGRAD, begun[rank_of])
             ends = machine.gather(added, rank_of, ends)
         of_rank = np.bincount(rank_of, nbytes * (rows > 0), machine.num_ranks).astype(np.int64)

@@ -177,42 +177,42 @@ class ListedKernels(DenseKernels):
         of, compute = row.of, self._machine.system.compute
         assert of.gemm is not None, of.name
         m, n, k = of.gemm
-        dtype = self._types(of)
-        if dtype == "fp8" and self._stack is None and not of.weights:
+        number_type = self._types(of)
+        if number_type == "fp8" and self._stack is None and not of.weights:
             # The operand is made FP8; of gradients, those of results.
             rows = row.gemm[:, 0]
-            cast = rows * k * BF16 + compute.activation_bytes(rows, k, dtype)
+            cast = rows * k * BF16 + compute.activation_bytes(rows, k, number_type)
             self.end = self._machine.memory_kernel(Kind.BETWEEN, cast, self.end)
         for _ in range(of.kernels):
             if of.adds:
                 # Rows of both operands are the inner dimension of a gradient of weights.
                 self._product(
                     row.gemm[:, 2],
-                    lambda rows: self._weight_gradient_ps(rows, m, n, dtype, of.adds),
+                    lambda rows: self._weight_gradient_ps(rows, m, n, number_type, of.adds),
                     "dw",
                     m,
                     n,
-                    dtype,
+                    number_type,
                     of.adds,
                 )
             else:
                 self._product(
                     row.gemm[:, 0],
-                    lambda rows: compute.gemm_time_ps(np.full(of.groups, rows), n, k, dtype, self._sms),
+                    lambda rows: compute.gemm_time_ps(np.full(of.groups, rows), n, k, number_type, self._sms),
                     of.groups,
                     n,
                     k,
-                    dtype,
+                    number_type,
                 )
 
     def _types(self, of: ListedOperation) -> str:
         """Type of a product's operands."""
         if self._precision == "fp32":
             return "fp32"
-        dtype = of.types or self._precision
+        number_type = of.types or self._precision
         stack = self._stack
         is_whole = stack is not None and stack.options.get("fp8") in ONE_SCALE
-        return "fp8_tensor" if dtype == "fp8" and is_whole else dtype
+        return "fp8_tensor" if number_type == "fp8" and is_whole else number_type
 
     def _exchanges(self, row: RankedOperation, one: Operation) -> None:
         of = row.of

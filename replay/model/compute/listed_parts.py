@@ -83,7 +83,7 @@ class ListedParts(Between):
         """Add what the list has that a backward pass makes again; as of `Between.again`."""
         forward = dataclasses.replace(self, is_backward=False, weights="with")
         parts = [*forward._parts_of_attention(is_dense=is_dense), "dense" if is_dense else SHARED]
-        rows = [row for part in parts for row in forward._listed(part, is_dense=is_dense)]
+        rows = [row for part in parts for row in forward._operations(part, is_dense=is_dense)]
         kept = [row for row in rows if row.again]
         return forward._ran(machine, context, after, kept)
 
@@ -98,7 +98,7 @@ class ListedParts(Between):
             return ("modules", *router, attention, WEIGHTS, "gradients", "nodes")
         return ("modules", attention, *router, "nodes")
 
-    def _listed(self, part: str, *, is_dense: bool) -> tuple[ListedOperation, ...]:
+    def _operations(self, part: str, *, is_dense: bool) -> tuple[ListedOperation, ...]:
         """Rows of a part; none where the model or the list has no such part."""
         if part == SHARED and not self.stack.kernels.has(SHARED):
             return self._among_experts
@@ -122,7 +122,7 @@ class ListedParts(Between):
     def _attention_rows(self) -> tuple[tuple[ListedOperation, ...], int]:
         """Rows of a layer with experts up to the choice, and the place of attention itself."""
         parts = self._parts_of_attention(is_dense=False)
-        rows = tuple(row for part in parts for row in self._listed(part, is_dense=False))
+        rows = tuple(row for part in parts for row in self._operations(part, is_dense=False))
         return rows, next((at for at, row in enumerate(rows) if row.kind == "attention"), 0)
 
     # ---- kernels ---------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class ListedParts(Between):
         """Add parts, those that the list lacks as without a stack."""
         rows: list[ListedOperation] = []
         for part in parts:
-            found = self._listed(part, is_dense=is_dense)
+            found = self._operations(part, is_dense=is_dense)
             rows += found
             if part in (SHARED, "dense") and not (found or self.stack.kernels.has(part)):
                 plain = self._kernels(machine, after)

@@ -78,7 +78,7 @@ def _multiply_slices(
 ) -> Ints:
     """Multiply the slices of every tile, then add their sums: (rank,) marks of the end."""
     assert all(grid.slices > 1 for grid in grids), "matrices of all ranks are alike"
-    compute, dtype = machine.system.compute, work.precision.operands
+    compute, number_type = machine.system.compute, work.precision.operands
     ends, adds, written = [], [], []
     for rank, grid in enumerate(grids):
         stores, add = compute.sums_ps(grid)
@@ -88,7 +88,7 @@ def _multiply_slices(
         )
         rows, columns = grid.rows_in_tile, grid.columns_in_tile
         durations = np.stack(
-            [compute.tile_ps(rows, int(width), inner, dtype, block_m=grid.block_m) for width in columns], axis=1
+            [compute.tile_ps(rows, int(width), inner, number_type, block_m=grid.block_m) for width in columns], axis=1
         )  # (row tile, column tile)
         where = np.full(len(tile), rank)
         products = machine.graph.add(
@@ -101,7 +101,7 @@ def _multiply_slices(
         )
         # Each slice of the weights' columns and of the rows is a block of its own.
         length = np.minimum(inner, gemm.k - part * inner)
-        values = compute.weight_bytes(1, 1, dtype)
+        values = compute.weight_bytes(1, 1, number_type)
         blocks = machine.l2.new_blocks((grid.column_tiles + grid.num_row_tiles) * grid.slices)
         first_row = blocks + grid.column_tiles * grid.slices
         machine.l2.read(

@@ -79,13 +79,13 @@ def memory(work: LayerWork, system: System) -> dict[str, Ints]:
         return {}
     one, n, num_experts = np.ones(work.num_ranks, np.int64), work.num_ranks, plan.num_experts
     matrices = expert_bytes(work, system)
-    slots = plan.reserved * sum(matrices)
-    flags = plan.reserved * len(matrices) * -(-max(matrices) // CHUNK_BYTES) * FLAG_BYTES
+    slots = plan.replica_slots * sum(matrices)
+    flags = plan.replica_slots * len(matrices) * -(-max(matrices) // CHUNK_BYTES) * FLAG_BYTES
     tables = COUNT_BYTES * (work.num_experts + num_experts + 4 * num_experts * n)
     loads = COUNT_BYTES * num_experts * (n + 2)
     found = {"weights of replicas": slots * one}
     if work.is_backward:
-        found["gradients of replicas"] = plan.reserved * sum(gradient_bytes(work)) * one
+        found["gradients of replicas"] = plan.replica_slots * sum(gradient_bytes(work)) * one
     return {**found, "flags, plans and loads": (flags + tables + loads) * one}
 
 

@@ -132,7 +132,7 @@ def row_tiles(
         has the rows that it has.
     """
     assert layout in LAYOUTS, layout
-    compute, dtype = machine.system.compute, work.precision.operands
+    compute, number_type = machine.system.compute, work.precision.operands
     rows, grouped = work.rows_of_expert, layout != "matrix"
     rank_of = work.placement.expert_rank.astype(np.int64)
     if layout in (*PADDED, "received"):
@@ -161,7 +161,7 @@ def row_tiles(
             known,
             gemm.n,
             gemm.k,
-            dtype,
+            number_type,
             block_m=height,
             num_sms=num_sms,
             grouped=grouped,

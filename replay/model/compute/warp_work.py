@@ -69,7 +69,7 @@ class WarpWork:
         rows: Counts,
         multiplied: Ints,
         columns: Ints,
-        dtype: str,
+        number_type: str,
     ) -> Ints:
         """Time on the SM.
 
@@ -77,7 +77,7 @@ class WarpWork:
         ----------
         rows, multiplied, columns
             (tile,): rows of each tile that are there, those that are multiplied, and its columns.
-        dtype
+        number_type
             Type of the operands.
 
         Returns
@@ -86,7 +86,7 @@ class WarpWork:
         """
         compute = machine.system.compute
         time = compute.special_rate.duration_ps(SPECIAL_FUNCTIONS * (rows * columns * gemm.activated // gemm.n))
-        if dtype == "fp8":
+        if number_type == "fp8":
             sums = -(-multiplied // WARPGROUP_ROWS) * WARPGROUP_ROWS * columns
             sums = sums * -(-gemm.k // SCALED_VALUES)
             scaled = sums * self.scalings

@@ -64,8 +64,8 @@ class SentWeights(NamedTuple):
 
 def expert_bytes(work: LayerWork, system: System) -> tuple[int, ...]:
     """Bytes of each matrix of an expert as the GEMMs read it, scales included."""
-    dtype, gemms = work.precision.operands, Gemm.of_matrices(work)
-    return tuple(int(system.compute.weight_bytes(gemm.n, gemm.k, dtype)) for gemm in gemms)
+    number_type, gemms = work.precision.operands, Gemm.of_matrices(work)
+    return tuple(int(system.compute.weight_bytes(gemm.n, gemm.k, number_type)) for gemm in gemms)
 
 
 def copy_weights(

@@ -61,7 +61,7 @@ def weight_gradient_tasks(
     (task,) tasks, and (task,) ranks of them.
     """
     shape, compute = work.shape, machine.system.compute
-    dtype = gradient_type(work.precision.gemm)
+    number_type = gradient_type(work.precision.gemm)
     inner = shape.gemm1_columns if projection == UP else shape.intermediate
     rows_of_expert = work.rows_of_expert if rows is None else rows
     experts = np.flatnonzero(rows_of_expert)
@@ -70,10 +70,10 @@ def weight_gradient_tasks(
     @cache
     def of_rows(depth: int) -> tuple[int, int, int]:
         """Tasks of an expert with so many rows, duration of each, and bytes of all its loads."""
-        grid = compute.gemm_tiles(np.array([inner]), shape.hidden, depth, dtype)
+        grid = compute.gemm_tiles(np.array([inner]), shape.hidden, depth, number_type)
         heights = grid.rows_in_tile
         work_ps = sum(
-            alike * int(np.sum(compute.tile_ps(heights, width, depth, dtype)))
+            alike * int(np.sum(compute.tile_ps(heights, width, depth, number_type)))
             for width, alike in Counter(grid.columns_in_tile.tolist()).items()
         )
         count = min(grid.num_tiles, num_sms or machine.sms.compute)

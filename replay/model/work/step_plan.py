@@ -88,7 +88,7 @@ class StepPlan:
         return len(self.slots_of_expert)
 
     @property
-    def reserved(self) -> int:
+    def replica_slots(self) -> int:
         """Slots for replicas on each GPU."""
         return (self.placement.num_experts - self.num_experts) // self.num_ranks
 

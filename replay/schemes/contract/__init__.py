@@ -1,8 +1,8 @@
 """The contract of schemes: what every scheme's tasks must satisfy, whatever it models.
 
 Nothing here asks a scheme how it works. Bytes, rows and tokens are counted from the routing alone
-(`replay.schemes.contract.counting`), and who waits for whom is read from the graph
-(`replay.schemes.contract.reading`). What is demanded stands in `Scheme.build` and in
+(`replay.schemes.contract.byte_counts`), and who waits for whom is read from the graph
+(`replay.schemes.contract.graph_facts`). What is demanded stands in `Scheme.build` and in
 `TensorScheme.build`; each demand is one check of `replay.schemes.contract.checks` or of
 `replay.schemes.contract.tensor_checks`, those of both kinds of `replay.schemes.contract.basics`.
 """

@@ -10,9 +10,9 @@ import numpy as np
 
 from replay.measure.ports import NVLINK, PORT_NAMES
 from replay.model.machine.kinds import Kind
-from replay.schemes.contract import counting
+from replay.schemes.contract import byte_counts
 from replay.schemes.contract.case import Case
-from replay.schemes.contract.reading import port_bytes
+from replay.schemes.contract.graph_facts import port_bytes
 
 if TYPE_CHECKING:
     from replay.engine import TaskGraph
@@ -37,7 +37,7 @@ def payload(case: Case) -> Iterator[str]:
     """Payload of every port against a count token by token."""
     sizes = row_bytes(case)
     got = port_bytes(case.built.graph)
-    wanted = counting.port_rows(case.routing, case.scheme.traffic, case.scheme.network)
+    wanted = byte_counts.port_rows(case.routing, case.scheme.traffic, case.scheme.network)
     for (phase, direction), (verb, rows) in PORTS.items():
         for gpu in range(case.work.num_ranks):
             carried = got[phase][direction, gpu]
@@ -112,10 +112,10 @@ def ways(case: Case) -> Iterator[str]:
     traffic, network = case.scheme.traffic, case.scheme.network
     if traffic not in ("pair", "copy", "pair-copy"):
         return
-    outward = Counter((leg.source, leg.ranks[0]) for leg in counting.legs(case.routing, traffic, network))
+    outward = Counter((leg.source, leg.ranks[0]) for leg in byte_counts.legs(case.routing, traffic, network))
     back = Counter(
         (leg.source, leg.ranks[0]) if goes else (leg.ranks[0], leg.source)
-        for goes, leg in counting.legs_back(case.routing, traffic, network)
+        for goes, leg in byte_counts.legs_back(case.routing, traffic, network)
     )
     sizes = row_bytes(case)
     for phase, rows in (("dispatch", outward), ("combine", back)):

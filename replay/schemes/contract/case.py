@@ -19,8 +19,8 @@ from replay.model.compute.dense import Between
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
 from replay.model.work.context import Context
+from replay.schemes.contract.graph_facts import Dependencies
 from replay.schemes.contract.layers import routing_of
-from replay.schemes.contract.reading import Dependencies
 from tracegen.models.schema import ModelShape
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from replay.model.work.capacity import CarriedLayer
     from replay.model.work.layer import LayerWork
     from replay.schemes import Scheme
-    from replay.schemes.contract.counting import RoutingLists
+    from replay.schemes.contract.byte_counts import RoutingLists
 
 
 FAR_NS = 10_000_000  # the layers of the contract take some 100 us on few GPUs

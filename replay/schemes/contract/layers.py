@@ -11,7 +11,7 @@ import numpy.typing as npt
 from replay.model.work.expert_slices import slice_experts
 from replay.model.work.layer import ExpertShape, LayerWork, Precision
 from replay.model.work.placement import Placement, place
-from replay.schemes.contract.counting import RoutingLists
+from replay.schemes.contract.byte_counts import RoutingLists
 
 SHAPE = ExpertShape(hidden=96, intermediate=64)
 

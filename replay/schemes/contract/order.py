@@ -11,7 +11,7 @@ from replay.model.machine.kinds import Kind
 from replay.schemes.contract import basics
 from replay.schemes.contract.bytes_on_ports import row_bytes
 from replay.schemes.contract.case import Case
-from replay.schemes.contract.reading import Dependencies
+from replay.schemes.contract.graph_facts import Dependencies
 
 if TYPE_CHECKING:
     from replay.engine import TaskGraph

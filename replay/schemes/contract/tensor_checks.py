@@ -21,7 +21,7 @@ from replay.schemes.contract.case import (
     one_flop_per_picosecond,
     system_for,
 )
-from replay.schemes.contract.reading import port_bytes
+from replay.schemes.contract.graph_facts import port_bytes
 from replay.schemes.contract.tensor_layers import (
     BY_ROWS,
     BY_TURNS,

@@ -15,7 +15,7 @@ from replay.model.work.transformer_shape import LayerShape
 from replay.schemes.tp.traffic import gathers_of
 
 if TYPE_CHECKING:
-    from replay.schemes.contract.reading import Port
+    from replay.schemes.contract.graph_facts import Port
     from replay.schemes.tp.traffic import TensorTraffic
 
 BF16_BYTES = 2

@@ -309,7 +309,7 @@ def _about(*results: ResultBase) -> list[str]:
 def _count_text(result: TimedResult) -> str:
     """Counts of the mechanisms of a result, in words; empty where all are zero."""
     counts: Counter[str] = Counter()
-    for one in result.measured:
+    for one in result.schedules:
         counts.update({name: sum(of) for name, of in one.mechanisms.counters.items()})
     return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
 

@@ -32,7 +32,7 @@ def of_gpus(result: TimedResult) -> dict[tuple[str, str], int]:
     Picoseconds, summed over the schedules of a result; they add up to the time of all of them.
     """
     found: dict[tuple[str, str], int] = {}
-    for measures in result.measured:
+    for measures in result.schedules:
         each = _each(measures)
         mean = {what: round(sum(gpu.get(what, 0) for gpu in each) / len(each)) for what in PARTS if what in each[0]}
         rest = ps(measures.makespan_us) - sum(mean.values())
@@ -51,7 +51,7 @@ def of_each(result: TimedResult) -> list[dict[str, int]]:
     Nothing of schedules of different numbers of GPUs.
     """
     found: list[dict[str, int]] = []
-    for measures in result.measured:
+    for measures in result.schedules:
         each = _each(measures)
         found = found or [{} for _ in each]
         if len(each) != len(found):

@@ -113,7 +113,7 @@ def numbers_of(result: TimedResult, phases: Mapping[str, str] = MappingProxyType
 
 
 def _quantities(result: TimedResult, phases: Mapping[str, str]) -> Iterator[tuple[tuple[str, str], float]]:
-    all_of = result.measured
+    all_of = result.schedules
     exposed = sum(one.exposed_communication_us for one in all_of)
     yield ("exposed communication, mean of the GPUs", "us"), exposed
     yield ("bound", "us"), sum(one.bounds_us.largest_us for one in all_of)
@@ -139,7 +139,7 @@ def _quantities(result: TimedResult, phases: Mapping[str, str]) -> Iterator[tupl
 
 def _of_sms(result: TimedResult) -> Iterator[tuple[tuple[str, str], float]]:
     """Time of an SM by what it does, mean over all; and SMs that only communicate, of a dense layer."""
-    spent = [one.sm_time_us for one in result.measured if one.sm_time_us is not None]
+    spent = [one.sm_time_us for one in result.schedules if one.sm_time_us is not None]
     system = getattr(result, "system", None)
     num_sms = None if system is None else system.values.get("gpu.num_sms")
     for name, field in SM_TIMES.items():

@@ -142,7 +142,7 @@ def _cause(kind: str, what: str) -> str:
 
 def paths_of(result: TimedResult) -> list[CriticalPathTimes]:
     """Critical paths of the schedules of a result."""
-    return [measures.critical_path for measures in result.measured]
+    return [measures.critical_path for measures in result.schedules]
 
 
 def by_phase(result: TimedResult) -> Ps:

@@ -85,7 +85,7 @@ def side_of(experiment: AnyExperiment, result: ResultBase) -> Side:
     if isinstance(result, CollectiveResult):
         return _of_collective(result)
     assert isinstance(result, TimedResult)  # as all others that are explained
-    if result.measured:
+    if result.schedules:
         return _of_schedules(result, experiment.phases)
     path = {part: ps(time) for part, time in result.composed_us.items()}
     time_ps = ps(result.headline_us)
@@ -97,8 +97,8 @@ def _of_schedules(result: TimedResult, phases: Mapping[str, str]) -> Side:
     for (phase, cause), time in by_phase_and_cause(result).items():
         path[phases.get(phase, phase), cause] = time
     spans, busy = {}, {}
-    if len(result.measured) == 1 and getattr(result, "chain", None) is None:
-        begun = sorted(result.measured[0].phases.items(), key=lambda one: one[1].start_us)
+    if len(result.schedules) == 1 and getattr(result, "chain", None) is None:
+        begun = sorted(result.schedules[0].phases.items(), key=lambda one: one[1].start_us)
         spans = {phases.get(phase, phase): (span.start_us, span.end_us) for phase, span in begun}
         busy = {phases.get(phase, phase): span.busy_us for phase, span in begun}
     return Side(

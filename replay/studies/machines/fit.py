@@ -18,10 +18,10 @@ import numpy as np
 
 import hwmodel.catalog
 from replay.errors import UserError
+from replay.model.arrays import Reals
 from replay.studies.machines import machine_file
 from replay.studies.machines.least_squares import (
     USUAL_ERROR,
-    Floats,
     deviations,
     fit_values,
     is_share,
@@ -291,11 +291,11 @@ def _outcome(table: str, rows: Sequence[MeasurementRow], values: Mapping[str, fl
 
 def _errors(
     table: str, rows: Sequence[MeasurementRow], fixed: Mapping[str, float], values: Mapping[str, float]
-) -> Floats:
+) -> Reals:
     return _outcome(table, rows, {**fixed, **values}).errors_percent / 100
 
 
-def _constants(table: str, start: dict[str, float], errors: Callable[[Mapping[str, float]], Floats]) -> list[Constant]:
+def _constants(table: str, start: dict[str, float], errors: Callable[[Mapping[str, float]], Reals]) -> list[Constant]:
     """Constants of a table that its lines determine."""
     keys, values, rest = list(start), start, errors(start)
     matrix = slopes(errors, values, rest)
@@ -318,7 +318,7 @@ def _constants(table: str, start: dict[str, float], errors: Callable[[Mapping[st
     return found
 
 
-def _line_error(errors: Floats, constants: int) -> float:
+def _line_error(errors: Reals, constants: int) -> float:
     """Standard deviation of a line's error, by the median, which single bad lines do not move."""
     freedom = len(errors) - constants
     if freedom < FEW:

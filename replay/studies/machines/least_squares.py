@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-Floats: TypeAlias = npt.NDArray[np.float64]
-Errors: TypeAlias = Callable[[Mapping[str, float]], Floats]
+from replay.model.arrays import Reals
+
+Errors: TypeAlias = Callable[[Mapping[str, float]], Reals]
 """From constants to (row,) errors: predicted over measured, less 1."""
 
 STEP = 0.05  # of a constant, for slopes
@@ -35,7 +35,7 @@ def is_share(key: str) -> bool:
     return key.endswith("efficiency")
 
 
-def slopes(errors: Errors, values: Mapping[str, float], now: Floats) -> Floats:
+def slopes(errors: Errors, values: Mapping[str, float], now: Reals) -> Reals:
     """(row, constant): by what share a prediction moves with each constant."""
     found = [
         (errors({**values, key: value * (1 + step)}) - now) / step
@@ -75,7 +75,7 @@ def fit_values(start: Mapping[str, float], errors: Errors, rounds: int = ROUNDS)
     return best
 
 
-def deviations(matrix: Floats, error: float) -> Floats:
+def deviations(matrix: Reals, error: float) -> Reals:
     """(constant,): standard deviation of each, as a share of it, from slopes and lines' error."""
     try:
         inverse = np.linalg.inv(matrix.T @ matrix)
@@ -85,7 +85,7 @@ def deviations(matrix: Floats, error: float) -> Floats:
     return error * np.sqrt(np.where(variance > 0, variance, np.inf))
 
 
-def keep_determined(keys: Iterable[str], matrix: Floats) -> list[str]:
+def keep_determined(keys: Iterable[str], matrix: Reals) -> list[str]:
     """Keep the constants that lines determine.
 
     With lines that are `USUAL_ERROR` off at random, each would be known within `KNOWN_WITHIN`.

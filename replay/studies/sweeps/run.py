@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from replay.experiments.base.crews.hiring import workers_for
+from replay.experiments.base.crews.choice import workers_for
 from replay.experiments.base.crews.leases import Leases
 from replay.experiments.base.crews.shards import parse_shard, shard_of
 from replay.experiments.base.crews.store import MOST_BYTES, Store

@@ -20,7 +20,7 @@ from replay.studies.uncertainty import routing
 from replay.studies.uncertainty.bands import Draw, DrawnResult, check, rivals_of, summary
 from replay.studies.uncertainty.draws import deviation, share
 from replay.studies.uncertainty.parts import factors, parts_of
-from replay.studies.uncertainty.timing import Timer
+from replay.studies.uncertainty.scheme_times import Timer
 from tracegen import RoutingTrace
 
 if TYPE_CHECKING:

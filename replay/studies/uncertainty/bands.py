@@ -9,12 +9,10 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from replay.errors import UserError, check_kind, unknown
 from replay.experiments.layer.bands import Band, Cause, Uncertainty
-
-Floats = npt.NDArray[np.float64]
+from replay.model.arrays import Reals
 
 MOST_DRAWS = 100_000  # bands of many fewer are sharper than their model
 LOW, HIGH = 5, 95  # percentiles of a band
@@ -29,7 +27,7 @@ class Draw(NamedTuple):
     Times that are not there are NaN: a scheme may refuse what was drawn.
     """
 
-    times_us: Floats
+    times_us: Reals
     values: dict[str, float]
 
 
@@ -151,7 +149,7 @@ def rivals_of(rows: Sequence[DrawnResult]) -> list[int]:
     return [place for place, row in enumerate(rows) if not row.is_bound]
 
 
-def _shares(times: Floats) -> Iterator[tuple[float, float | None]]:
+def _shares(times: Reals) -> Iterator[tuple[float, float | None]]:
     """Of each rival: the shares of draws in which it is first, and not slower than the next."""
     first = (times <= times.min(axis=1, keepdims=True, initial=np.inf)).mean(axis=0)
     before = (times[:, :-1] <= times[:, 1:]).mean(axis=0)
@@ -159,7 +157,7 @@ def _shares(times: Floats) -> Iterator[tuple[float, float | None]]:
         yield float(first[index]), float(before[index]) if index < len(before) else None
 
 
-def _causes(times: Floats, found: Sequence[Draw]) -> list[Cause]:
+def _causes(times: Reals, found: Sequence[Draw]) -> list[Cause]:
     """Causes that correlate most with the lead of the first over the second."""
     if len(found) < 2:
         return []
@@ -177,9 +175,9 @@ def _causes(times: Floats, found: Sequence[Draw]) -> list[Cause]:
     return sorted(clear, key=lambda one: -abs(one.correlation))[:MOST_CAUSES]
 
 
-def _ranks(values: Floats) -> Floats:
+def _ranks(values: Reals) -> Reals:
     """Mean rank of each value; equal ones share theirs."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
-    ranks: Floats = (ends - (counts - 1) / 2)[inverse]
+    ranks: Reals = (ends - (counts - 1) / 2)[inverse]
     return ranks

@@ -113,7 +113,7 @@ def _communication(result: Result, values: Mapping[str, Any], phase: str) -> str
 
 def _size(result: Result, phase: str) -> str:
     """Tell whether a layer's GPUs send much in a phase."""
-    sent = sum(max(one.payload_bytes[phase].uplink, default=0) for one in result.measured)
+    sent = sum(max(one.payload_bytes[phase].uplink, default=0) for one in result.schedules)
     return "large" if sent / result.totals.num_layers >= LARGE_BYTES else "small"
 
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.model.arrays import Reals
 from replay.studies.uncertainty.residuals import BLACKWELL, POINTS, UNVALIDATED
 from replay.studies.validate.nccl import MEGABYTE
-from replay.studies.validate.table import Floats, MeasurementRow, Outcome, has
+from replay.studies.validate.table import MeasurementRow, Outcome, has
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -74,7 +75,7 @@ def _parts() -> dict[str, dict[str, Holds]]:
 PARTS = _parts()
 
 
-def quantiles(name: str, outcomes: Mapping[str, Outcome]) -> Floats:
+def quantiles(name: str, outcomes: Mapping[str, Outcome]) -> Reals:
     """(point,): quantiles of measured over predicted time of a part.
 
     Parameters
@@ -97,14 +98,14 @@ def num_rows(name: str, outcomes: Mapping[str, Outcome]) -> int:
     return sum(int(outcomes[t].part(holds).sum()) for t, holds in PARTS[name].items())
 
 
-def _ratios(outcome: Outcome, holds: Holds) -> Floats:
+def _ratios(outcome: Outcome, holds: Holds) -> Reals:
     """(row,): measured over predicted time, also where a rate was measured."""
     which: npt.NDArray[np.bool_] = outcome.part(holds)
-    ratio: Floats = (outcome.measured / outcome.predicted)[which]
+    ratio: Reals = (outcome.measured / outcome.predicted)[which]
     return 1 / ratio if outcome.table.unit == "GB/s" else ratio
 
 
-def _quantiles(values: Floats, weights: Floats) -> Floats:
+def _quantiles(values: Reals, weights: Reals) -> Reals:
     """Quantiles of values that count differently, each standing in the middle of its weight."""
     order = np.argsort(values, kind="stable")
     sorted_weights = weights[order]

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from replay.model.arrays import Reals
 from replay.studies.validate.bench import Bench, uniform_work
 
 if TYPE_CHECKING:
     from replay.model.work.layer import LayerWork
-
-Floats = npt.NDArray[np.float64]
 
 NUM_WORST = 5
 
@@ -207,7 +206,7 @@ class Outcome:
 
     table: MeasurementTable
     rows: tuple[MeasurementRow, ...]
-    predicted: Floats
+    predicted: Reals
     left_out: npt.NDArray[np.bool_]
     kernels: tuple[str, ...] = ()
 
@@ -221,17 +220,17 @@ class Outcome:
         return self.kernels[index] if self.kernels else ""
 
     @property
-    def measured(self) -> Floats:
+    def measured(self) -> Reals:
         """(row,) measured values in the table's unit."""
         return np.array([row.measured for row in self.rows])
 
     @property
-    def errors_percent(self) -> Floats:
+    def errors_percent(self) -> Reals:
         """(row,) predicted less measured, over measured, in percent; of a rate, measured less predicted.
 
         So a negative error is a prediction that is too fast, in every table.
         """
-        errors: Floats = 100 * (self.predicted / self.measured - 1)
+        errors: Reals = 100 * (self.predicted / self.measured - 1)
         return -errors if self.table.unit == "GB/s" else errors
 
     def part(self, holds: Callable[[MeasurementRow], bool]) -> npt.NDArray[np.bool_]:

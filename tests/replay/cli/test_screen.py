@@ -38,7 +38,7 @@ def test_where_nobody_watches_a_line_a_minute_says_how_far_it_is_and_what_is_lef
     now = 1000.0
     monkeypatch.setattr(time, "time", lambda: now)
     with progress(100, "step") as bar:
-        bar.found(40, 100)  # in no time
+        bar.resume(40, 100)  # in no time
         for _ in range(25):
             now += 5
             bar.update()

@@ -18,7 +18,7 @@ from replay.model.collectives import library
 from replay.model.machine.kinds import COMBINE, KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
 from replay.model.work.transformer_layer import Enter, Leave
-from replay.schemes.contract.reading import Dependencies
+from replay.schemes.contract.graph_facts import Dependencies
 from replay.schemes.contract.sms import most_in_use
 from replay.schemes.registry import find
 

@@ -15,7 +15,7 @@ from replay.model.arrays import Ints
 from replay.model.machine.kinds import Kind
 from replay.model.machine.machine import MemoryTraffic
 from replay.model.work.transformer_layer import Enter, Leave
-from replay.schemes.contract.reading import Dependencies
+from replay.schemes.contract.graph_facts import Dependencies
 from replay.schemes.registry import find
 
 N, TOKENS, HIDDEN, INNER = 8, 2048, 2048, 2048

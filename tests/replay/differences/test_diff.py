@@ -145,7 +145,7 @@ def test_parts_add_up_to_the_change_and_turn_round_with_it(compared, one, other)
 
 def test_waiting_behind_others_is_told_apart_from_service(compared):
     for one in replay.diff(compared["nothing"], compared["links"]).outcomes:
-        (measures,) = compared["nothing"][one.name].measured
+        (measures,) = compared["nothing"][one.name].schedules
         path, parts = measures.critical_path, {part.name: part for part in one.by_cause}
         behind = [part.before_us for name, part in parts.items() if name.startswith("queueing ")]
         assert behind and "queueing" not in parts

@@ -108,7 +108,7 @@ def test_phases_and_causes_are_two_sums_of_one_thing(compared):
         for phase, time in by_phase(result).items():
             assert time == sum(part for (where, _), part in both.items() if where == phase)
         causes, measured = by_cause(result), Counter()
-        for path in (one.critical_path for one in result.measured):
+        for path in (one.critical_path for one in result.schedules):
             measured.update({cause: ps(time) for cause, time in path.by_cause_us.items()})
         together = {
             "overhead": SERVICES[3:],
@@ -128,7 +128,7 @@ def test_the_mean_gpu_waits_for_what_its_measures_say(compared):
     assert exposed == pytest.approx(total, abs=1e-4)
     ends = [
         measures.makespan_us - sum(measures.rank_end_us) / len(measures.rank_end_us)
-        for measures in compared["deepep"].measured
+        for measures in compared["deepep"].schedules
     ]
     assert parts["waiting for the last GPU"].other_us == pytest.approx(sum(ends), abs=1e-4)
 
@@ -328,7 +328,7 @@ def test_an_older_version_of_a_result_is_the_same_result(compared):
         (outcome,) = listed.outcomes
         assert not any(part.change_us for part in (*outcome.by_cause, *outcome.by_phase))
     assert by_cause(older) == without_host_waits(by_cause(result)), "queueing is told apart by cause"
-    assert result.measured[0].critical_path.overhead, "what was given is as it was"
+    assert result.schedules[0].critical_path.overhead, "what was given is as it was"
 
 
 def without_host_waits(causes):
@@ -391,7 +391,7 @@ def test_every_row_has_a_word():
 
 
 def test_every_quantity_has_a_word(compared):
-    counters = {name for one in compared.results for each in one.measured for name in each.mechanisms.counters}
+    counters = {name for one in compared.results for each in one.schedules for name in each.mechanisms.counters}
     names = {name for one in compared.results for name, _ in numbers_of(one)} - counters
     assert names | {"all else", "in all"} <= WORDS.keys()
 

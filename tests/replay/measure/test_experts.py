@@ -33,14 +33,14 @@ def test_a_cache_that_keeps_nothing_reads_weights_for_every_row_tile(synthetic) 
     tiles = np.concatenate([tiles_of_layer(trace, layer) for layer in (0, 1)])
     for overrides, reads in ((ONE_SM, tiles.mean()), ({**ONE_SM, "gpu.l2_bytes": 1 << 40}, 1)):
         result = run(trace, "dysharp", overrides, options={**ALONE, "tile_order": "arrival"})
-        of_layers = [one.mechanisms.experts for one in result.measured]
+        of_layers = [one.mechanisms.experts for one in result.schedules]
         assert [use.most_row_tiles for use in of_layers] == [tiles_of_layer(trace, layer).max() for layer in (0, 1)]
-        use = expert_use([one.mechanisms for one in result.measured])
+        use = expert_use([one.mechanisms for one in result.schedules])
         assert use.num_experts == 2 * len(tiles)  # two GEMMs
         assert use.mean_row_tiles == pytest.approx(tiles.mean())
         assert use.most_row_tiles == tiles.max()
         assert use.weight_reads == pytest.approx(reads)
-        table = expert_table([result.measured], ["dysharp"])
+        table = expert_table([result.schedules], ["dysharp"])
         assert table.rows == [("dysharp", use.weight_reads, use.mean_row_tiles, tiles.max())]
 
 
@@ -55,7 +55,7 @@ def test_row_tiles_of_a_unit_share_weights(synthetic) -> None:
         order: run(trace, "dysharp", overrides, layer=0, options={**slots, "tile_order": order})
         for order in ("arrival", "unit:2")
     }
-    reads = {order: result.measured[0].mechanisms.experts.weight_reads for order, result in times.items()}
+    reads = {order: result.schedules[0].mechanisms.experts.weight_reads for order, result in times.items()}
     assert reads["unit:2"] < reads["arrival"] <= tiles.mean()
     assert reads["unit:2"] == pytest.approx(units.mean(), rel=0.1)
 
@@ -64,5 +64,5 @@ def test_row_tiles_of_a_unit_share_weights(synthetic) -> None:
 def test_every_scheme_that_multiplies_says_how_often_it_reads(scheme: str, synthetic) -> None:
     trace = synthetic(ranks=4, tokens_per_rank=64)
     result = run(trace, scheme, {}, layer=0)
-    use = result.measured[0].mechanisms.experts
+    use = result.schedules[0].mechanisms.experts
     assert (use is not None) == (scheme != "ideal")  # which has no tiles

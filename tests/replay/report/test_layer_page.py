@@ -121,7 +121,7 @@ def test_bytes_by_purpose_add_up_to_what_a_port_carries(compared: Comparison, sh
     purposes = [place for place, one in enumerate(wire.columns) if one.unit == "MB"]
     assert {way for _, way, *_ in wire.rows} == set(ways)
     for row in wire.rows:
-        measured = compared[row[0].rstrip("*")].measured
+        measured = compared[row[0].rstrip("*")].schedules
         ports = [getattr(of, ways[row[1]]) for one in measured for of in one.wire_bytes.values()]
         carried = sum(map(sum, ports)) / len(ports[0]) / LAYERS / 1e6
         assert sum(row[place] or 0 for place in purposes) == pytest.approx(carried)
@@ -132,7 +132,7 @@ def test_bytes_by_purpose_add_up_to_what_a_port_carries(compared: Comparison, sh
 def test_wires_are_those_of_each_gpu(compared: Comparison, shown: Page, phase: str, way: str) -> None:
     heat = chart(shown, f"{phase}-{way}")
     for label, row in zip(heat.rows, heat.values, strict=True):
-        layers = [getattr(one.wire_bytes[phase], way) for one in compared[label.rstrip("*")].measured]
+        layers = [getattr(one.wire_bytes[phase], way) for one in compared[label.rstrip("*")].schedules]
         assert row == pytest.approx([sum(gpu) / LAYERS / 1e6 for gpu in zip(*layers, strict=True)])
 
 
@@ -156,7 +156,7 @@ def test_bytes_by_purpose_are_all_bytes(compared: Comparison, shown: Page) -> No
         one = compared[label.rstrip("*")]
         carried = sum(
             sum(ports.uplink) + sum(ports.downlink)
-            for each in one.measured
+            for each in one.schedules
             for ports in each.mechanisms.wire_bytes.values()
         )
         assert megabytes == pytest.approx(carried / one.batch.num_ranks / LAYERS / 1e6)
@@ -167,7 +167,7 @@ def test_bounds_are_shares_of_the_time(compared: Comparison, shown: Page) -> Non
     assert isinstance(heat, Heat)
     for label, row in zip(heat.rows, heat.values, strict=True):
         one = compared[label.rstrip("*")]
-        ports = sum(each.bounds_us.port_us for each in one.measured)
+        ports = sum(each.bounds_us.port_us for each in one.schedules)
         assert row[list(heat.columns).index("busiest port")] == pytest.approx(100 * ports / one.totals.makespan_us)
         assert max(value for value in row if value is not None) <= 100 + 1e-9
 
@@ -196,7 +196,7 @@ def test_the_nearest_rival_is_named_with_what_would_turn_the_order(compared: Com
 def test_use_over_time_is_the_results(compared: Comparison, shown: Page) -> None:
     plot = chart(shown, "use-sm")
     line = next(one for one in plot.lines if one.name == "deepep")
-    slowest = max(compared["deepep"].measured, key=lambda one: one.makespan_us)
+    slowest = max(compared["deepep"].schedules, key=lambda one: one.makespan_us)
     shares = slowest.utilisation_over_time.groups["sm"]
     assert list(line.y[:-1]) == pytest.approx([100 * share for share in shares])
     assert line.x[-1] == slowest.makespan_us

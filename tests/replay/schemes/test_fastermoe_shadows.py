@@ -33,7 +33,7 @@ from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
 from replay.schemes.contract.case import Case
 from replay.schemes.contract.examine import examine_case
-from replay.schemes.contract.reading import Dependencies
+from replay.schemes.contract.graph_facts import Dependencies
 
 HIDDEN, INTERMEDIATE = 1024, 128
 MATRICES = (2 * HIDDEN * 2 * INTERMEDIATE, 2 * HIDDEN * INTERMEDIATE)  # BF16, gate and up as one

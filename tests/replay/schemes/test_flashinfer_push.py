@@ -31,7 +31,7 @@ from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
 from replay.schemes.contract.case import Case
 from replay.schemes.contract.examine import examine_case
-from replay.schemes.contract.reading import Dependencies
+from replay.schemes.contract.graph_facts import Dependencies
 
 PUSH = SCHEMES["flashinfer-push"]
 HIDDEN, INTERMEDIATE = 1024, 128

@@ -14,7 +14,7 @@ from replay.model.work.layer import ExpertShape, LayerWork, Precision
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
 from replay.schemes.contract.examine import case_of, examine_case
-from replay.schemes.contract.reading import port_bytes
+from replay.schemes.contract.graph_facts import port_bytes
 
 SYSTEM = hwmodel.load("dgx-h100")
 SCHEME = SCHEMES["megatron-allgather"]

@@ -24,7 +24,7 @@ from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape, LayerWork, Precision
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
-from replay.schemes.contract.reading import Dependencies, port_bytes
+from replay.schemes.contract.graph_facts import Dependencies, port_bytes
 
 NS = 1000  # picoseconds
 US = 1_000_000

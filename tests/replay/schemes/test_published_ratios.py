@@ -23,7 +23,7 @@ from replay.experiments.layer.tables.wires import payload_tables
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
-from replay.schemes.contract.reading import port_bytes
+from replay.schemes.contract.graph_facts import port_bytes
 
 RANKS, EXPERTS = 32, 256
 

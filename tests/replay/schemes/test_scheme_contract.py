@@ -29,7 +29,7 @@ from replay.schemes.contract import CHECKS
 from replay.schemes.contract import layers as small_layers
 from replay.schemes.contract.case import Case
 from replay.schemes.contract.examine import case_of, check_declaration, examine_case
-from replay.schemes.contract.reading import Dependencies
+from replay.schemes.contract.graph_facts import Dependencies
 from replay.schemes.ep.base import LayerRefusedError, Scheme
 from replay.schemes.options import about
 from replay.schemes.registry import COMPARED, EXAMPLES

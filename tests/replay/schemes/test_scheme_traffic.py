@@ -20,10 +20,10 @@ from replay.engine import TaskGraph
 from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
-from replay.schemes.contract import counting as traffic_oracle
+from replay.schemes.contract import byte_counts as traffic_oracle
 from replay.schemes.contract import layers as small_layers
 from replay.schemes.contract.case import Case
-from replay.schemes.contract.reading import port_bytes
+from replay.schemes.contract.graph_facts import port_bytes
 from replay.schemes.ep.traffic import NETWORK, TRAFFIC
 
 SystemFor = Callable[[int], System]

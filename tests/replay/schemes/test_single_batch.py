@@ -21,8 +21,8 @@ from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
 from replay.schemes.contract.case import Case
 from replay.schemes.contract.examine import examine_case
+from replay.schemes.contract.graph_facts import Dependencies
 from replay.schemes.contract.layers import LAYERS, draw, work
-from replay.schemes.contract.reading import Dependencies
 from replay.schemes.contract.sms import most_in_use
 
 UP, DOWN, VISIBLE, POLL = 150 * NS, 100 * NS, 30 * NS, 5 * NS

@@ -22,7 +22,7 @@ from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
 from replay.schemes.contract.examine import case_of, examine_case
-from replay.schemes.contract.reading import port_bytes
+from replay.schemes.contract.graph_facts import port_bytes
 from replay.schemes.ep.base import DROPPED, PADDED, Scheme
 from replay.schemes.ep.tutel.scheme import Tutel
 

@@ -9,7 +9,7 @@ from loops import every
 
 import hwmodel
 from replay.errors import UserError
-from replay.steps import fitting, plans
+from replay.steps import plan_fit, plans
 from replay.steps.chunks import chunks_of
 from replay.steps.plan import ParallelPlan, parse
 from tracegen import models
@@ -96,7 +96,7 @@ def test_published_plans_suit_their_model_and_system(name: str) -> None:
     shape = models.load(named.model)
     nodes = named.plan.num_gpus // hwmodel.load(named.system).num_gpus
     system = hwmodel.load(f"{named.system}-x{nodes}")
-    fitting.check(named.plan, shape, system, named.sequence)
+    plan_fit.check(named.plan, shape, system, named.sequence)
     run = {"model", "system", "sequence", "schedule", "recipe"}
     assert set(named.sources) >= run | set(named.plan.model_dump(exclude_defaults=True))
     assert all(len(source) > 10 for source in named.sources.values())
@@ -142,17 +142,17 @@ def test_sizes_after_a_name_replace_its_own() -> None:
 def test_plans_that_do_not_suit_are_refused(sizes: dict[str, int], message: str | None) -> None:
     system, sequence = hwmodel.load("dgx-h100"), 4095 if message and "4095" in message else 4096
     if message is None:
-        fitting.check(ParallelPlan(**sizes), LITE, system, sequence)
+        plan_fit.check(ParallelPlan(**sizes), LITE, system, sequence)
         return
     with pytest.raises(UserError, match=message):
-        fitting.check(ParallelPlan(**sizes), LITE, system, sequence)
+        plan_fit.check(ParallelPlan(**sizes), LITE, system, sequence)
 
 
 def test_tensor_parallel_groups_stay_in_a_domain() -> None:
     system = hwmodel.load("dgx-h100-x2")
     with pytest.raises(UserError, match=r"tp 16 is not within a domain of 8 GPUs; .* 1, 2, 4, 8$"):
-        fitting.check(ParallelPlan(tp=16), V3, system)
-    fitting.check(ParallelPlan(tp=8, dp=2), V3, system)
+        plan_fit.check(ParallelPlan(tp=16), V3, system)
+    plan_fit.check(ParallelPlan(tp=8, dp=2), V3, system)
 
 
 @every(
@@ -167,10 +167,10 @@ def test_tensor_parallel_groups_stay_in_a_domain() -> None:
 )
 def test_models_refuse_what_does_not_divide(model: str, sizes: dict[str, int], message: str | None) -> None:
     if message is None:
-        fitting.check_model(ParallelPlan(**sizes), models.load(model))
+        plan_fit.check_model(ParallelPlan(**sizes), models.load(model))
         return
     with pytest.raises(UserError, match=message):
-        fitting.check_model(ParallelPlan(**sizes), models.load(model))
+        plan_fit.check_model(ParallelPlan(**sizes), models.load(model))
 
 
 @every(
@@ -184,4 +184,4 @@ def test_models_refuse_what_does_not_divide(model: str, sizes: dict[str, int], m
 def test_widths_that_do_not_divide_are_refused(field: str, count: int, message: str) -> None:
     shape = V3.model_copy(update={"name": "mine", field: count})
     with pytest.raises(UserError, match=message):
-        fitting.check_model(ParallelPlan(tp=8), shape)
+        plan_fit.check_model(ParallelPlan(tp=8), shape)

@@ -74,7 +74,7 @@ def test_a_comparison_has_a_row_per_scheme(synthetic: Callable[..., Any]) -> Non
     for (_, row), result in zip(table.iterrows(), found.results, strict=True):
         assert row.run_id == result.run_id
         assert row.makespan_us == result.totals.makespan_us
-        assert row.num_tasks == sum(one.num_tasks for one in result.measured)
+        assert row.num_tasks == sum(one.num_tasks for one in result.schedules)
         assert row.uplink_payload_bytes == sum(result.totals.uplink_payload_bytes)
         assert json.loads(row.options) == result.scheme.options
     assert table.tokens_per_rank.isna().all(), "the trace carries its own ranks"

@@ -26,7 +26,7 @@ from replay.studies.uncertainty.bands import Draw, DrawnResult, summary
 from replay.studies.uncertainty.draws import deviation, share
 from replay.studies.uncertainty.parts import factors, group_of, parts_of
 from replay.studies.uncertainty.residuals import POINTS, table
-from replay.studies.uncertainty.timing import Timer
+from replay.studies.uncertainty.scheme_times import Timer
 
 ONES = np.ones(len(Kind))
 KINDS_OF_REPLAY = {

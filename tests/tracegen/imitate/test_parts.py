@@ -5,8 +5,8 @@ import pytest
 
 from tracegen.generate import fields
 from tracegen.generate.fields import SPANS
-from tracegen.imitate import factors, kinds, lasting
-from tracegen.imitate.lasting import APART, DISTANCES, Ruler
+from tracegen.imitate import durations, factors, kinds
+from tracegen.imitate.durations import APART, DISTANCES, Ruler
 
 
 def test_factors_of_coins_are_found_again():
@@ -76,7 +76,7 @@ def test_covariances_weigh_every_token_the_same():
     topic = rng.standard_normal(counts.size) * counts / 10
     values = np.repeat(topic, counts) + rng.standard_normal(counts.sum())
     values -= values.mean()
-    found = lasting.covariances(values[:, None], counts)[:, 0, 0]
+    found = durations.covariances(values[:, None], counts)[:, 0, 0]
     assert found[0] == pytest.approx((values**2).mean(), rel=1e-4)
     for row in (0, 5):
         apart = DISTANCES[row]
@@ -98,7 +98,7 @@ def test_reuse_weighs_every_token_the_same():
     counts = np.array([100, 4, 4, 4, 4] * 6)
     rng = np.random.default_rng(0)
     ids = np.where(np.repeat(counts, counts) == 100, 7, rng.integers(0, 6, counts.sum()))
-    found = lasting.reuse(ids.reshape(1, -1, 1), counts, 8, seed=0)
+    found = durations.reuse(ids.reshape(1, -1, 1), counts, 8, seed=0)
     load = np.bincount(ids) / ids.size
     anywhere = found[len(DISTANCES)] + (load**2).sum()
     long = 100 / (100 + 4 * 4)
@@ -121,5 +121,5 @@ def test_the_ruler_is_what_balanced_fields_measure():
     shares = np.array([0.2, 0.1, 0.1, 0.1, 0.1, 0.1, 0.2, 0.1])
     spectrum = fields.Spectrum(np.tile(shares, (50, 1)), np.zeros(50), 0.8)
     drawn = fields.draw(spectrum, fields.TokenLayout.of(request, position), seed=1, balance=True)
-    curve = np.einsum("dcc->d", lasting.covariances(drawn, counts)[1:]) / 50
+    curve = np.einsum("dcc->d", durations.covariances(drawn, counts)[1:]) / 50
     np.testing.assert_allclose(curve, Ruler(counts, 0.8).marks @ shares[1:], atol=0.02)

@@ -59,7 +59,7 @@ def bounds_heat(results: Sequence[Result]) -> Heat:
 
 def use_heat(results: Sequence[Result]) -> Heat:
     """Heat map of the use of each part of the machine, mean over its servers and the time."""
-    there = {name for one in results for each in one.measured for name in each.utilisation}
+    there = {name for one in results for each in one.schedules for name in each.utilisation}
     classes = [name for name in CLASSES if name in there]
     return Heat(
         name="use",
@@ -74,8 +74,8 @@ def use_heat(results: Sequence[Result]) -> Heat:
 
 def _use(result: Result, name: str) -> float | None:
     """Mean over the parts of a result, each with the weight of its time."""
-    total = sum(one.makespan_us for one in result.measured)
-    busy = sum(one.utilisation[name].mean * one.makespan_us for one in result.measured if name in one.utilisation)
+    total = sum(one.makespan_us for one in result.schedules)
+    busy = sum(one.utilisation[name].mean * one.makespan_us for one in result.schedules if name in one.utilisation)
     return 100 * busy / total if total else None
 
 
@@ -87,7 +87,7 @@ def use_plots(results: Mapping[str, Result]) -> Iterator[Plot]:
     results
         By the name of their line; of several layers the one that takes longest is drawn.
     """
-    slowest = {name: max(one.measured, key=lambda each: each.makespan_us) for name, one in results.items()}
+    slowest = {name: max(one.schedules, key=lambda each: each.makespan_us) for name, one in results.items()}
     for group in OVER_TIME:
         lines = [_line(name, one, group) for name, one in slowest.items() if group in one.utilisation_over_time.groups]
         if lines:
@@ -192,7 +192,7 @@ def _gpus(first: int, behind: int) -> str:
 
 def _bytes(result: Result, phase: str, way: str) -> list[float]:
     """(gpu,) megabytes on the wire for each layer or step."""
-    ports = [getattr(one.wire_bytes[phase], way) for one in result.measured]
+    ports = [getattr(one.wire_bytes[phase], way) for one in result.schedules]
     return [sum(of) / MB / count(result) for of in zip(*ports, strict=True)]
 
 

@@ -208,7 +208,7 @@ def summary(compared: Comparison) -> str:
             lines[-1] += f", which {found.decides[0].name} decides before all else"
     elif others and not validity.is_without_error(result.scheme.name):
         lines.append(validity.turning_line((first, result), others[0]))
-    bound = sum(one.bounds_us.largest_us for one in result.measured)
+    bound = sum(one.bounds_us.largest_us for one in result.schedules)
     lines.append(
         f"Its largest bound is {times.binding(result)}: no schedule of its work takes less than "
         f"{bound / max(result.totals.makespan_us, 1e-9):.1%} of its time"

@@ -93,13 +93,13 @@ def result_tables(result: Result) -> Group:
 
 def experts_table(results: Sequence[Result]) -> Table | None:
     """Reads of weights and row tiles of each result; None in results of older versions."""
-    return expert_table([one.measured for one in results], row_names(results))
+    return expert_table([one.schedules for one in results], row_names(results))
 
 
 def mechanisms_table(results: Sequence[Result]) -> Table | None:
     """Use of every mechanism of each result; None if no scheme reports any."""
     return mechanism_table(
         "Use of the mechanisms, all layers together",
-        [one.measured for one in results],
+        [one.schedules for one in results],
         row_names(results),
     )

@@ -43,7 +43,7 @@ def unit_of(result: Result) -> str:
 
 def per(result: Result, of: Callable[[Measures], float]) -> float:
     """Sum something over the parts of a result, for each layer or step."""
-    return sum(of(one) for one in result.measured) / count(result)
+    return sum(of(one) for one in result.schedules) / count(result)
 
 
 def time_us(result: Result) -> float:
@@ -65,7 +65,7 @@ def bounds_us(result: Result) -> dict[str, float]:
     """Each bound of a result by name, summed over its parts, for each layer or step."""
     found = {}
     for field, name in BOUNDS.items():
-        values: list[float | None] = [getattr(one.bounds_us, field) for one in result.measured]
+        values: list[float | None] = [getattr(one.bounds_us, field) for one in result.schedules]
         known = [value for value in values if value is not None]
         if len(known) == len(values):
             found[name] = sum(known) / count(result)
@@ -145,7 +145,7 @@ def waiting_tables(results: Sequence[Result]) -> list[Table]:
     """
     by_time, by_sms = [], []
     for name, result in zip(row_names(results), results, strict=True):
-        times = [_times(one, result.system.values.get("gpu.num_sms")) for one in result.measured]
+        times = [_times(one, result.system.values.get("gpu.num_sms")) for one in result.schedules]
         known = [one for one in times if one is not None]
         if known and len(known) == len(times):
             sums = [sum(column) / count(result) for column in zip(*known, strict=True)]

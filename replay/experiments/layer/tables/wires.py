@@ -72,7 +72,7 @@ def payload_tables(results: Sequence[Result]) -> list[Table]:
             ),
             (
                 Column("phases", rank=2),
-                lambda one: "shared" if one.measured[0].bounds_us.phases_us is None else "apart",
+                lambda one: "shared" if one.schedules[0].bounds_us.phases_us is None else "apart",
             ),
             labels=names,
         ),
@@ -126,14 +126,14 @@ def overhead_table(results: Sequence[Result]) -> Table:
 
 def wire_bytes(result: Result, role: str, *ways: str) -> float:
     """Bytes of a purpose over a GPU's port in these directions, per layer or step; mean over replayed GPUs."""
-    carried = [one.mechanisms.wire_bytes[role] for one in result.measured if role in one.mechanisms.wire_bytes]
+    carried = [one.mechanisms.wire_bytes[role] for one in result.schedules if role in one.mechanisms.wire_bytes]
     total = sum(sum(getattr(ports, way)) for ports in carried for way in ways)
     return total / (count(result) * len(carried[0].uplink)) if total else 0.0
 
 
 def network_table(results: Sequence[Result]) -> Table | None:
     """Bytes of network cards, of the busiest rail, and of uplinks; None without a message."""
-    found = [[one.network for one in result.measured if one.network] for result in results]
+    found = [[one.network for one in result.schedules if one.network] for result in results]
     if not any(found):
         return None
     nothing = [None] * (len(NETWORK_COLUMNS) - 1)

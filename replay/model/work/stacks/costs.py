@@ -76,7 +76,7 @@ class CallCosts:
         """Kinds of calls by the names of the settings that give them other costs: library_us."""
         return {f"{name}_us": name for name in self.calls}
 
-    def changed(self, us: Mapping[str, object]) -> CallCosts:
+    def replace(self, us: Mapping[str, object]) -> CallCosts:
         """Let calls take other times, in both passes and with all around them.
 
         Parameters

@@ -158,7 +158,7 @@ class Stack:
                 raise unknown("time of a kind of call", key, costs.settings)
         us = {key: given.pop(key) for key in list(given) if key in costs.settings}
         options = kernels.option_values(preset, **{**decided, **given})
-        return cls(text, kernels, options, costs.changed(us))
+        return cls(text, kernels, options, costs.replace(us))
 
     @classmethod
     def in_practice(

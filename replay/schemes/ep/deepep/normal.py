@@ -118,7 +118,7 @@ class DeepEpOptions(Options):
         "Gradients, which no engine knows, always take bare. deepseek has all kernels of a pair of "
         "layers, attention's and shared experts' included, as DeepSeek's own training launches "
         "them; only for a model of its kind under --interleave dualpipe.",
-        "sgl-project/sglang and vllm-project/vllm; the quicker of the two, so that a baseline has its better engine",
+        "sgl-project/sglang and vllm-project/vllm; the quicker of the two but with few tokens",
         choices=(*STACKS, BARE, *LISTED),
     )
 
