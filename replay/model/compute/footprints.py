@@ -8,11 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hwmodel.residency import BlockFootprint
+from replay.errors import UserError
 
 if TYPE_CHECKING:
+    from hwmodel import System
     from replay.model.machine.machine import Machine
 
-__all__ = ["BlockFootprint", "mma_sync_block", "resident_blocks", "staged_block"]
+__all__ = ["BlockFootprint", "lacks_room", "mma_sync_block", "resident_blocks", "staged_block"]
 
 WARP_TILE = 64
 """Rows and columns of sums that a warp has in its registers."""
@@ -63,6 +65,15 @@ def staged_block(threads: int, registers: int, lines: int, other_bytes: int) -> 
     """
     stage = lines * LINE_BYTES
     return BlockFootprint(threads, registers, other_bytes + (BLOCK_BYTES - other_bytes) // stage * stage)
+
+
+def lacks_room(system: System, block: BlockFootprint) -> str:
+    """Say why an SM has no room for a block; empty if it has."""
+    try:
+        system.resident_blocks(block)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def resident_blocks(machine: Machine, block: BlockFootprint) -> int:

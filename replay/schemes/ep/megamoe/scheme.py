@@ -34,9 +34,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.errors import UserError
 from replay.model.compute.casts import cast_before_dispatch
-from replay.model.compute.footprints import resident_blocks
+from replay.model.compute.footprints import lacks_room, resident_blocks
 from replay.model.compute.row_tiles import RowTiles
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import DISPATCH
@@ -142,11 +141,7 @@ class MegaMoeBase(Scheme):
 
     def refuses_on(self, work: LayerWork, system: System) -> str:
         """Blocks have as many stages as the shared memory of Hopper and Blackwell holds."""
-        try:
-            system.resident_blocks(self._block(work))
-        except UserError as error:
-            return str(error)
-        return super().refuses_on(work, system)
+        return lacks_room(system, self._block(work)) or super().refuses_on(work, system)
 
     def communication_sms(self, system: System) -> int:
         """None: warps of the SMs that multiply pull rows."""
