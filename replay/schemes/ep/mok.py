@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.model.compute.footprints import BlockFootprint, lacks_room, resident_blocks
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import TileTasks, gemm_tasks
 from replay.model.compute.row_tiles import RowTiles
@@ -62,6 +63,8 @@ if TYPE_CHECKING:
 
 CODE = "echkenluo/mixture-of-kittens 0137bf3"
 
+# `config` of its kernel; registers are the most that a thread can have.
+BLOCK = BlockFootprint(threads=256, registers=255, shared_bytes=226 << 10)
 TILE_ROWS, TILE_COLUMNS = 256, 128  # of a block, of which a cluster has two side by side
 PULLED_ROWS, PULLED_COLUMNS = 128, 512  # of a piece on its way in
 PUSHED_ROWS, PUSHED_COLUMNS, PUSHED_PIECES = 16, 1024, 7  # on its way out, pieces at a time
@@ -155,6 +158,10 @@ class MixtureOfKittens(Scheme):
         if most > room:
             return f"a rank gets {most} rows, and macrobatch_rows={room} is all that is modelled; give it more"
         return ""
+
+    def refuses_on(self, work: LayerWork, system: System) -> str:
+        """See `Scheme`; a block takes the shared memory of an SM of Hopper or Blackwell."""
+        return lacks_room(system, BLOCK) or super().refuses_on(work, system)
 
     def communication_sms(self, system: System) -> int:
         """SMs of the pass that has more of them."""
@@ -284,7 +291,7 @@ class _Kernel:
         machine, work, tiles = self.machine, self.work, self.tiles
         come, last = self._pull(begun)
         first = self._gemm(Gemm.first(work, fused_activation=False), self._when_known(come)[self.minibatch])
-        blocks = BlockScheduler(machine, self.num_computing)
+        blocks = BlockScheduler(machine, self.num_computing, resident_blocks(machine, BLOCK))
         shared = self._shared_tiles(blocks, begun)
         of_gate = first.column_index * TILE_COLUMNS < work.shape.intermediate
         turn = self.minibatch * TURNS

@@ -3,7 +3,7 @@
 import pytest
 
 import hwmodel
-from replay.model.compute.footprints import mma_sync_block
+from replay.model.compute.footprints import BlockFootprint, mma_sync_block, staged_block
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,9 @@ def test_tiles_of_256_columns_leave_no_room_for_a_second_block(tile: tuple[int, 
 def test_a_tile_of_192_columns_has_a_warp_for_each_64_x_64_sums() -> None:
     assert mma_sync_block(128, 192).threads == 6 * 32
     assert mma_sync_block(65, 130).threads == 6 * 32
+
+
+def test_stages_have_the_shared_memory_that_nothing_else_takes() -> None:
+    """Stages of 128 x 256 in FP8: four beside a quarter of the results and two rows of 7,168 bytes."""
+    assert staged_block(384, 168, 128 + 256, 16384 + 2 * 7168) == BlockFootprint(384, 168, 30720 + 4 * 49152)
+    assert staged_block(384, 168, 128 + 256, 30720 + 5121).shared_bytes == 35841 + 3 * 49152

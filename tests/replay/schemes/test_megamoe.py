@@ -11,6 +11,7 @@ from packets import write_packets
 from round_machine import NS, ROUND, US, round_machine
 
 import hwmodel
+from hwmodel.residency import BlockFootprint
 from replay.chains.layer import build_layer
 from replay.engine import GraphBuilder, Timeline, schedule
 from replay.model.machine.kinds import KIND_NAMES, Kind
@@ -19,6 +20,7 @@ from replay.model.machine.times import Time
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
+from replay.schemes.ep.megamoe import blackwell
 from replay.schemes.ep.megamoe.tasks import ring_tiles, tile_rows, turns, warm_up
 
 SCHEME = SCHEMES["megamoe"]
@@ -219,15 +221,26 @@ def test_rows_wait_for_room_in_the_ring() -> None:
     assert len(set(starts(free, Kind.DISPATCH_SEND))) == 1
 
 
-def test_a_block_holds_its_sm_while_it_waits_for_rows() -> None:
+@every("resident", [1, 2])
+def test_a_block_holds_its_sm_while_it_waits_for_rows(resident: int) -> None:
     # GPU 1 sends to expert 0 slowly; expert 1 has own rows alone, which come at once.
-    slow = hwmodel.load("dgx-h100", {**ROUND, "gpu.num_sms": 2, "link.efficiency": 0.001})
+    room = {"sm.registers": resident * 65536, "sm.shared_bytes": resident * 228 << 10}
+    slow = hwmodel.load("dgx-h100", {**ROUND, **room, "gpu.num_sms": 2, "link.efficiency": 0.001})
     layer = work([[1], [1], [0]], [2, 1], 4, ExpertShape(1024, 128))
     timeline = scheduled(layer, slow)
     gemm = tasks(timeline, Kind.GEMM1, 0)
-    # Both SMs have a tile of expert 0, whose row comes last.
+    # Both SMs have a tile of expert 0, whose row comes last. A second block has them meanwhile.
     own = gemm[timeline.graph.tag[gemm] == 1]
-    assert timeline.start_ps[own].min() >= last(timeline, Kind.DISPATCH_DOWN, 0) + SEEN
+    waits = timeline.start_ps[own].min() >= last(timeline, Kind.DISPATCH_DOWN, 0) + SEEN
+    assert waits == (resident == 1)
+
+
+@every(("height", "stages", "stored"), [(16, 11, 8), (64, 9, 16), (192, 6, 32), (240, 5, 40)])
+def test_a_block_takes_an_sm(height: int, stages: int, stored: int) -> None:
+    block = blackwell.block(height, 7168)
+    other = 2 * stored * 128 * 2 + 4 * 7168
+    assert block == BlockFootprint(512, 128, other + stages * (height // 2 + 128) * 128)
+    assert hwmodel.load("hgx-b200").resident_blocks(block) == 1
 
 
 # ---- results -------------------------------------------------------------------------------------

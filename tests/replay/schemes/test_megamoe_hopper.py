@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -175,6 +176,39 @@ def test_a_block_takes_every_so_manieth_task_and_waits_for_it() -> None:
     late = tasks(timeline, Kind.DISPATCH_RECEIVE)
     own = gemm[timeline.graph.tag[gemm] == 1]
     assert timeline.start_ps[own].min() >= timeline.visible_ps[late].max()
+
+
+def test_an_sm_with_room_for_two_blocks_has_a_second_meanwhile() -> None:
+    # Two blocks on each of two SMs: the third and fourth tile need not wait for the late rows of the first two.
+    room = {"sm.registers": 2 * 65536, "sm.shared_bytes": 2 * 228 << 10}
+    slow = {"gpu.num_sms": 2, "link.efficiency": 0.001}
+    layer = work([[1], [1], [0]], [2, 1], 4, ExpertShape(1024, 128))
+    timeline = scheduled(layer, slow | room, schedule="waves")
+    gemm = tasks(timeline, Kind.GEMM1)
+    own = gemm[timeline.graph.tag[gemm] == 1]
+    assert timeline.start_ps[own].max() < timeline.visible_ps[tasks(timeline, Kind.DISPATCH_RECEIVE)].max()
+
+
+@every(
+    ("version", "is_high", "threads", "stages", "other"),
+    [
+        (WAVES, False, 384, 8, 16384),
+        (WAVES, True, 640, 3, 65536),
+        (LAGS, False, 384, 4, 32768),
+        (LAGS, True, 384, 4, 16384),
+    ],
+)
+def test_a_block_takes_an_sm(version: Version, is_high: bool, threads: int, stages: int, other: int) -> None:
+    block = version.block(is_high, 4096)
+    rows, columns = tile_shape(64 if is_high else 1, version)
+    assert block.threads == threads
+    assert block.shared_bytes == other + 2 * 4096 + stages * (rows + columns) * 128
+    assert [hwmodel.load(name).resident_blocks(block) for name in ("dgx-h100", "hgx-b200")] == [1, 1]
+
+
+def test_gpus_with_less_shared_memory_are_refused() -> None:
+    refused = SCHEME.refuses_on(work([[0]], [1, 0], 2), hwmodel.load("dgx-a100"))
+    assert re.match("a block of 384 threads.* does not fit on an SM.*166912 bytes", refused)
 
 
 def test_tasks_of_a_block_follow_one_another() -> None:

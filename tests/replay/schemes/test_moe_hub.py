@@ -629,6 +629,19 @@ def late_first_expert() -> LayerWork:
     return layer_of(ids, 3, 6, [1, 201, 0], inter=256)
 
 
+def test_blocks_that_poll_leave_their_sms_to_as_many_as_there_is_room_for() -> None:
+    # Eight column tiles of expert 0, whose rows come late, and eight of expert 1.
+    first = []
+    for registers in (1, 2, 4):
+        system = machine(gpu__num_sms=4, sm__registers=registers << 16)
+        timeline = schedule(build(late_first_expert(), system, dam=False, store_sms=1).graph)
+        tiles = of_kind(timeline.graph, Kind.GEMM1)
+        start = timeline.start_ps[tiles]
+        late, own = (int(start[timeline.graph.tag[tiles] == expert].min()) for expert in (0, 1))
+        first.append(own < late)
+    assert first == [False, False, True]
+
+
 @pytest.mark.parametrize("rpm", [True, False])
 def test_blocks_that_poll_keep_their_sms_from_tiles_that_are_ready(rpm: bool) -> None:
     system = machine(gpu__num_sms=4)  # GEMM-1 has eight column tiles

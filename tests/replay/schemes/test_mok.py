@@ -104,6 +104,14 @@ def test_a_row_tile_comes_in_pieces_of_which_an_sm_has_one_at_a_time() -> None:
     assert (begin[2:] >= ends[:-2]).all(), "an SM asks for a piece when it has written the one before"
 
 
+@every("resident", [1, 2])
+def test_an_sm_has_as_many_blocks_as_it_has_room_for(resident: int) -> None:
+    room = {"sm.registers": resident << 16, "sm.shared_bytes": resident * 228 << 10}
+    pools = scheduled(work([[0]] * 512, [0, 512], 2), room).graph.pools
+    slots = pools.capacity[np.array(pools.groups) == "blocks on SMs"]
+    assert slots.tolist() == [6 * resident] * 2, "two of the eight SMs move rows"
+
+
 def test_tiles_wait_for_all_rows_of_their_minibatch() -> None:
     layer = work([[0]] * 512, [0, 512], 2)
     whole, halves = scheduled(layer), scheduled(layer, minibatch_rows=256)
@@ -175,3 +183,4 @@ def test_more_rows_than_there_is_room_for_are_refused() -> None:
     assert not SCHEME.refuses(layer)
     says = SCHEME.with_options({"macrobatch_rows": 256}).refuses(layer)
     assert says.startswith("a rank gets 512 rows, and macrobatch_rows=256 is all that is modelled")
+    assert "does not fit on an SM" in SCHEME.refuses_on(layer, hwmodel.load("dgx-a100"))

@@ -11,7 +11,7 @@ behind GEMM-1, and whose warps do less. What both differ in from Blackwell's ker
 - High tiles have 128 rows and 256 columns, where an expert can expect 64 rows. Two warps of an SM
   pull rows.
 - Tasks are one list. Block b of the grid takes every task whose place is b modulo the number of
-  SMs, and waits for it.
+  blocks, and waits for it. Its threads' registers and its stages leave no room for a second on an SM.
 
 ===============================  =================================  =================================
 step                             ``waves``, pull request 36         ``lag``, pull request 88
@@ -47,6 +47,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.model.compute.footprints import staged_block
 from replay.model.compute.tile_order import numbers_on_rank
 from replay.model.compute.warp_work import WarpWork
 from replay.model.machine.buffers import OUTBOX
@@ -55,6 +56,7 @@ from replay.schemes.ep.megamoe.kernel import MegaKernel
 
 if TYPE_CHECKING:
     from replay.model.arrays import Ints, Tasks
+    from replay.model.compute.footprints import BlockFootprint
     from replay.model.compute.gemm_tiles import TileTasks
     from replay.model.compute.row_tiles import RowTiles
     from replay.schemes.ep.megamoe.kernel import TileMessages
@@ -67,6 +69,9 @@ SPARE_TILES = 4
 LAG_TOKENS = 1024  # of the GPU that has most, from which on GEMM-2 lags behind
 
 PAIR = 2  # blocks that share loads of weights
+PULLING_WARPS, RESULT_BYTES = 2, 2
+# Of a block, and registers of each: what `__launch_bounds__(threads, 1)` leaves it, in eights.
+THREADS = (384, 168)
 # GEMM-1 reads a row's gate weight, and waits for its store to be done.
 FIRST_LOADS = 2
 # Two rows of a scale and two of the weights' scales meet in the sums of a thread.
@@ -81,6 +86,10 @@ class Version:
     ----------
     low
         Rows and columns of a low tile.
+    high_threads
+        Of a block with high tiles, and registers of each.
+    high_passes
+        Parts of a high tile's results that pass shared memory one after the other.
     second_scales
         Scales of a row of GEMM-2's operands for 128 values of the inner dimension.
     carries_from
@@ -99,6 +108,8 @@ class Version:
     """
 
     low: tuple[int, int]
+    high_threads: tuple[int, int]
+    high_passes: int
     second_scales: int
     carries_from: int
     thread_sums: int
@@ -106,6 +117,13 @@ class Version:
     high_staged: tuple[int, int]
     owner_loads: int
     shares_weights: bool
+
+    def block(self, is_high: bool, row_bytes: int) -> BlockFootprint:
+        """Footprint of a block: stages, results, and the rows that its warps pull."""
+        rows, columns = HIGH if is_high else self.low
+        threads, registers = self.high_threads if is_high else THREADS
+        results = rows * columns * RESULT_BYTES // (self.high_passes if is_high else 1)
+        return staged_block(threads, registers, rows + columns, results + PULLING_WARPS * row_bytes)
 
     def warp_work(self, is_high: bool, hidden: int) -> tuple[WarpWork, WarpWork]:
         """Work of the warps that multiply beside that, in either GEMM.
@@ -147,6 +165,8 @@ MATRICES_STAGED = 2
 
 WAVES = Version(
     low=(64, 128),
+    high_threads=(640, 96),
+    high_passes=1,
     second_scales=2,
     carries_from=7168,
     thread_sums=64,
@@ -159,6 +179,8 @@ WAVES = Version(
 # 857 MiB (2048 and 8192 tokens) have room for one, and would be 289 and 861 with two.
 LAGS = Version(
     low=(64, 256),
+    high_threads=THREADS,
+    high_passes=4,
     second_scales=1,
     carries_from=4096,
     thread_sums=128,
@@ -245,7 +267,7 @@ class HopperKernel(MegaKernel):
     stream: TaskOrder
     pads: bool
 
-    warps = 2
+    warps = PULLING_WARPS
     cluster = 1
     stores_beside = False
 
@@ -273,7 +295,7 @@ class HopperKernel(MegaKernel):
         return self.machine.join(ready, pair, self.tiles.rank[first])[pair]
 
     def _assign(self, first: TileTasks, second: TileTasks, met: Ints, sent: TileMessages) -> None:
-        tiles, sms = self.tiles, self.machine.sms.count
+        tiles, blocks = self.tiles, self.num_blocks
         both = [
             (tasks, self.stream.keys(tiles, tasks.column_tile, tasks.column_index, gemm))
             for gemm, tasks in enumerate((first, second))
@@ -283,8 +305,8 @@ class HopperKernel(MegaKernel):
         ends = np.concatenate([tasks.columns for tasks, _ in both])
         keys = [np.concatenate(each) for each in zip(*(keys for _, keys in both), strict=True)]
         order = np.lexsort((*keys, rank))
-        follows = np.flatnonzero(places(np.bincount(rank, minlength=self.work.num_ranks)) >= sms)
-        before, next_one = ends[order[follows - sms]], begins[order[follows]]
+        follows = np.flatnonzero(places(np.bincount(rank, minlength=self.work.num_ranks)) >= blocks)
+        before, next_one = ends[order[follows - blocks]], begins[order[follows]]
         self.machine.order(before, next_one)
         if self.machine.transfers.holds_back:
             self._hold_on(before, next_one, sent)

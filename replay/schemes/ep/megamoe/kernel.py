@@ -47,10 +47,12 @@ class MegaKernel(ABC):
         (rank,): row tiles that the ring of received rows has room for.
     pull_bytes
         Most bytes of a piece of a row.
+    resident
+        Blocks on an SM at a time.
     """
 
     warps: ClassVar[int]
-    """Of each SM, that count and then pull rows."""
+    """Of each block, that count and then pull rows."""
     cluster: ClassVar[int]
     """Blocks that make neighbouring column tiles and send them together."""
     stores_beside: ClassVar[bool]
@@ -61,6 +63,7 @@ class MegaKernel(ABC):
     tiles: RowTiles
     rings: Ints
     pull_bytes: int
+    resident: int
 
     def add(self, pool: Pools, begun: Tasks) -> Ints:
         """Add the kernel: (rank,) marks of its end.
@@ -92,6 +95,11 @@ class MegaKernel(ABC):
         """Its rows, in the order in which they are pulled."""
         return RowsInTurn.of(self.work, self.tiles)
 
+    @property
+    def num_blocks(self) -> int:
+        """Of a GPU, persistent."""
+        return self.machine.sms.count * self.resident
+
     # ---- before the rows -------------------------------------------------------------------------
 
     def _count(self, begun: Tasks) -> Tasks:
@@ -99,7 +107,7 @@ class MegaKernel(ABC):
         work, machine, costs = self.work, self.machine, self.machine.costs
         pairs = work.matrix("pairs")
         tokens, topk = np.diff(work.tokens_of_rank), work.expert_ids.shape[1]
-        each = machine.sms.count * self.warps * max(LANES // topk, 1)  # tokens of a round
+        each = self.num_blocks * self.warps * max(LANES // topk, 1)  # tokens of a round
         rounds = -(-tokens // each)
         counted = machine.delay(Kind.LAYOUT, costs.ns(OFFSETS_NS) + costs.ns(NUMBERS_NS) * rounds, begun)
         ids = 2 * tokens * topk * ID_BYTES
@@ -170,7 +178,7 @@ class MegaKernel(ABC):
         there = machine.delay(DISPATCH.receive, costs.memory_load(), there, rank=reader)  # stored
         by_rank = np.argsort(reader, kind="stable")
         counts = np.bincount(reader, minlength=work.num_ranks)
-        warps = machine.sms.count * self.warps
+        warps = self.num_blocks * self.warps
         follows = by_rank[places(counts) >= warps]
         earlier = by_rank[np.flatnonzero(places(counts) >= warps) - warps]
         machine.order(there[earlier], asked[follows])
@@ -227,7 +235,7 @@ class MegaKernel(ABC):
     def _shared_tiles(self, pool: Pools, begun: Tasks) -> tuple[Ints, Ints]:
         """Shared experts, whose tiles blocks draw first: tasks and their ranks, two (task,)."""
         machine = self.machine
-        blocks = BlockScheduler(machine, machine.sms.count)
+        blocks = BlockScheduler(machine, machine.sms.count, self.resident)
 
         def hold(tiles: RowTiles, tasks: TileTasks, ready: Tasks) -> None:
             rank, after = tiles.rank[tasks.column_tile], ready[tasks.column_tile]

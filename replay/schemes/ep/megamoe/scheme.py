@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.model.compute.casts import cast_before_dispatch
+from replay.model.compute.footprints import lacks_room, resident_blocks
 from replay.model.compute.row_tiles import RowTiles
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import DISPATCH
@@ -49,6 +50,7 @@ from replay.schemes.options import Options, option
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.arrays import Ints, Tasks
+    from replay.model.compute.footprints import BlockFootprint
     from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.megamoe.kernel import MegaKernel
@@ -137,6 +139,10 @@ class MegaMoeBase(Scheme):
             return f"its {types.gemm} GEMMs read rows as they come, which are {types.dispatch}"
         return super().refuses(work)
 
+    def refuses_on(self, work: LayerWork, system: System) -> str:
+        """Blocks have as many stages as the shared memory of Hopper and Blackwell holds."""
+        return lacks_room(system, self._block(work)) or super().refuses_on(work, system)
+
     def communication_sms(self, system: System) -> int:
         """None: warps of the SMs that multiply pull rows."""
         return 0
@@ -146,7 +152,7 @@ class MegaMoeBase(Scheme):
         ranks = work.num_ranks
         most, topk = int(np.diff(work.tokens_of_rank).max(initial=0)), work.expert_ids.shape[1]
         tiles = self._tiles(work)
-        ring = self._rings(tiles, system.sm.num_sms, work)
+        ring = self._rings(tiles, system.sm.num_sms * system.resident_blocks(self._block(work)), work)
         each = work.dispatch_row_bytes + work.precision.operand_row_bytes(work.shape.intermediate)
         back = work.combine_row_bytes
         tokens = most * (work.dispatch_row_bytes + topk * (kernel.ID_BYTES + kernel.WEIGHT_BYTES))
@@ -176,8 +182,9 @@ class MegaMoeBase(Scheme):
         pool = self.split(machine).pool("sm", machine.sms.count)
         tiles = self._tiles(work)
         machine.notes.tile(tiles.rank, tiles.rows, int(tiles.block_m[0]))
-        rings = self._rings(tiles, machine.sms.count, work)
-        return self._kernel(work, machine, tiles, rings).add(pool, begun)
+        resident = resident_blocks(machine, self._block(work))
+        rings = self._rings(tiles, machine.sms.count * resident, work)
+        return self._kernel(work, machine, tiles, rings, resident).add(pool, begun)
 
     def _tiles(self, work: LayerWork) -> RowTiles:
         """Row tiles of all experts; the last of each may be partial."""
@@ -200,11 +207,15 @@ class MegaMoeBase(Scheme):
         """Rows and columns of a full tile."""
 
     @abstractmethod
-    def _rings(self, tiles: RowTiles, num_sms: int, work: LayerWork) -> Ints:
+    def _block(self, work: LayerWork) -> BlockFootprint:
+        """Footprint of a block."""
+
+    @abstractmethod
+    def _rings(self, tiles: RowTiles, num_blocks: int, work: LayerWork) -> Ints:
         """(rank,): row tiles of the ring."""
 
     @abstractmethod
-    def _kernel(self, work: LayerWork, machine: Machine, tiles: RowTiles, rings: Ints) -> MegaKernel:
+    def _kernel(self, work: LayerWork, machine: Machine, tiles: RowTiles, rings: Ints, resident: int) -> MegaKernel:
         """The kernel of one layer."""
 
 
@@ -233,8 +244,12 @@ class MegaMoe(MegaMoeBase):
         height = self.options.tile_rows or tile_rows(_expected_rows(work), work.num_experts // work.num_ranks)
         return height, TILE_COLUMNS
 
-    def _rings(self, tiles: RowTiles, num_sms: int, work: LayerWork) -> Ints:
-        clusters, shape = max(num_sms // 2, 1), blackwell.clusters_of(work)
+    def _block(self, work: LayerWork) -> BlockFootprint:
+        height, _ = self._shape(work)
+        return blackwell.block(height, min(self.options.pull_bytes, work.dispatch_row_bytes))
+
+    def _rings(self, tiles: RowTiles, num_blocks: int, work: LayerWork) -> Ints:
+        clusters, shape = max(num_blocks // 2, 1), blackwell.clusters_of(work)
         return np.array(
             [
                 self.options.ring_tiles or ring_tiles(count, clusters, *shape)
@@ -242,8 +257,8 @@ class MegaMoe(MegaMoeBase):
             ]
         )
 
-    def _kernel(self, work: LayerWork, machine: Machine, tiles: RowTiles, rings: Ints) -> MegaKernel:
-        return blackwell.BlackwellKernel(work, machine, tiles, rings, self.options.pull_bytes)
+    def _kernel(self, work: LayerWork, machine: Machine, tiles: RowTiles, rings: Ints, resident: int) -> MegaKernel:
+        return blackwell.BlackwellKernel(work, machine, tiles, rings, self.options.pull_bytes, resident)
 
 
 class MegaMoeHopper(MegaMoeBase):
@@ -275,7 +290,10 @@ class MegaMoeHopper(MegaMoeBase):
     def _shape(self, work: LayerWork) -> tuple[int, int]:
         return hopper.tile_shape(_expected_rows(work), self._version(work))
 
-    def _rings(self, tiles: RowTiles, num_sms: int, work: LayerWork) -> Ints:
+    def _block(self, work: LayerWork) -> BlockFootprint:
+        return self._version(work).block(self._shape(work) == hopper.HIGH, work.dispatch_row_bytes)
+
+    def _rings(self, tiles: RowTiles, num_blocks: int, work: LayerWork) -> Ints:
         lag = self._lag(work)
         counts = np.bincount(tiles.rank, minlength=work.num_ranks)
         return np.minimum(counts, hopper.ring_of(lag)) if lag else counts
@@ -293,7 +311,7 @@ class MegaMoeHopper(MegaMoeBase):
         needs_ring = most >= hopper.LAG_TOKENS and rows > hopper.ring_of(lag) * height
         return lag if needs_ring else 0
 
-    def _kernel(self, work: LayerWork, machine: Machine, tiles: RowTiles, rings: Ints) -> MegaKernel:
+    def _kernel(self, work: LayerWork, machine: Machine, tiles: RowTiles, rings: Ints, resident: int) -> MegaKernel:
         version = self._version(work)
         pairs = version.shares_weights and self._shape(work) == hopper.HIGH
         order = hopper.TaskOrder(self._lag(work), by_columns=pairs)
@@ -303,6 +321,7 @@ class MegaMoeHopper(MegaMoeBase):
             tiles,
             rings,
             work.dispatch_row_bytes,
+            resident,
             version,
             order,
             self.options.pad_tiles,

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.model.compute.casts import cast_tiles, casting, tokens_read
+from replay.model.compute.footprints import BlockFootprint, resident_blocks
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import gemm_tasks
 from replay.model.compute.row_tiles import row_tiles
@@ -66,6 +67,8 @@ if TYPE_CHECKING:
     from replay.model.work.layer import LayerWork
 
 TILE_ROWS = 128  # rows of a tile; the paper's GEMMs are CUTLASS's, whose tiles have 128
+# Assumed, as those of CUTLASS's for Hopper that `__launch_bounds__(384, 1)` compiles: one on an SM.
+BLOCK = BlockFootprint(threads=384, registers=168, shared_bytes=0)
 TABLE = "row-address table"
 TABLE_BYTES = 8  # of an entry in device memory: assumed, an address
 
@@ -155,7 +158,7 @@ class _Layer:
     def __init__(self, options: MoeHubOptions, work: LayerWork, machine: Machine, begun: Tasks) -> None:
         self.options, self.work, self.machine, self.begun = options, work, machine, begun
         self.pool = machine.sms.pool("sm", machine.sms.count)
-        self.blocks = BlockScheduler(machine, machine.sms.count)
+        self.blocks = BlockScheduler(machine, machine.sms.count, resident_blocks(machine, BLOCK))
         self.egress = Egress(
             machine,
             self.blocks,
