@@ -413,8 +413,8 @@ def test_bare_results_say_what_hosts_take_in_practice(synthetic: Synthetic) -> N
     assert f"hold up a layer: hybrid-ep ({practice.host_us:,.0f} us of host time under megatron-plain)." in text
     charged = "Of host time launches and waits alone are charged, nothing of a framework's."
     heading, *_ = text.split(" remote GPUs per token")
-    asked_by = "Hosts are bare; those of what trains or serves with each scheme: --stack practice."
-    assert f"Launched kernel by kernel. {asked_by}" in heading
+    asked_by = "Those of what trains or serves with each scheme: --stack practice, which is not the default since "
+    assert f"Launched kernel by kernel by bare hosts. {asked_by}" in heading
     assert f"{charged} With a framework's host time (--stack practice)" in text
 
 
@@ -491,7 +491,7 @@ def test_practice_is_not_told_where_it_was_asked_or_is_not_known(given: dict[str
     one = replay.run(synthetic(ranks=2), scheme="ideal", layer=0, **given)
     assert one.practice is None
     assert "practice" not in json.loads(one.to_json())
-    assert "Launched kernel by kernel." in summary(one)
+    assert "Launched kernel by kernel by " in summary(one)
     assert "--stack practice" not in summary(one)
 
 
