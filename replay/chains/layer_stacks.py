@@ -113,14 +113,17 @@ def stack_of(settings: ChainSettings, trace: RoutingTrace, system: System, schem
         )
     else:
         stack = Stack.of(settings.stack, system, facts)
+    if not stack.kernels.trains and gemm not in stack.kernels.types:
+        stack = stack.without_rows()
+    known = stack.with_dispatcher(scheme.name)
     given = {part.partition("=")[0] for part in options.split(",")}
-    if idle := sorted(given & stack.kernels.options.keys()) if not stack.kernels.trains else []:
+    serves_another = not stack.kernels.trains and known is None
+    if idle := sorted(given & stack.kernels.options.keys()) if serves_another else []:
         message = (
-            f"--stack {settings.stack}: {quote_names(idle)} changes no layer: stacks that serve list "
-            "no kernels around a scheme's own; times of calls have an effect, such as library_us=20"
+            f"--stack {settings.stack}: {quote_names(idle)} changes no layer: its list has no kernels around "
+            f"those of {scheme.name!r}; times of calls have an effect, such as library_us=20"
         )
         raise UserError(message)
-    known = stack.with_dispatcher(scheme.name)
     has_rows = known is not None or brings_experts(stack, scheme, system)
     stack.check(is_training=is_training, precision=gemm if has_rows else None)
     return known or stack

@@ -13,7 +13,7 @@ projections, and summed and scattered behind them (sgl-project/sglang, ``layers/
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from replay.experiments.serve.stream import KernelTotals
     from replay.model.arrays import Ints
     from replay.model.compute.listed_kernels import ListedKernels
+    from replay.model.work.kernel_lists import KernelSizes
+    from replay.model.work.stacks import Stack
     from tracegen import ModelShape
 
 
@@ -129,21 +131,18 @@ class EngineParts(Between):
 
     def moe(self, stream: KernelTotals, rows: LoadRows) -> None:
         """Add what lies before an MoE layer, without layers that have no experts."""
-        with stream.on("attention") as machine:
-            self.prepare(machine, 0, rows, stream.ranks)
-            self.attend(machine, rows, stream.ranks)
+        with stream.on("attention"):
+            self._attend_and_choose(stream, rows)
         if not self.shared_beside:
             with stream.on("dense") as machine:
                 self.shared_experts(machine, rows, stream.ranks)
 
     def dense(self, stream: KernelTotals, rows: LoadRows) -> None:
         """Add a layer without experts."""
-        kernels = stream.kernels(self.precision, self._times)
         with stream.on("attention"):
-            self._project(kernels, rows)
-            self._attend(kernels, rows)
+            self._attend_to(stream, rows)
         with stream.on("dense"):
-            self._dense(kernels, rows)
+            self._dense(stream.kernels(self.precision, self._times), rows)
 
     def ends(self, stream: KernelTotals, rows: LoadRows) -> None:
         """Add the embedding, the last norm, the output head, and sampling.
@@ -175,6 +174,18 @@ class EngineParts(Between):
 
     # ---- attention of both kinds of tokens -------------------------------------------------------
 
+    def _attend_and_choose(self, stream: KernelTotals, rows: LoadRows) -> None:
+        """Add attention and the choice of experts."""
+        self._run(stream.kernels(self.precision, self._times), "sum", rows)
+        self._attend_to(stream, rows)
+        self._choose(stream.kernels(self.precision, self._times), rows)
+
+    def _attend_to(self, stream: KernelTotals, rows: LoadRows) -> None:
+        """Add attention with its projections."""
+        kernels = stream.kernels(self.precision, self._times)
+        self._project(kernels, rows)
+        self._attend(kernels, rows)
+
     def _project(self, kernels: ListedKernels, context: Context) -> None:
         """Norm of own rows; queries, keys and values of the worker's."""
         if not self.shape.num_heads:
@@ -198,6 +209,59 @@ class EngineParts(Between):
             if some.tokens.any():
                 self._mix(kernels, some, is_decode=is_decode)
         self._run(kernels, "output", context.whole)
+
+
+@dataclass(frozen=True)
+class ListedEngineParts(EngineParts):
+    """The parts of an iteration that only decodes, with attention as the list of its stack has it.
+
+    The router is the list's where that knows the scheme: where experts are chosen depends on it.
+    Shared experts, layers without experts and ends are as without a stack.
+
+    Parameters
+    ----------
+    stack
+        What launches them, which `has_kernels_of` the model.
+    sizes
+        Of a layer; tokens and positions are those of the loads.
+    scheme
+        Name of the one that brings rows to experts.
+    """
+
+    stack: Stack = field(kw_only=True)
+    sizes: KernelSizes = field(kw_only=True)
+    scheme: str = field(kw_only=True)
+
+    @staticmethod
+    def has_kernels_of(stack: Stack, shape: ModelShape, precision: str, tp: int) -> bool:
+        """Tell whether a list has a model's attention, whole and in these types."""
+        has_types = precision in stack.kernels.types
+        return bool(tp == 1 and shape.num_heads and has_types and stack.has_attention_of(shape))
+
+    def _attend_and_choose(self, stream: KernelTotals, rows: LoadRows) -> None:
+        if self.stack.with_dispatcher(self.scheme) is None:
+            super()._attend_and_choose(stream, rows)
+            return
+        self._run(stream.kernels(self.precision, self._times), "sum", rows)
+        self._attend_to(stream, rows)
+        self._run_listed(stream, "router", rows)
+
+    def _attend_to(self, stream: KernelTotals, rows: LoadRows) -> None:
+        self._run_listed(stream, "attention", rows)
+
+    def _run_listed(self, stream: KernelTotals, part: str, rows: LoadRows) -> None:
+        kernels = stream.kernels(
+            self.precision, self._times, lambda kernels: self._mix(kernels, rows.decode, is_decode=True)
+        )
+        listed = self.stack.kernels.on_ranks(
+            self.sizes,
+            self.stack.options,
+            part,
+            "forward",
+            tokens=rows.tokens,
+            positions=rows.positions,
+        )
+        kernels.run(listed)
 
 
 def slice_heads(shape: ModelShape, tp: int) -> ModelShape:

@@ -91,7 +91,8 @@ def _handed_over(setup: ServingSetup, prefilled: PrefillRun) -> Handover | None:
 
 
 def _phase(setup: ServingSetup, phase: Phase, side: ServingSide, spending: IterationCosts, tokens: int) -> PhaseResult:
-    layers = setup.times[phase].layers[phase]
+    times = setup.times[phase]
+    layers = times.layers[phase]
     seconds = spending.total_ps / PS_PER_US / US_PER_S
     room, positions = _room(setup, phase, side), _positions(setup, phase, side)
     return PhaseResult(
@@ -118,6 +119,7 @@ def _phase(setup: ServingSetup, phase: Phase, side: ServingSide, spending: Itera
             chains=layers.replays,
             largest_error=layers.largest_error,
             stack=None if layers.stack is None else StackDescription.of(layers.stack, layers.setup.scheme.name),
+            listed=times.parts_behind(layers) is not times.parts,
         ),
     )
 

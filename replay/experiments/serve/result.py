@@ -79,6 +79,8 @@ class LayerReplays(Strict):
         Largest known error of a line between two exact times, as a share.
     stack
         What launched them; the JSON has no such key where launches were bare.
+    listed
+        Whether attention and its projections had the kernels of that stack's list; no key either where not.
     """
 
     launch: Literal["eager", "graph"]
@@ -86,6 +88,7 @@ class LayerReplays(Strict):
     chains: int
     largest_error: float
     stack: StackDescription | None = Field(None, exclude_if=lambda stack: stack is None)
+    listed: bool = Field(False, exclude_if=lambda listed: not listed)
 
 
 class PhaseResult(Strict):

@@ -8,7 +8,7 @@ iterations, which differ in what their tokens attend to, cost no replay each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Literal, cast
 import numpy as np
 
 from replay.model.compute.listed_kernels import ListedKernels
-from replay.model.machine.times import Costs, Time
+from replay.model.machine.host import as_operation
+from replay.model.machine.times import NO_TIME, Costs, Time
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.arrays import Ints, Picoseconds
-    from replay.model.machine.host import Launch
+    from replay.model.machine.host import Launch, Operation
     from replay.model.machine.kinds import Kind
     from replay.model.machine.machine import IntsLike, Machine, MemoryTraffic
 
@@ -83,10 +84,15 @@ class KernelTotals:
         yield cast("Machine", self)
         self._on = before
 
-    def kernels(self, precision: str, known: dict[tuple[object, ...], int]) -> ListedKernels:
+    def kernels(
+        self,
+        precision: str,
+        known: dict[tuple[object, ...], int],
+        attend: Callable[[ListedKernels], None] | None = None,
+    ) -> ListedKernels:
         """Kernels behind what there is; their times are added to what `on` says."""
         machine = cast("Machine", self)
-        return ListedKernels(machine, precision, self.ranks, is_backward=False, known=known)
+        return ListedKernels(machine, precision, self.ranks, is_backward=False, known=known, attend=attend)
 
     # ---- what kernels ask of a machine -----------------------------------------------------------
 
@@ -107,6 +113,14 @@ class KernelTotals:
         """Run an elementwise kernel, as `Machine.memory_kernel` does on an idle memory."""
         begun = self.kernel(after, name)
         return self.delay(kind, self._costs.stream(nbytes) + self._costs.elementwise(nbytes), begun)
+
+    def small_kernels(
+        self, kind: Kind, nbytes: IntsLike, after: Ints, what: Operation, *, least: Time = NO_TIME
+    ) -> Ints:
+        """Run elementwise kernels in a row, as `Machine.small_kernels` does; the last has the bytes."""
+        for _ in range(as_operation(what).launches - 1):
+            after = self.delay(kind, self._costs.elementwise(0), self.kernel(after))
+        return self.delay(kind, self._costs.stream(nbytes) + self._costs.elementwise(nbytes, least), self.kernel(after))
 
     def _add(self, what: Spent, time_ps: IntsLike) -> None:
         before = self.spent_ps.get(what, np.zeros(len(self.ranks), np.int64))

@@ -164,6 +164,8 @@ def launch_notes(compared: InferComparison) -> Iterator[str]:
         yield "Launched bare; --stack sglang, vllm, tensorrt-llm or megatron-inference pays an engine's calls."
         return
     yield f"Launched by hosts of {stack}, whose calls are paid where no graph holds them."
+    if not all(one.decode.replayed.listed for one in compared.results):
+        yield "Its list has no such attention, so that decoding has the kernels of the bare list."
     phases = [phase for one in compared.results for phase in (one.prefill, one.decode)]
     strange = [one.scheme.name for one in phases if one.replayed.stack is not None and not one.replayed.stack.knows]
     if strange:

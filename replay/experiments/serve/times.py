@@ -8,7 +8,7 @@ its rows have to leave the fullest worker.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -16,10 +16,11 @@ import numpy as np
 
 from replay.experiments.serve.iteration import Load
 from replay.experiments.serve.layers import first_launch_ps
-from replay.experiments.serve.parts import EngineParts, LoadRows
+from replay.experiments.serve.parts import EngineParts, ListedEngineParts, LoadRows
 from replay.experiments.serve.room import ServingRoom, least_room_of
 from replay.experiments.serve.stream import KernelTotals, Spent
 from replay.model.compute.dense_kernels import BF16
+from replay.model.work.stacks import even_sizes
 from replay.steps.groups import GroupTimes
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class ReplayedTimes:
     tp: int
     engine: EngineHost | None = None
     uncaptured: ServedLayers | None = None
+    _listed: dict[tuple[str, str], ListedEngineParts] = field(default_factory=dict, init=False, repr=False)
 
     def room(self, phases: Sequence[Phase], capacity: int, num_drafting: int) -> ServingRoom:
         """Memory of a GPU, once the largest iteration of each of some phases is replayed.
@@ -143,6 +145,22 @@ class ReplayedTimes:
             return self.layers["decode"]
         return self.uncaptured
 
+    def parts_behind(self, layers: ServedLayers) -> EngineParts:
+        """Give the parts beside layers that were replayed, in decoding with the kernels of a stack's list.
+
+        They are bare where no stack launches them, or its list has no such attention.
+        """
+        stack, shape, precision = layers.stack, self.shape, self.parts.precision
+        if stack is None or layers.phase == "prefill":
+            return self.parts
+        if not ListedEngineParts.has_kernels_of(stack, shape, precision, self.tp):
+            return self.parts
+        key = stack.name, layers.setup.scheme.name
+        if key not in self._listed:
+            sizes = even_sizes(shape, tokens=1, ranks=self.num_workers)
+            self._listed[key] = ListedEngineParts(shape, precision, stack=stack, sizes=sizes, scheme=key[1])
+        return self._listed[key]
+
     def _add_layers(
         self,
         spent: dict[Spent, int],
@@ -186,7 +204,7 @@ class ReplayedTimes:
         tile = (self.system.attention.tile_rows, self.system.attention.tile_keys)
         rows = LoadRows.of_loads(list(dict.fromkeys(loads)), tile, self.tp)
         stream = KernelTotals(self.system, self._layers(loads).launch, len(rows.tokens))
-        part(self.parts, stream, rows)
+        part(self.parts_behind(self._layers(loads)), stream, rows)
         slowest = int(stream.total_ps.argmax())
         for what, time_ps in stream.spent_ps.items():
             spent[what] += count * int(time_ps[slowest])

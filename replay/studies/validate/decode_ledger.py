@@ -3,7 +3,8 @@
 Kernels are those that `moereplay infer` has, without the gap before them, as a profiler tells their
 time. Those of an MoE layer stand in a layer, where who comes early waits: of `nvls` under
 Megatron-LM, which gathers rows, ids and weights by one kernel and sums in FP32, and of
-`nccl-allgather` under vLLM. A step is an iteration of `infer`. Positions of a request are assumed:
+`nccl-allgather` under vLLM. A step is an iteration of `infer` under the engine's list, by its GPUs
+alone. Positions of a request are assumed:
 half of the 1,024 tokens that it generates, and a short prompt. Nothing is fitted to the table.
 """
 
@@ -47,6 +48,14 @@ SCHEMES = {
 }
 SUMS = {"megatron": Precision("bf16", combine="fp32"), "vllm": Precision("bf16")}
 """Number types of a layer under each engine."""
+
+STACKS = {
+    ("megatron", "step"): "megatron-inference",
+    ("megatron", "later"): "megatron-inference:one_table=true,fused_activation=true,fused_qk_norms=true,"
+    "fused_residuals=2,bf16_sums=true",
+    ("vllm", "step"): "vllm",
+}
+"""What launched a step, by engine and trace: the later one has the fusions of its pull requests."""
 
 IN_A_ROW: Mapping[str, tuple[Kind, ...]] = {
     "all-gather": dataclasses.astuple(DISPATCH),
@@ -174,6 +183,9 @@ def _step_us(bench: Bench, row: MeasurementRow) -> float:
         output=1,
         sample_layers=1,
         precision="bf16",
+        stack=STACKS[row["engine"], row["trace"]],
+        engine_host_us=0.0,
+        engine_overlap=True,
     )
     times = ServingSetup.of(spec).times["decode"]
     load = Load(tokens, 1, tokens * positions)
@@ -200,7 +212,7 @@ TABLE = MeasurementTable(
         Bound("dense products", 40, _is("queries keys values", "output", "gate")),
         Bound("attention", 60, _is("attention")),
         Bound("small kernels", 75, _is("index maps", "sum of a token's rows", "graph node")),
-        Bound("whole step", 30, _is("whole step")),
+        Bound("whole step", 10, _is("whole step")),
     ),
     predict=predict,
     schemes=("nvls", "nccl-allgather"),

@@ -72,9 +72,9 @@ def test_launching_changes_times_and_identity(decoding: tracegen.RoutingTrace) -
 def test_tables_say_how_kernels_were_launched(decoding: tracegen.RoutingTrace) -> None:
     both = replay.compare(decoding, ["deepep", "flashdmoe"], layer=0, baseline="deepep")
     text = summary(both)
-    assert "Launched kernel by kernel: deepep." in text
-    assert "Launched as CUDA graphs: flashdmoe." in text
-    assert "Launched as CUDA graphs." in summary(both["flashdmoe"])
+    assert "Launched kernel by kernel by bare hosts: deepep." in text
+    assert "Launched as CUDA graphs by bare hosts: flashdmoe." in text
+    assert "Launched as CUDA graphs by bare hosts." in summary(both["flashdmoe"])
 
 
 def test_a_spec_without_the_setting_reads_as_before() -> None:

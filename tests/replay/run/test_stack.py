@@ -389,7 +389,7 @@ def test_without_a_stack_nothing_says_so(synthetic: Synthetic) -> None:
     assert document["stack"] == {
         "name": "sglang",
         "knows": False,
-        "options": {"fused_qk_norm_rope": False, "fused_reduce": False},
+        "options": {"qk_norm": True, "fused_qk_norm_rope": False, "fused_reduce": False},
     }
     heading, *_ = summary(under).split(" remote GPUs per token")
     assert "Launched kernel by kernel by hosts of sglang." in heading
@@ -413,8 +413,8 @@ def test_bare_results_say_what_hosts_take_in_practice(synthetic: Synthetic) -> N
     assert f"hold up a layer: hybrid-ep ({practice.host_us:,.0f} us of host time under megatron-plain)." in text
     charged = "Of host time launches and waits alone are charged, nothing of a framework's."
     heading, *_ = text.split(" remote GPUs per token")
-    asked_by = "Hosts are bare; those of what trains or serves with each scheme: --stack practice."
-    assert f"Launched kernel by kernel. {asked_by}" in heading
+    asked_by = "Those of what trains or serves with each scheme: --stack practice, which is not the default since "
+    assert f"Launched kernel by kernel by bare hosts. {asked_by}" in heading
     assert f"{charged} With a framework's host time (--stack practice)" in text
 
 
@@ -491,7 +491,7 @@ def test_practice_is_not_told_where_it_was_asked_or_is_not_known(given: dict[str
     one = replay.run(synthetic(ranks=2), scheme="ideal", layer=0, **given)
     assert one.practice is None
     assert "practice" not in json.loads(one.to_json())
-    assert "Launched kernel by kernel." in summary(one)
+    assert "Launched kernel by kernel by " in summary(one)
     assert "--stack practice" not in summary(one)
 
 
@@ -518,7 +518,7 @@ def test_comparisons_say_which_stack_launches_which_scheme(synthetic: Synthetic)
     held = "Launched as CUDA graphs, in each layer until a host waits by hosts of"
     assert f"{held} megatron-inference: nvls." in text
     end = "so that kernels for rows are calls of an extension"
-    assert f"Not in the list of vllm, megatron-inference, {end}: all that they launch." in text
+    assert f"Not in the list of vllm, {end}: all." in text  # that of megatron-inference knows nvls
     assert f"{held} megatron-inference: nvls." in " ".join(render(ranking(both)).split())
 
 

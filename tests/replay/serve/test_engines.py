@@ -14,6 +14,7 @@ from replay.experiments.serve import layers
 from replay.experiments.serve.engines import ENGINES, NODE_NS, REPLAY_US, EngineHost, engine_of
 from replay.experiments.serve.experiment import EXPERIMENT
 from replay.experiments.serve.iteration import Load, PromptPiece
+from replay.experiments.serve.result import InferResult
 from replay.experiments.serve.setup import ServingSetup
 from replay.experiments.serve.spec import InferSpec
 from replay.experiments.serve.tables import notes
@@ -21,6 +22,7 @@ from replay.experiments.serve.times import ReplayedTimes
 from replay.model.machine.host import Operation
 from replay.schemes import Scheme
 from tests.replay.serve.serving import RANKS, times
+from tracegen.models import load
 
 US = 1_000_000
 MS = 1_000 * US
@@ -191,7 +193,7 @@ def test_a_stack_brings_its_engine_and_pays_calls_that_no_graph_holds() -> None:
     assert under.decode.replayed.stack is not None
     assert not under.decode.replayed.stack.knows
     assert bare.decode.replayed.stack is None
-    assert under.decode.spent_us == bare.decode.spent_us  # graphs hold it
+    assert_beyond_bare(under, bare, 4)  # graphs hold its calls
     assert under.prefill.time_us > 1.3 * bare.prefill.time_us  # its launches, of few tokens
     # A batch without a graph is launched call by call.
     small = {"captured": "2", "engine_host_us": 0.0}
@@ -205,12 +207,25 @@ def test_a_stack_brings_its_engine_and_pays_calls_that_no_graph_holds() -> None:
     assert "Engine (vllm): its host takes 900 us a step" in told
 
 
+def assert_beyond_bare(under: InferResult, bare: InferResult, kernels: int) -> None:
+    """Decoding differs by so many kernels of attention a layer, and prompts and all else not at all."""
+    overheads, iterations = times().system.overheads, bare.decode.iterations
+    gap_ps = overheads.kernel_gap_ps("stream" if bare.spec.captured else "graph")
+    count = kernels * iterations * load("olmoe-1b-7b").num_moe_layers
+    more = {what: time_us - bare.decode.spent_us[what] for what, time_us in under.decode.spent_us.items()}
+    assert more.pop("launches") == pytest.approx(count * gap_ps / US)
+    assert more.pop("attention") >= count * overheads.small_kernel_ps / US
+    assert not any(more.values())
+    assert under.decode.replayed.listed and not bare.decode.replayed.listed
+
+
 @every(
-    "served", [("vllm", "nvls", "nvls"), ("tensorrt-llm", "nccl-ep", "deepep"), ("sglang", "deepep-v2", "deepep-v2")]
+    "served",
+    [("vllm", "nvls", "nvls", 4), ("tensorrt-llm", "nccl-ep", "deepep", 1), ("sglang", "deepep-v2", "deepep-v2", 3)],
 )
-def test_a_batch_with_hosts_at_no_cost_is_that_without_a_stack(served: tuple[str, str, str]) -> None:
-    """Graphs aside: lists that serve have no kernels around a scheme's own, so that all else is cost."""
-    stack, scheme, prefill = served
+def test_a_batch_with_hosts_at_no_cost_has_the_kernels_of_the_list_besides(served: tuple[str, str, str, int]) -> None:
+    """A list that does not know a scheme has attention's kernels beyond the bare ones, and no others."""
+    stack, scheme, prefill, kernels = served
     asked = InferSpec(
         model="olmoe-1b-7b",
         decode_gpus=2,
@@ -228,8 +243,63 @@ def test_a_batch_with_hosts_at_no_cost_is_that_without_a_stack(served: tuple[str
     )
     bare, free = (EXPERIMENT.run(asked, stack=one) for one in (None, f"{stack}:library_us=0,torch_us=0"))
     assert free.decode.replayed.stack is not None
-    assert free.decode.spent_us == bare.decode.spent_us
+    assert_beyond_bare(free, bare, kernels)
     assert free.prefill.spent_us == bare.prefill.spent_us
+
+
+SMALL = InferSpec(
+    model="olmoe-1b-7b",
+    decode_gpus=2,
+    requests=4,
+    prompt=16,
+    output=2,
+    chunk=64,
+    sample_layers=1,
+    engine_host_us=0.0,
+    engine_overlap=True,
+)
+
+
+def test_a_list_that_knows_a_scheme_has_kernels_in_all_of_a_layer() -> None:
+    """By hand: 17 kernels up to the choice, where the bare list has 8; 2 more of tables, and 2 at the end."""
+    bare = EXPERIMENT.run(SMALL, scheme="nvls", engine="megatron")
+    under = EXPERIMENT.run(SMALL, scheme="nvls", stack="megatron-inference")
+    fused = EXPERIMENT.run(SMALL, scheme="nvls", stack="megatron-inference:fused_residuals=2,fused_qk_norms=true")
+    overheads = times().system.overheads
+    layers = load("olmoe-1b-7b").num_moe_layers * bare.decode.iterations
+    gap_us, least_us = overheads.kernel_gap_ps("graph") / US, overheads.small_kernel_ps / US
+
+    def more(what: str) -> float:
+        return under.decode.spent_us[what] - bare.decode.spent_us[what]
+
+    assert more("launches") == pytest.approx(9 * layers * gap_us)
+    assert more("attention") >= 9 * layers * least_us
+    moe = more("experts") + more("exchange")
+    assert 4 * (gap_us + least_us) <= moe / layers < 5 * (gap_us + least_us)
+    assert under.decode.replayed.stack is not None and under.decode.replayed.stack.knows
+    # A norm, both residuals and a norm of keys are none of their own.
+    assert fused.decode.spent_us["launches"] == pytest.approx(under.decode.spent_us["launches"] - 3 * layers * gap_us)
+
+
+def test_decoding_is_bare_where_a_list_has_no_such_kernels() -> None:
+    """Slices of attention and FP8 products, of which the list speaks nowhere; and then says so."""
+    for given in ({"tp": 2}, {"precision": "fp8"}):
+        bare, under = (
+            EXPERIMENT.run(SMALL, scheme="nccl-allgather", **given, **by)
+            for by in ({"engine": "vllm"}, {"stack": "vllm"})
+        )
+        assert not under.decode.replayed.listed
+        if "precision" in given:
+            assert under.decode.spent_us == bare.decode.spent_us
+        else:
+            assert under.decode.spent_us["attention"] == bare.decode.spent_us["attention"]
+    told = " ".join(notes(EXPERIMENT.compare(SMALL, schemes=["nccl-allgather"], stack="vllm", precision="fp8")))
+    assert "Its list has no such attention, so that decoding has the kernels of the bare list." in told
+
+
+def test_options_of_a_list_that_knows_no_such_scheme_are_refused() -> None:
+    with pytest.raises(UserError, match="qk_norm changes no layer: its list has no kernels around those of 'nvls'"):
+        EXPERIMENT.run(SMALL, scheme="nvls", stack="vllm:qk_norm=false")
 
 
 def test_a_spec_without_a_stack_is_as_before_there_were_any() -> None:

@@ -103,6 +103,11 @@ LAUNCHES = {
     "graph": "as CUDA graphs",
     "ahead": "by hosts that are always ahead of their GPUs",
 }
+PRACTICE = (
+    "Those of what trains or serves with each scheme: --stack practice, which is not the default since most of its "
+    "calls stand in for others."
+)
+"""How to ask for hosts that people have, and why they have to be asked for."""
 UNTIL = ", in each layer until a host waits"
 """What graphs hold, where hosts wait."""
 
@@ -114,13 +119,14 @@ def launch_lines(results: Sequence[Result]) -> list[str]:
     until = UNTIL if any(one is None or one.waits for one in graphs) else ""
     for place, result in enumerate(results):
         stack = result.stack
-        under = "" if stack is None else f" by hosts of {stack.name}"
+        bare = "" if result.launch == "ahead" else " by bare hosts"
+        under = bare if stack is None else f" by hosts of {stack.name}"
         used.setdefault(LAUNCHES[result.launch] + until * (result.launch == "graph") + under, []).append(place)
     lines = [
         f"Launched {how}{': ' + _rows_text(results, rows) if len(used) > 1 else ''}." for how, rows in used.items()
     ]
     if any(one.practice is not None for one in results):
-        lines[-1] += " Hosts are bare; those of what trains or serves with each scheme: --stack practice."
+        lines[-1] += f" {PRACTICE}"
     return lines
 
 

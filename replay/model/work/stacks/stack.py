@@ -275,6 +275,10 @@ class Stack:
             return None
         return dataclasses.replace(self, options={**self.options, "dispatcher": str(of_list)})
 
+    def without_rows(self) -> Self:
+        """Give it with a list that knows no scheme, so that its calls alone are paid."""
+        return dataclasses.replace(self, kernels=self.kernels.model_copy(update={"dispatcher": ""}))
+
     def operations(self, sizes: KernelSizes, parts: Iterable[str], direction: Pass) -> tuple[ListedOperation, ...]:
         """Launches for parts of a pass, in order."""
         return self.kernels.operations(sizes, self.options, parts=parts, direction=direction)
