@@ -57,8 +57,8 @@ $ moereplay sweep in-switch --fix trace.model=glm-4.5 --fix system=hgx-h200 -o m
 ```
 
 `moereplay trace models` and `moereplay hardware list` have the names; a model may be [one that you
-describe](describe-a-model.md). Any setting that the rivals of a study do not differ by may be fixed, such as `ranks=4`
-(TP8 needs 8), `precision=fp8`, `trace.skew=0` or, for the placement, `trace.file=mine.h5`; more is [a study of your
+describe](describe-a-model.md). Any setting that the rivals of a study do not differ by may be fixed, such as `ranks=4`,
+`precision=fp8`, `trace.skew=0` or, for the placement, `trace.file=mine.h5`; more is [a study of your
 own](write-a-study.md).
 
 Not asked here: whole models that serve, on an HGX H200 ([steps](../../../replay/studies/steps-serving.md),

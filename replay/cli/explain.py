@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replay.cli.options import JsonOption, options_of, settings_of, takes_settings
+from replay.cli.options import ExplainWordsOption, JsonOption, options_of, settings_of, takes_settings
 from replay.cli.screen import progress, show, tell
 from replay.experiments.layer.spec import RunSpec
 from tracegen.cli.delivery import Delivery, delivers
@@ -45,6 +45,7 @@ def explain(
         typer.Option("--option", help="Option of one scheme: SCHEME.K=V, repeatable."),
     ] = None,
     json_: JsonOption = None,
+    explain_words: ExplainWordsOption = False,
     *,
     details: Annotated[bool, typer.Option("--details", help=DETAILS)] = False,
     deliver: Delivery,
@@ -54,6 +55,7 @@ def explain(
     The parts add up to the difference.
     """
     from replay.report.command import command, repeat_option
+    from replay.report.words import words_in_full
     from replay.studies.differences.explanation import explain as explained
     from replay.studies.differences.explanation_page import explanation_tables, page
 
@@ -64,7 +66,8 @@ def explain(
     words = ["moereplay", "explain", one, other, *([] if trace is None else [trace])]
     more = repeat_option("--option", option or [])
     deliver(lambda: page(found, command(words, RunSpec(**settings), more=more)))
-    show(explanation_tables(found, details=details))
+    with words_in_full(explain_words):
+        show(explanation_tables(found, details=details))
 
 
 def _results(

@@ -35,6 +35,10 @@ DryRunOption = Annotated[
     bool,
     typer.Option("--dry-run", help="Estimate tasks, memory and time, and replay nothing."),
 ]
+ExplainWordsOption = Annotated[
+    bool,
+    typer.Option("--explain-words", help="Explain the headings of the tables, as `moereplay words` does."),
+]
 AllowCodeOption = Annotated[
     bool,
     typer.Option(

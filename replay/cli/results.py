@@ -17,6 +17,7 @@ import typer
 from replay.cli.options import (
     AllowCodeOption,
     DryRunOption,
+    ExplainWordsOption,
     JsonOption,
     MaxMemoryOption,
     settings_of,
@@ -27,6 +28,7 @@ from replay.errors import UserError
 from replay.experiments.base.experiment import EXPERIMENTS, Experiment, SpecInputs
 from replay.experiments.base.host_memory import parse_size
 from replay.experiments.base.result import allowed_by
+from replay.report.words import words_in_full
 from tracegen.cli.delivery import Delivery, delivers, with_parameters
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ COMMON: Mapping[str, tuple[Any, Any]] = {
     "dry_run": (DryRunOption, False),
     "allow_code": (AllowCodeOption, False),
     "json_": (JsonOption, None),
+    "explain_words": (ExplainWordsOption, False),
 }
 """Options that commands share, with their defaults, beside the settings and those of `Delivery`."""
 
@@ -332,7 +335,8 @@ def command_with(
         def wrapper(given: Mapping[str, Any], **values: Any) -> None:
             deliver = values.pop("deliver")
             found = {key: values.pop(key) for key in words}
-            command(kind(experiment, given, found, deliver, defaults), **values)
+            with words_in_full(found["explain_words"]):
+                command(kind(experiment, given, found, deliver, defaults), **values)
 
         only = inspect.Parameter.KEYWORD_ONLY
         parameters = [

@@ -6,10 +6,12 @@ else elsewhere, it has a longer key: `word_column(name, word=key)`.
 
 from __future__ import annotations
 
+import contextlib
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from tracegen.shared.display.content import Table
 
@@ -219,6 +221,19 @@ WORDS: dict[str, str] = {
 """One line for each word. Where a word means something else elsewhere, that is said behind it."""
 
 
+_IN_FULL = ContextVar("in_full", default=False)
+
+
+@contextlib.contextmanager
+def words_in_full(is_asked: bool) -> Iterator[None]:
+    """Have `explain_words` give every meaning, if that is asked for."""
+    before = _IN_FULL.set(is_asked)
+    try:
+        yield
+    finally:
+        _IN_FULL.reset(before)
+
+
 def says(word: str) -> str:
     """The line that explains a word."""
     return WORDS[word]
@@ -239,14 +254,24 @@ def meanings(word: str) -> dict[str, str]:
 
 
 def explain_words(tables: Iterable[Table]) -> list[str]:
-    """Lines on the words over the columns of tables: a command that explains those of `WORDS`."""
+    """Lines on the words over the columns of tables: of those of `WORDS` a command that explains them."""
     words: dict[str, None] = {}
     lines: dict[str, None] = {}
     for column in (one for table in tables for one in table.columns if one.says):
-        if column.says in meanings(column.name).values():
+        if not _IN_FULL.get() and column.says in meanings(column.name).values():
             words[column.name] = None
         else:
             lines[f"{column.name}: {column.says}."] = None
+    return [*lines, *_command("What the words over the columns mean", words)]
+
+
+def explain_keys(keys: Iterable[str]) -> list[str]:
+    """Lines on keys of `WORDS`: a command that explains them, or all their meanings."""
+    if _IN_FULL.get():
+        return [f"{key}: {says(key)}." for key in keys]
+    return _command("What the words mean", keys)
+
+
+def _command(head: str, words: Iterable[str]) -> list[str]:
     named = " ".join(f"'{word}'" if " " in word else word for word in words)
-    command = f"What the words over the columns mean: moereplay words {named}"
-    return [*lines, *([command] if words else [])]
+    return [f"{head}: moereplay words {named}"] if named else []

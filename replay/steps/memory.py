@@ -5,8 +5,10 @@ Nothing is counted for CUDA contexts, libraries and what an allocator wastes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from hwmodel.units import ceil_div
@@ -172,7 +174,7 @@ def require(
     ------
     UserError
         Says which stage needs most and for what, and which changes of a size would fit or, if none
-        does, need least. All have as many GPUs and as large a batch.
+        does, which several fit together or need least. All have as many GPUs and as large a batch.
     """
     found = needs(plan)
     room = system.hbm.num_bytes
@@ -193,8 +195,33 @@ def _advice(
     room: int,
     needs: Callable[[ParallelPlan], list[StageMemory]],
 ) -> str:
-    """Sentence on the change of one or two sizes that fits, or needs least."""
-    tried: list[tuple[int, str]] = []
+    """Sentence on changes of a size that fit, or else on several that fit together or need least."""
+    tried = _tried(shape, plan, needs)
+    fit = [f"{_words(change)} ({most / GIB:.1f} GiB)" for most, change, _ in tried if most <= room]
+    if fit:
+        return f"these fit: {'; '.join(fit)}"
+    if not tried:
+        return "no change of one size helps"
+    changed, least, said = dict[str, int | str](), math.inf, ""
+    while tried and min(tried, key=itemgetter(0))[0] < least:  # one change more, until it fits or none helps
+        least, change, plan = min(tried, key=itemgetter(0))
+        changed |= change
+        said = f"{_words(changed)} ({least / GIB:.1f} GiB)"
+        if least <= room:
+            return f"this fits: {said}"
+        tried = _tried(shape, plan, needs)
+    return f"nothing fits on as many GPUs; least needs {said}"
+
+
+def _words(change: Mapping[str, int | str]) -> str:
+    return ",".join(f"{name}={value}" for name, value in change.items())
+
+
+def _tried(
+    shape: ModelShape, plan: ParallelPlan, needs: Callable[[ParallelPlan], list[StageMemory]]
+) -> list[tuple[int, dict[str, int | str], ParallelPlan]]:
+    """Bytes of the fullest GPU, change and plan, for each change of a plan that a model allows."""
+    found = []
     for change in _changes(plan):
         sizes = plan.model_dump(exclude_none=True)
         if {"pp", "vpp"} & change.keys():
@@ -202,17 +229,10 @@ def _advice(
         try:
             other = ParallelPlan(**{**sizes, **change})
             plan_fit.check_model(other, shape)
-            most = max(stage.total for stage in needs(other))
+            found.append((max(stage.total for stage in needs(other)), change, other))
         except UserError:
             continue
-        said = ",".join(f"{name}={value}" for name, value in change.items())
-        tried.append((most, f"{said} ({most / GIB:.1f} GiB)"))
-    fit = [said for most, said in tried if most <= room]
-    if fit:
-        return f"these fit: {'; '.join(fit)}"
-    if not tried:
-        return "no change of one size helps"
-    return f"no change of one size fits; least needs {min(tried)[1]}"
+    return found
 
 
 def _changes(plan: ParallelPlan) -> Iterator[dict[str, int | str]]:

@@ -80,17 +80,19 @@ def refusal(
     system: System,
     recipe: Recipe,
     sequence: int,
-) -> str:
-    """Reason why a model cannot be trained with a plan; empty where it can.
+) -> tuple[str, int]:
+    """Reason why a model cannot be trained with a plan, empty where it can; and bytes of the fullest GPU.
 
-    Memory is counted as `moereplay train` does: without a scheme's buffers, with even routing.
+    Memory is counted as `moereplay train` does: without a scheme's buffers, with even routing; 0 where
+    something else is the reason.
     """
     try:
         check(plan, shape, system, sequence)
         needed = schedule.memory(shape, plan, system, recipe, sequence, must_fit=False)
     except UserError:
-        return PLAN
-    return MEMORY if max(one.total for one in needed) > system.hbm.num_bytes else ""
+        return PLAN, 0
+    most = max(one.total for one in needed)
+    return MEMORY if most > system.hbm.num_bytes else "", most
 
 
 def text_of(plan: ParallelPlan) -> str:

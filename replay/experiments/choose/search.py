@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from replay.experiments.train.spec import TrainSpec
 from replay.model.work.precision import Precision
 from replay.schemes.registry import find
 from replay.steps import parameters, recipes
+from replay.steps.memory import GIB
 from replay.steps.routing import parse
 
 if TYPE_CHECKING:
@@ -91,13 +93,16 @@ def _possible(
         seed=space.seed,
     )
     bounded: list[BoundedCandidate] = []
+    least: tuple[float, str] = (math.inf, "")
     for sizes, shape in fitting:
         count = parameters.count(shape)
         flop = parameters.flop_per_token(shape, space.sequence, mtp=space.mtp)
         for plan, schedule in found:
-            reason = plans.refusal(plan, registry.find(schedule), shape, system, recipe, space.sequence)
+            reason, most = plans.refusal(plan, registry.find(schedule), shape, system, recipe, space.sequence)
             if reason:
                 left_out[reason] += 1
+                if most:
+                    least = min(least, (most, plans.text_of(plan)))
                 continue
             own = {"plan": plans.text_of(plan), "schedule": schedule}
             bounded.append(
@@ -111,4 +116,9 @@ def _possible(
                     active=count.active - count.embedding,
                 )
             )
+    if not bounded and least[1]:
+        needs = (
+            f"least needs {least[0] / GIB:.1f} GiB ({least[1]}), {where.system} has {system.hbm.num_bytes / GIB:.1f}"
+        )
+        left_out[f"{plans.MEMORY}: {needs}"] = left_out.pop(plans.MEMORY)
     return Possible(where, bounded, len(fitting) * len(found), left_out)

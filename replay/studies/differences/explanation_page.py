@@ -8,7 +8,7 @@ from replay.experiments.layer.tables.notes import LAUNCHES
 from replay.report.charts import STEP_KINDS, STEPS_SAY, steps_between
 from replay.report.comparisons import tables_group
 from replay.report.tables import table
-from replay.report.words import WORDS
+from replay.report.words import WORDS, explain_keys
 from replay.studies.differences import gpus
 from replay.studies.differences.page import MOST_STEPS, quantity_columns
 from replay.studies.differences.path import NO_PHASE
@@ -432,8 +432,7 @@ def lines(found: Explanation) -> list[str]:
         said += [f"Code of {name}: {', '.join(modules)}." for name, modules in found.code.items()]
     if found.experiment not in COMPOSED:  # the words are of critical paths
         words = dict.fromkeys(share.what.partition(" behind ")[0] for share in _largest(found))
-        named = " ".join(f"'{word}'" if " " in word else word for word in words if word in WORDS)
-        said += [f"What the words mean: moereplay words {named}"] if named else []
+        said += explain_keys(word for word in words if word in WORDS)
     return said
 
 

@@ -118,8 +118,8 @@ def axes_of(grid: Grid, where: str) -> dict[str, list[Choice]]:
         choices = []
         for value in values:
             if isinstance(value, dict):
-                settings = {key: entry for key, entry in value.items() if key != LABEL}
-                label = value.get(LABEL, _label(settings))
+                settings = {key: filled(entry, grid.fixed) for key, entry in value.items() if key != LABEL}
+                label = filled(value.get(LABEL, _label(settings)), grid.fixed)
             else:
                 settings, label = present_words({name: value}), show(value)
             if not settings:
@@ -148,6 +148,20 @@ def axes_of(grid: Grid, where: str) -> dict[str, list[Choice]]:
         message = f"{where}: across: {unknown('axis', grid.across, axes)}"
         raise UserError(message)
     return axes
+
+
+def filled(value: Scalar, fixed: Mapping[str, Scalar]) -> Scalar:
+    """Put settings that all points share where a text names them in braces, such as ``"EP{ranks}"``.
+
+    A text that is nothing else gives the setting itself.
+    """
+    if not isinstance(value, str):
+        return value
+    for name, one in fixed.items():
+        if value == f"{{{name}}}":
+            return one
+        value = value.replace(f"{{{name}}}", show(one))
+    return value
 
 
 def is_meant(where: Mapping[str, Scalar | list[Scalar]], axes: Iterable[str], labels: Sequence[str]) -> bool:

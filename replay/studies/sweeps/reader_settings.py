@@ -8,7 +8,7 @@ from replay.errors import UserError, value_text
 from replay.files import parse_toml
 from replay.studies.sweeps.free import left_out
 from replay.studies.sweeps.points import LABEL, Choice, axes_of, check_setting, place, show
-from replay.studies.sweeps.study import Grid, Rivalry, Scalar, Study
+from replay.studies.sweeps.study import Grid, QuantityColumn, Rivalry, Scalar, Study
 
 
 def parse_held(pairs: Sequence[str]) -> dict[str, Scalar]:
@@ -41,8 +41,8 @@ def hold(study: Study, held: Mapping[str, Scalar]) -> Study:
     """Hold settings at other values in all grids.
 
     An axis that varies one is left with its first value that does, which then has this one. Grids
-    without such a setting are left out, and so is what is said of the study's own settings: notes, and
-    what papers publish.
+    without such a setting are left out, and so is what is said of the study's own settings: notes,
+    what papers publish, and columns over a value that is no longer there.
 
     Raises
     ------
@@ -71,7 +71,8 @@ def _hold(grid: Grid, held: Mapping[str, Scalar], where: str) -> Grid:
     rivals = (grid.answer or Rivalry(rivals=grid.across or "scheme")).rivals
     axes: dict[str, list[dict[str, Scalar]]] = {}
     varied: set[str] = set()
-    for axis, choices in axes_of(grid, where).items():
+    own_settings = grid.model_copy(update={"fixed": {**grid.fixed, **held}})
+    for axis, choices in axes_of(own_settings, where).items():
         keys = [key for key in held if any(key in one.settings for one in choices)]
         if keys and axis == rivals:
             message = f"{where}: {keys[0]} cannot be fixed: values of {axis!r}, which compete, differ by it"
@@ -83,10 +84,13 @@ def _hold(grid: Grid, held: Mapping[str, Scalar], where: str) -> Grid:
         axes[axis] = [_with(choices, keys, held)] if keys else [{LABEL: one.label, **one.settings} for one in choices]
     answer = grid.answer and grid.answer.model_copy(update={"under": None})  # it may be what is held
     seeds = [held["trace.seed"]] if grid.seeds and "trace.seed" in held else grid.seeds
+    over = {column.header: _lost_baseline(column, axes) for column in grid.columns}
+    told = [f"Without the column {header!r}, over {lost}." for header, lost in over.items() if lost]
     own = {
         "answer": answer,
+        "columns": [column for column in grid.columns if not over[column.header]],
         "seeds": seeds,
-        "notes": "",
+        "notes": "\n".join(told),
         "claims": [],
         "free": [],
         "corners": [],
@@ -94,6 +98,14 @@ def _hold(grid: Grid, held: Mapping[str, Scalar], where: str) -> Grid:
     }
     fixed = grid.fixed | {key: value for key, value in held.items() if key not in varied}
     return grid.model_copy(update={"fixed": fixed, "axes": axes, **own})
+
+
+def _lost_baseline(column: QuantityColumn, axes: Mapping[str, Sequence[Mapping[str, Scalar]]]) -> str:
+    """Name the baseline of a column that its grid no longer has; empty where it has one or needs none."""
+    for axis, value in (column.baseline or {}).items():
+        if axis in axes and show(value) not in [show(one[LABEL]) for one in axes[axis]]:
+            return f"{axis} {show(value)}"
+    return ""
 
 
 def _with(choices: Sequence[Choice], keys: Sequence[str], held: Mapping[str, Scalar]) -> dict[str, Scalar]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from replay.experiments.base.experiment import EXPERIMENTS
 from replay.experiments.layer.tables.bands import (
+    FEW_DRAWS,
     drawn_notes,
     drawn_plot,
     drawn_table,
@@ -49,8 +50,11 @@ def sentence(race: Race) -> str:
     first = next((band.first for band in race.found.bands if band.first is not None), None)
     rivals = [name for name, band in zip(race.names, race.found.bands, strict=True) if band.first is not None]
     if first is None or len(rivals) < 2:
-        band = race.found.bands[0]
-        return f"{where}{race.names[0]} takes {band.low_us:,.1f} to {band.high_us:,.1f} us in nine of ten draws."
+        band, draws = race.found.bands[0], race.found.draws
+        low, high, share = band.low_us, band.high_us, "nine of ten draws"
+        if draws <= FEW_DRAWS:
+            low, high, share = min(band.times_us), max(band.times_us), draws_text(draws)
+        return f"{where}{race.names[0]} takes {low:,.1f} to {high:,.1f} us in {share}."
     return f"{where}{rivals[0]} is the fastest in {first:.0%} of {draws_text(race.found.draws)}."
 
 

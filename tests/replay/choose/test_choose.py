@@ -221,6 +221,14 @@ def test_a_space_of_nothing_that_can_be_is_a_choice_of_nothing(tmp_path: Path) -
     assert [one.rows for one in choice_in(out).systems] == [[]]
 
 
+def test_where_nothing_fits_the_plan_that_needs_least_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "large.toml"
+    large = SPACE.replace("hidden = 512", "hidden = 32768").replace("num_layers = [2, 3]", "num_layers = 40")
+    path.write_text(large, encoding="utf-8")
+    (reason,) = (one for one in candidates_of(path).left_out if one.startswith("too large for a GPU"))
+    assert "too large for a GPU: least needs " in reason and "GiB (" in reason and "dgx-h100 has 79.6" in reason
+
+
 def test_a_dry_run_simulates_nothing(space: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["choose", str(space), "--dry-run", "--system", "dgx-h100:nccl-alltoall"])

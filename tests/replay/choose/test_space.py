@@ -200,7 +200,7 @@ def test_a_plan_is_refused_where_training_refuses_it(model: str, plan: ParallelP
     shape, system = tracegen.models.load(model), hwmodel.load("dgx-h100")
     recipe = recipes.find("megatron-bf16")
     order = registry.find("1f1b" if plan.vpp == 1 else "interleaved")
-    assert plans.refusal(plan, order, shape, system, recipe, 4096) == reason
+    assert plans.refusal(plan, order, shape, system, recipe, 4096)[0] == reason
     if reason:
         with pytest.raises(UserError):
             order.memory(shape, plan, system, recipe, 4096)

@@ -121,6 +121,11 @@ def test_explain_replays_two_schemes(capsys, files, tmp_path):
     assert "What the words mean: moereplay words " in out and "moereplay schemes nccl-alltoall" in out
 
 
+def test_explain_explains_its_words(capsys, files):
+    code, out, _ = run(capsys, "explain", "nccl-alltoall", "deepep", files / "a.json", "--details", "--explain-words")
+    assert code == 0 and "moereplay words" not in out and "compute: work on a GPU's own data" in out
+
+
 def test_explain_reads_a_comparison(capsys, files):
     code, out, _ = run(capsys, "explain", "nccl-alltoall", "deepep", files / "a.json")
     assert code == 0 and out.startswith("nccl-alltoall takes")

@@ -36,6 +36,13 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
+def test_words_are_explained_where_that_is_asked_for() -> None:
+    words = ("compare", *SMALL, "--scheme", "tp-ring")
+    named, explained = (one_line(invoke(*words, *more)) for more in ((), ("--explain-words",)))
+    assert "moereplay words speed-up" in named and "the baseline's time" not in named
+    assert "speed-up: the baseline's time over this one." in explained and "moereplay words" not in explained
+
+
 def test_a_layer_is_made_again_from_its_file(tmp_path: Path) -> None:
     first, again = tmp_path / "first.json", tmp_path / "again.json"
     invoke("run", *SMALL, "--scheme", "sp-ring", "--json", first)

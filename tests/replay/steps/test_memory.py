@@ -238,8 +238,18 @@ def test_plans_that_do_not_fit_are_refused_with_what_would() -> None:
     assert first.startswith("plan: stage 0 needs 94.3 GiB") and "dgx-h100 has 79.6; most for" in first
     assert "optimiser" in first and "gradients" in first
     assert second.startswith("these fit: ep=4 (")
-    with pytest.raises(UserError, match=r"no change of one size fits; least needs .*=\d"):
-        memory.require(QWEN, ParallelPlan(dp=8, micro_batch=3), system, needs)
+    with pytest.raises(UserError, match=r"this fits: \S+,\S+ \(\d\d\.\d GiB\)$") as several:
+        memory.require(QWEN, ParallelPlan(dp=8, micro_batch=4), system, needs)
+    sizes = str(several.value).partition("this fits: ")[2].partition(" (")[0]
+    changes = {
+        name: value if name == "recompute" else int(value)
+        for name, value in (one.split("=") for one in sizes.split(","))
+    }
+    together = ParallelPlan.model_validate({"dp": 8, "micro_batch": 4} | changes)
+    assert together.num_gpus == 8 and memory.require(QWEN, together, system, needs)
+    small = hwmodel.load("dgx-h100", {"hbm.capacity_MiB": 4096})
+    with pytest.raises(UserError, match=r"nothing fits on as many GPUs; least needs .*=\d.* GiB\)$"):
+        memory.require(QWEN, ParallelPlan(dp=8, micro_batch=3), small, needs)
 
     def alone(plan: ParallelPlan) -> list[StageMemory]:
         if plan != start:

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from replay.cli.app import app
 from replay.errors import UserError
+from replay.studies.sweeps.plan import plan_sweep
 from replay.studies.sweeps.points import axes_of, points_of
 from replay.studies.sweeps.reader_settings import hold, parse_held
 from replay.studies.sweeps.study import Study, load_study, parse_study
@@ -82,6 +83,25 @@ def test_what_is_said_of_a_studys_own_value_is_gone() -> None:
     assert all(grid.answer is None or grid.answer.under is None for grid in held.grids)
     assert {point.seed for point in points_of(held)} == {3}
     assert held.fixes == ["--fix", "trace.seed=3", "--fix", "trace.group_limited=false"]
+
+
+def test_labels_and_settings_follow_the_one_that_they_name() -> None:
+    """Four GPUs are EP4 and TP4, also in families."""
+    plan = plan_sweep("tp-or-ep", held={"ranks": 4})
+    (table,) = plan.tables
+    assert [one.label for one in table.axes["experts"]][1:] == ["EP4 by NVLS", "TP4 by NCCL", "TP4 by NVLS"]
+    assert {one.settings["expert_tp"] for one in plan.points} == {1, 4}
+    assert table.answer is not None and list(table.answer.families) == ["EP4", "TP4"]
+
+
+def test_a_column_over_what_is_no_longer_there_is_left_out_and_named() -> None:
+    over = '[[columns]]\nheader = "over 2"\npath = "totals.makespan_us"\nrelative_to = { ranks = 2 }\n[[grid]]\nacross'
+    study = parse_study(STUDY.replace("[[grid]]\nacross", over), "who", "who.toml")
+    (held,) = hold(study, {"ranks": 4, "precision": "fp8"}).grids
+    assert [one.header for one in held.columns] == ["us"]
+    assert held.notes == "Without the column 'over 2', over ranks 2."
+    (kept,) = hold(study, {"precision": "fp8", "trace.model": "mixtral-8x7b"}).grids
+    assert len(kept.columns) == 2 and not kept.notes
 
 
 def test_settings_that_an_axis_varies_one_by_one_are_not_fixed_together() -> None:

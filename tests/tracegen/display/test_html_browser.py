@@ -167,6 +167,23 @@ def test_the_printed_page_is_light_open_and_not_cut(browser: Any, address: str) 
     assert browser.ask(cut) == []
 
 
+def test_on_paper_folded_tables_are_left_out_and_named_but_for_the_first(browser: Any) -> None:
+    tables = [Table(name, f"Title {name}", [Column("scheme")], [("deepep",)]) for name in ("main", "more")]
+    sections = [Section("Who?", ["Nobody."]), Section("What?", [tables[0]]), Section("Why?", [tables[1]])]
+    browser.open(browser.put(document(Page("folded", "", sections))), wide=703)
+    browser.media("print")
+    high = "[...document.querySelectorAll('{}')].map((one) => one.offsetHeight > 0)"
+    assert browser.ask(high.format(".sheet")) == [True, False]
+    assert browser.ask(high.format(".folded")) == [True]
+    assert "Title more." in browser.ask("document.querySelector('.folded').textContent")
+    browser.ask("dispatchEvent(new Event('beforeprint'))")  # which unfolds for browsers that need it
+    assert browser.ask(high.format(".sheet")) == [True, False]
+    browser.ask("dispatchEvent(new Event('afterprint'))")
+    browser.ask("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    assert browser.ask(high.format(".sheet")) == [True, True]
+    assert browser.ask(high.format(".folded")) == [False]
+
+
 def test_a_broad_table_is_whole_on_paper_and_says_that_it_is_small(browser: Any) -> None:
     columns = [Column("scheme"), *(Column(f"exposed, {k}", "us", ",.1f") for k in range(16))]
     broad = Table("broad", "Each of both", columns, [("dysharp-fusion-only", *[1475.1] * 16)] * 3)

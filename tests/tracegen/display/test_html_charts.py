@@ -268,6 +268,17 @@ def test_maps_that_share_a_scale_have_one_shade_for_one_distance() -> None:
     assert limits(chart.shades()) == (0.6, 1.4)
 
 
+@pytest.mark.parametrize("label", ["1,{:03d}", "from {:03d}"])
+def test_labels_of_many_columns_do_not_lie_on_one_another(label: str) -> None:
+    names = [label.format(k) for k in range(40)]
+    drawn = heat.draw(Heat("h", "h", ["row"], names, [[1.0] * 40], "%"), COLOURS, NARROW).body
+    texts = [one for one in tree(drawn).iter("text") if one.get("class", "").startswith("tick")]
+    places = [float(one.get("x") or re.findall(r"[\d.]+", one.get("transform", ""))[0]) for one in texts]
+    level = texts[0].get("transform") is None
+    assert level == label.startswith("1")
+    assert 3 < len(texts) < 40 and all(b - a >= FONT for a, b in itertools.pairwise(places))
+
+
 @pytest.mark.parametrize("wide", [WIDE, NARROW])
 def test_a_map_of_many_cells_draws_every_one_of_them(wide: float) -> None:
     rows, columns = 60, 70

@@ -85,7 +85,7 @@ def _of_comparison(compared: Comparison, words: str) -> Iterator[Section]:
         ],
     )
     yield Section("What are the times and bounds?", [times.times_table(compared, results)])
-    yield Section("How sure is it?", there(bands.bands_plot(compared), *bands.bands_table(compared)))
+    yield Section("How sure is it?", there(bands.bands_plot(compared), *bands.bands_items(compared)))
     yield Section(
         "What is the limit?",
         [charts.bounds_heat(results), charts.use_heat(results)],

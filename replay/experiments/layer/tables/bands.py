@@ -10,7 +10,7 @@ from replay.experiments.base.names import row_names
 from replay.experiments.layer.tables.times import count, fastest, unit_of
 from replay.report.tables import table, word_column
 from replay.report.words import explain_words
-from tracegen.shared.display.content import Axis, Column, Line, Plot
+from tracegen.shared.display.content import Axis, Column, Line, Plot, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,21 +19,27 @@ if TYPE_CHECKING:
 
     from replay.experiments.layer.bands import Band, Uncertainty
     from replay.experiments.layer.result import Comparison
-    from tracegen.shared.display.content import Cell, Table
+    from tracegen.shared.display.content import Cell
 
 FEW_DRAWS = 8
 """Draws up to which their times are shown, of which a 5th percentile would say nothing."""
 
 
 def bands_table(compared: Comparison) -> list[RenderableType]:
-    """Bands and shares of a comparison, and what decides; nothing where it was not asked for."""
+    """Bands and shares of a comparison as on a screen, with the words over the columns."""
+    found = bands_items(compared)
+    words = explain_words(one for one in found if isinstance(one, Table))
+    return [Text("\n".join([*words, one])) if isinstance(one, str) else one for one in found]
+
+
+def bands_items(compared: Comparison) -> list[Table | str]:
+    """Bands and shares of a comparison, and lines on what decides; nothing where it was not asked for."""
     found = compared.uncertainty
     if found is None:
         return []
     by_time = fastest(compared.results)
     names, unit = row_names(by_time), unit_of(by_time[0])
-    made = drawn_table(found, names, unit, count(by_time[0]))
-    return [made, Text("\n".join([*explain_words([made]), *drawn_notes(found, names)]))]
+    return [drawn_table(found, names, unit, count(by_time[0])), "\n".join(drawn_notes(found, names))]
 
 
 def bands_plot(compared: Comparison) -> Plot | None:
@@ -98,6 +104,7 @@ def drawn_plot(found: Uncertainty, names: Sequence[str], per: int = 1, name: str
     """Times in the draws over times without; parameters are those of `drawn_table`."""
     x = [one.nominal_us / per for one in found.bands]
     ends = [min(x), max(x)]
+    is_few = found.draws <= FEW_DRAWS
     return Plot(
         name=name,
         title=f"Times in {draws_text(found.draws)} of {', '.join(found.drawn)}",
@@ -106,11 +113,11 @@ def drawn_plot(found: Uncertainty, names: Sequence[str], per: int = 1, name: str
         lines=[
             Line("the same time", ends, ends, form="guide"),
             Line(
-                "median, 5 % and 95 %",
+                "median, least and largest" if is_few else "median, 5 % and 95 %",
                 x,
                 [one.median_us / per for one in found.bands],
-                [one.low_us / per for one in found.bands],
-                [one.high_us / per for one in found.bands],
+                [(min(one.times_us) if is_few else one.low_us) / per for one in found.bands],
+                [(max(one.times_us) if is_few else one.high_us) / per for one in found.bands],
                 form="points",
                 labels=list(names),
             ),

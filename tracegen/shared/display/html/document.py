@@ -18,6 +18,7 @@ from tracegen.shared.display.palette import DARK, LIGHT, places
 MOST_LINKED = 12
 """Sections up to which each has a link above; of more, those that are no detail."""
 WORDS = "What do the words mean?"
+FOLDED = "Not on paper, unless unfolded before printing:"
 
 
 def document(page: Page) -> str:
@@ -164,38 +165,42 @@ def _head(page: Page) -> Iterator[str]:
 
 
 def _sections(page: Page, identity: str) -> Iterator[str]:
+    main = next(page.tables(), None)
     for k, section in enumerate(page.sections):
         inside = _items(section, page, f"{identity}-{k}")
-        yield _section(k, section.title, inside)
+        tables = [one.title for one in section.items if isinstance(one, Table) and one is not main]
+        yield _section(k, section.title, inside, tables)
     words = _words(page)
     if words:
         entries = (tag("dt", text(name)) + tag("dd", prose(says)) for name, says in words.items())
         listed = tag("dl", *entries, class_="words")
-        yield _section(len(page.sections), WORDS, [listed])
+        yield _section(len(page.sections), WORDS, [listed], ["the words"])
 
 
-def _section(k: int, title: str, inside: Iterator[str] | list[str]) -> str:
+def _section(k: int, title: str, inside: Iterator[str] | list[str], looked_up: list[str]) -> str:
+    """Write a section; what is looked up in it is left out on paper while it is folded, and named there."""
+    left_out = tag("p", text(f"{FOLDED} {'; '.join(looked_up)}."), class_="note paper folded") if looked_up else ""
     # The address is that of what is folded: a browser unfolds what it is led into, without a script.
     return tag(
         "details",
         tag("summary", tag("h2", text(title))),
-        tag("div", *inside, class_="inside", id=f"section-{k}"),
+        tag("div", *inside, left_out, class_="inside", id=f"section-{k}"),
         class_="section",
         open=k == 0,
     )
 
 
 def _items(section: Section, page: Page, prefix: str) -> Iterator[str]:
-    colours = Colours(places(page))
+    colours, main = Colours(places(page)), next(page.tables(), None)
     for k, item in enumerate(section.items):
-        yield _item(item, colours, f"{prefix}-{k}") + "\n"
+        yield _item(item, colours, f"{prefix}-{k}", is_main=item is main) + "\n"
 
 
-def _item(item: Item, colours: Colours, identity: str) -> str:
+def _item(item: Item, colours: Colours, identity: str, *, is_main: bool) -> str:
     if isinstance(item, str):
         return tag("p", prose(item), class_="text")
     if isinstance(item, Table):
-        return table(item, identity)
+        return table(item, identity, is_main=is_main)
     return figure(item, colours, identity)
 
 

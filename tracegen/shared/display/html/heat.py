@@ -154,8 +154,8 @@ def _step(chart: Heat, value: float | None, most: float) -> tuple[str, int] | No
 
 
 def _head(chart: Heat, left: float, cell: float, widest: float) -> tuple[str, float]:
-    """Labels of the columns, and their height: level, some of them, or upright."""
-    if widest + 6 <= cell or all(one.isdigit() for one in chart.columns):
+    """Labels of the columns, and their height: level, or upright; of as many as there is room for."""
+    if widest + 6 <= cell or all(one.replace(",", "").isdigit() for one in chart.columns):
         every = max(1, math.ceil((widest + 6) / cell))
         drawn = [
             words(label, left + (place + 0.5) * cell, 12, "tick m")
@@ -165,7 +165,8 @@ def _head(chart: Heat, left: float, cell: float, widest: float) -> tuple[str, fl
         return "".join(drawn), 20.0
     high = widest + 8
     drawn = []
-    for place, label in enumerate(chart.columns):
+    every = max(1, math.ceil((FONT + 2) / cell))
+    for place, label in list(enumerate(chart.columns))[::every]:
         x = number(left + (place + 0.5) * cell + 4)
         turned = f"translate({x} {number(high - 4)}) rotate(-90)"
         drawn.append(tag("text", text(label), transform=turned, class_="tick"))

@@ -51,9 +51,11 @@
   let folded = [];
   addEventListener("beforeprint", () => {
     folded = sections.filter((one) => !one.open);
-    for (const one of folded) one.open = true;
+    for (const one of folded) { one.dataset.folded = ""; one.open = true; } // for browsers that print no folded charts
   });
-  addEventListener("afterprint", () => { for (const one of folded) one.open = false; });
+  addEventListener("afterprint", () => {
+    for (const one of folded) { delete one.dataset.folded; one.open = false; }
+  });
 
   // ---- the command
   // A line of a command ends between its words, not at a hyphen within one; the file has it as one text.

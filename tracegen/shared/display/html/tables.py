@@ -23,7 +23,7 @@ SCROLLS = "{} rows; they scroll."
 ON_PAPER = "A table of {} columns, in small print; --tables writes it as a file of its own."
 
 
-def table(content: Table, identity: str) -> str:
+def table(content: Table, identity: str, *, is_main: bool = False) -> str:
     """Write a table of the page.
 
     Parameters
@@ -32,6 +32,8 @@ def table(content: Table, identity: str) -> str:
         What is in it.
     identity
         Of its element; no other has the same.
+    is_main
+        Whether it is on paper wherever it stands.
     """
     is_broad = len(content.columns) > BROAD
     count = tag("output", class_="count", for_=identity)
@@ -52,7 +54,7 @@ def table(content: Table, identity: str) -> str:
         tag("p", text(SCROLLS.format(len(content.rows))), class_="note screen") if len(content.rows) > TALL else "",
         *(tag("p", prose(note), class_="note") for note in content.notes),
         tag("p", text(ON_PAPER.format(len(content.columns))), class_="note paper") if is_broad else "",
-        class_="sheet broad" if is_broad else "sheet",
+        class_="sheet" + " broad" * is_broad + " main" * is_main,
     )
 
 
