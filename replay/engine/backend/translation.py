@@ -123,7 +123,7 @@ class Translation:
         kind = self._note(f'!{{!"{name}", !{root}, i64 0}}')
         return f"!tbaa !{self._note(f'!{{!{kind}, !{kind}, i64 0}}')}"
 
-    def fixed(self) -> str:
+    def permanence(self) -> str:
         """Note that a word stays the same while kernels run."""
         return f"!invariant.load !{self._note('!{}')}"
 
@@ -195,7 +195,7 @@ class _Body:
             raise self._error(node, f"{name} is a {kind.name} and a {value.kind.name}")
         self._lines.append(f"store {what} {value.text}, {self._unit.pointer_to(what)} {place}")
 
-    def _named(self, node: ast.Name) -> Operand:
+    def _variable(self, node: ast.Name) -> Operand:
         if node.id in self._variables:
             kind, place = self._variables[node.id]
             what = self._unit.type_of(kind)
@@ -254,14 +254,14 @@ class _Body:
         if isinstance(part, Number):
             return self._load_number(word, 64, f"number {node.attr}")
         if isinstance(part, FixedNumber):
-            return Operand(NUMBER, self._load(word, "i64", self._unit.fixed()))
+            return Operand(NUMBER, self._load(word, "i64", self._unit.permanence()))
         if isinstance(part, StridedColumn):
             return Operand(COLUMN, word)
         if isinstance(part, Records):
             kind = ValueKind("records", part.layout)
         else:
             kind = ValueKind("vector", 8 * part.dtype.itemsize)
-        return Operand(kind, self._load(word, self._unit.address, self._unit.fixed()))
+        return Operand(kind, self._load(word, self._unit.address, self._unit.permanence()))
 
     def _element(self, base: Operand, index: str, how: str = " inbounds") -> str:
         """Address of an element of a vector, or of a record."""
@@ -282,7 +282,7 @@ class _Body:
     def _of_column(self, words: str, index: str) -> Operand:
         """Number of any width, cut out of the aligned word in which it lies, without a branch."""
         first, step, free = (
-            self._load(self._behind(words, str(place * WORD_BYTES)), "i64", self._unit.fixed()) for place in range(3)
+            self._load(self._behind(words, str(place * WORD_BYTES)), "i64", self._unit.permanence()) for place in range(3)
         )
         address = self._put(f"add i64 {first}, {self._put(f'mul i64 {index}, {step}')}")
         aligned = self._put(f"and i64 {address}, {-WORD_BYTES}")
@@ -306,7 +306,7 @@ class _Body:
             case ast.Constant(value=int(number)):
                 return Operand(NUMBER, str(int(number)))
             case ast.Name():
-                return self._named(node)
+                return self._variable(node)
             case ast.Attribute():
                 return self._attribute(node)
             case ast.Subscript():
@@ -316,14 +316,14 @@ class _Body:
             case ast.UnaryOp(op=ast.USub()):
                 return Operand(NUMBER, self._put(f"sub i64 0, {self._number(node.operand)}"))
             case ast.Compare() | ast.BoolOp() | ast.UnaryOp(op=ast.Not()):
-                return self._chosen(node, Operand(NUMBER, "1"), Operand(NUMBER, "0"))
+                return self._choice(node, Operand(NUMBER, "1"), Operand(NUMBER, "0"))
             case ast.IfExp():
-                return self._chosen(node.test, node.body, node.orelse)
+                return self._choice(node.test, node.body, node.orelse)
             case ast.Call():
                 return self._call(node)
         raise self._error(node, f"{ast.unparse(node)} is nothing that compiles")
 
-    def _chosen(self, test: ast.expr, yes: ast.expr | Operand, no: ast.expr | Operand) -> Operand:
+    def _choice(self, test: ast.expr, yes: ast.expr | Operand, no: ast.expr | Operand) -> Operand:
         """One number or another."""
         place, pointer = self._place("i64"), self._unit.pointer_to("i64")
         labels = self._label(), self._label()
@@ -461,7 +461,7 @@ class _Body:
 
     def _change(self, node: ast.AugAssign) -> None:
         if isinstance(node.target, ast.Name):
-            before = self._named(node.target).text
+            before = self._variable(node.target).text
             value = self._binary(node, node.op, before, self._number(node.value))
             self._set(node.target.id, Operand(NUMBER, value), node)
             return
