@@ -281,9 +281,8 @@ class _Body:
 
     def _of_column(self, words: str, index: str) -> Operand:
         """Number of any width, cut out of the aligned word in which it lies, without a branch."""
-        first, step, free = (
-            self._load(self._behind(words, str(place * WORD_BYTES)), "i64", self._unit.permanence()) for place in range(3)
-        )
+        places = (self._behind(words, str(place * WORD_BYTES)) for place in range(3))
+        first, step, free = (self._load(place, "i64", self._unit.permanence()) for place in places)
         address = self._put(f"add i64 {first}, {self._put(f'mul i64 {index}, {step}')}")
         aligned = self._put(f"and i64 {address}, {-WORD_BYTES}")
         pointer = self._unit.pointer_to("i64")
