@@ -1,152 +1,94 @@
-# mypy: allow-untyped-defs, allow-untyped-calls
-"""Cache of the quick compiler: when it is fresh, and what happens to damaged files.
+"""Files of the quick compiler: when they are fresh, and what happens to damaged ones.
 
-Numba's own cache looks at a function's own file only, dies where it cannot write, and unpickles
-whatever it finds. This one
+A kernel
 
-- compiles again when any file of the kernels or of this folder has changed, so that kernels may call one another
-  across files, and keeps nothing that was compiled while one changed (`sources`);
-- lies in a folder that is this user's alone (`folder`), and reads a file only if that is, too;
-- believes a file only with its checksum: what is damaged is deleted and compiled again;
-- has one file per kernel and signature, written whole or not at all, so that processes may compile
-  the same at the same time.
+- is compiled again when any file of the kernels or of this folder has changed, so that kernels may call one another
+  across files, and is not kept if one changed while it was compiled (`sources`);
+- lies in a folder that is this user's alone (`folder`), and is read only if the file is, too;
+- is believed only with its checksum: what is damaged is deleted and compiled again;
+- has a file of its own, written whole or not at all, so that processes may compile the same at the same time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import pickle
-import sys
 import uuid
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import llvmlite  # type: ignore[import-untyped]
-import numba
-from numba.core.caching import CompileResultCacheImpl, FunctionCache
-from numba.core.serialize import dumps
 
 from replay.engine.backend import private, sources
-from replay.engine.backend.folder import cache_folder, tell_of_others
-from replay.engine.compilation import announce
+from replay.engine.backend.folder import cache_folder
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
-class KernelCache(FunctionCache):
-    """Cache of one kernel, in place of numba's."""
+class KernelFile:
+    """File of one kernel: a checksum, then its machine code.
 
-    def __init__(self, function: Any) -> None:
-        self._name = repr(function)
-        self._py_func = function
-        self._impl = _Implementation(function)
-        self._cache_path = ""
-        self._cache_file: Any = _KernelFile(function.__name__)
-        self.enable()
+    Parameters
+    ----------
+    name
+        The kernel's.
+    machine
+        What the machine code is for.
+    """
 
-    def load_overload(self, signature: Any, target_context: Any) -> Any:
-        """Cached kernel, or None; numba compiles it then.
-
-        Numba's own first loads all that a compilation may need, SciPy among it, which takes longer
-        than most replays. Machine code needs none of it, and a compilation loads it for itself.
-        """
-        found = self._look_up(signature, target_context)
-        if found is None:
-            tell_of_others()
-            announce()  # who listens may have it compiled, with all others
-            found = self._look_up(signature, target_context)
-        return found
-
-    def _look_up(self, signature: Any, target_context: Any) -> Any:
-        with self._guard_against_spurious_io_errors():
-            return self._load_overload(signature, target_context)
-
-    def has(self, signature: Any, codegen: Any) -> bool:
-        """Tell whether there is a file with this kernel."""
-        return bool(self._cache_file.is_there(self._index_key(signature, codegen)))
-
-    def save_overload(self, signature: Any, kernel: Any) -> None:
-        """Keep a kernel that was compiled, if it is of the text that its name would say."""
-        if sources.digest() != sources.READ:
-            return
-        key = self._index_key(signature, kernel.codegen)
-        self._cache_file.save(key, self._impl.reduce(kernel))
-
-
-class _Implementation(CompileResultCacheImpl):
-    """Numba's way of packing a kernel; the place of the file is chosen elsewhere."""
-
-    def __init__(self, function: Any) -> None:
-        self._lineno = function.__code__.co_firstlineno
-        self._filename_base = function.__name__
-
-
-class _KernelFile:
-    """Files of one kernel: a checksum, then what numba pickles."""
-
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, machine: object) -> None:
         self._name = name
+        self._machine = machine
 
-    def is_there(self, key: Any) -> bool:
-        """Tell whether something was saved under a key."""
-        path = self._path(key)
+    def is_there(self) -> bool:
+        """Tell whether something was saved."""
+        path = self._path()
         return path is not None and path.is_file()
 
-    def load(self, key: Any) -> Any:
-        """Read what was saved under a key; None without it, or if it is damaged."""
-        path = self._path(key)
-        if path is None:
+    def load(self) -> bytes | None:
+        """Read what was saved; None without it, or if it is damaged."""
+        path = self._path()
+        content = None if path is None else private.read(path)
+        if path is None or content is None:
             return None
-        content = private.read(path)
-        if content is None:
-            return None
-        digest, data = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
-        if hashlib.sha256(data).digest() == digest:
-            return pickle.loads(data)  # of this user alone, and whole
+        digest, made = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+        if hashlib.sha256(made).digest() == digest:
+            return made
         with contextlib.suppress(OSError):
             path.unlink()
         return None
 
-    def save(self, key: Any, content: Any) -> None:
-        """Write a file at once; a full disk costs the next process time, and nothing else."""
-        path = self._path(key)
-        if path is None:
+    def save(self, made: bytes) -> None:
+        """Write a file at once, if the code is of the text that its name would say.
+
+        A full disk costs the next process time, and nothing else.
+        """
+        path = self._path()
+        if path is None or sources.digest() != sources.READ:
             return
-        data = dumps(content)
         beside = path.with_suffix(f".{uuid.uuid4().hex[:16]}")
         try:
-            private.write_new(beside, hashlib.sha256(data).digest() + data)
+            private.write_new(beside, hashlib.sha256(made).digest() + made)
             beside.replace(path)
         except OSError:
             with contextlib.suppress(OSError):
                 beside.unlink()
             return
         # Files of other versions of the source are never read again, nor halves of them.
-        for other in path.parent.glob(f"{self._stem()}.*"):
-            if not other.name.startswith(f"{self._stem()}.{_stamp()}."):
+        for other in path.parent.glob(f"{self._name}.*"):
+            if not other.name.startswith(f"{self._name}.{_stamp()}."):
                 with contextlib.suppress(OSError):
                     other.unlink()
 
-    def flush(self) -> None:
-        """Forget everything."""
-        for path in (cache_folder() or sources.FOLDER).glob(f"{self._stem()}.*.nbc"):
-            path.unlink()
-
-    def _stem(self) -> str:
-        return f"{self._name}.{sys.implementation.cache_tag}"
-
-    def _path(self, key: Any) -> Path | None:
+    def _path(self) -> Path | None:
         folder = cache_folder()
         if folder is None:
             return None
-        key_digest = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
-        return folder / f"{self._stem()}.{_stamp()}.{key_digest}.nbc"
+        of_machine = hashlib.sha256(repr(self._machine).encode()).hexdigest()[:16]
+        return folder / f"{self._name}.{_stamp()}.{of_machine}.o"
 
 
 @cache
 def _stamp() -> str:
-    """Digest of all that the code of a kernel depends on, but for the processor."""
-    of = f"{numba.__version__} {llvmlite.__version__} {sources.READ}"
-    return hashlib.sha256(of.encode()).hexdigest()[:16]
+    """Digest of all that the code of a kernel depends on, but for the machine."""
+    return hashlib.sha256(f"{llvmlite.__version__} {sources.READ}".encode()).hexdigest()[:16]

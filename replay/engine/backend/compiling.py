@@ -10,15 +10,14 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Protocol, cast
 
-from numba import __version__ as numba_version
+from llvmlite import __version__ as llvmlite_version  # type: ignore[import-untyped]
 
 from replay.engine.backend.memory import IS_PLAIN, KernelMemory
-from replay.engine.backend.memory_types import MemoryType
 from replay.engine.compilation import say
 from tracegen.shared.errors import UserError
 
-#: Releases of numba that the quick compiler was tried with, from the first to the last.
-TRIED = ((0, 61), (0, 68))
+#: Releases of llvmlite that the quick compiler was tried with, from the first to the last.
+TRIED = ((0, 44), (0, 50))
 COMPILERS = ("quick", "standard")
 
 
@@ -34,15 +33,17 @@ class KernelCompiler(Protocol):
     def compile_entry(self, function: Callable[..., Any]) -> Any:
         """Compile a function that Python calls, when it is first needed."""
 
-    def is_kept(self, kernel: Any, kinds: tuple[Any, ...]) -> bool:
+    prefetch: Any  # start to load the cache line of an element; no effect but on speed
+
+    def is_kept(self, kernel: Any) -> bool:
         """Tell whether there is a file with a kernel."""
 
-    def code(self, kernel: Any, kinds: tuple[Any, ...]) -> Callable[..., Any]:
-        """Machine code of a kernel for arguments of some kinds: compiled, or from the cache."""
+    def code(self, kernel: Any, memory: type[KernelMemory]) -> Callable[[KernelMemory], Any]:
+        """Machine code of a kernel that runs on a memory: compiled, or from the cache."""
 
 
 def compiler_name() -> str:
-    """Name of the compiler: ``MOEREPLAY_COMPILER``, or the quick one where it was tried with this numba.
+    """Name of the compiler: ``MOEREPLAY_COMPILER``, or the quick one where it was tried with this llvmlite.
 
     Raises
     ------
@@ -56,19 +57,32 @@ def compiler_name() -> str:
 
 
 def is_tried() -> bool:
-    """Tell whether the quick compiler was tried with the numba that is installed."""
-    major, minor = numba_version.split(".")[:2]
+    """Tell whether the quick compiler was tried with the llvmlite that is installed."""
+    major, minor = llvmlite_version.split(".")[:2]
     return TRIED[0] <= (int(major), int(minor)) <= TRIED[1]
 
 
 def _compiler() -> KernelCompiler:
     if not (is_tried() or os.environ.get("MOEREPLAY_COMPILER")):
-        last = ".".join(map(str, TRIED[1]))
-        say(f"numba {numba_version} is not one of {TRIED[0][0]}.{TRIED[0][1]} to {last}: the engine compiles slower")
-    return cast("KernelCompiler", import_module(f"{__package__}.{compiler_name()}"))
+        first, last = (".".join(map(str, one)) for one in TRIED)
+        say(f"llvmlite {llvmlite_version} is not one of {first} to {last}: the engine compiles slower")
+    name = compiler_name()
+    if name == "standard":
+        import_module(f"{__package__}.settings")  # before all that imports numba
+    return cast("KernelCompiler", import_module(f"{__package__}.{name}"))
 
 
 _found: KernelCompiler | None = None if IS_PLAIN else _compiler()
+
+
+def _prefetch_nothing(part: Any, index: int) -> None:
+    """Stand-in where nothing is compiled."""
+
+
+#: Elements ahead of the one that a pass looks at whose memory it asks for; half and a quarter of them where
+#: one has to be there before the next is known.
+AHEAD = 16
+prefetch: Any = _prefetch_nothing if _found is None else _found.prefetch
 ENTRIES: list[KernelEntry] = []  # in the order of their definitions
 
 
@@ -102,18 +116,18 @@ class KernelEntry:
 
     def __init__(self, compiler: KernelCompiler, function: Callable[..., Any], memory: type[KernelMemory]) -> None:
         self._compiler, self._kernel = compiler, compiler.compile_entry(function)
-        self._memory, self._kinds = memory, (MemoryType(memory),)
+        self._memory = memory
         self._code: Callable[[KernelMemory], Any] | None = None
         self.name = function.__name__
 
     def compile(self) -> Callable[[KernelMemory], Any]:
         """Compile the kernel, or take it from the cache: what runs on a memory."""
-        self._code = self._compiler.code(self._kernel, self._kinds)
+        self._code = self._compiler.code(self._kernel, self._memory)
         return self._code
 
     def is_missing(self) -> bool:
         """Tell whether it is neither loaded nor in the cache."""
-        return self._code is None and not self._compiler.is_kept(self._kernel, self._kinds)
+        return self._code is None and not self._compiler.is_kept(self._kernel)
 
     def __call__(self, memory: KernelMemory) -> Any:
         """Run on a memory."""

@@ -12,14 +12,13 @@ to them. Compiled code gets the address of a list of addresses, one word a part:
 Every value that a kernel reads is a 64-bit whole number, however narrow it is stored. Indices are
 not checked and do not count from the end.
 
-Passed as tuples of arrays, the same state is some three hundred values at each call, and numba
-and LLVM took most of their time to pass them; see ENGINE.md. What numba is taught for a memory is
-in ``memory_types``. With ``NUMBA_DISABLE_JIT=1`` the same source runs as plain Python on views
-of the same arrays.
+What reads it is translated by ``translation``, or by numba, which ``memory_types`` teaches it. With
+``NUMBA_DISABLE_JIT=1`` the same source runs as plain Python on views of the same arrays.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from ctypes import c_size_t
 from typing import Any, ClassVar
@@ -27,10 +26,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from replay.engine.backend.settings import config
-
 #: Whether kernels run as plain Python.
-IS_PLAIN = bool(getattr(config, "DISABLE_JIT", 0))
+IS_PLAIN = os.environ.get("NUMBA_DISABLE_JIT", "") not in ("", "0")
 WORD_BYTES = 8
 
 
@@ -240,7 +237,7 @@ class KernelMemory:
             raise TypeError(message)
         self.arrays = values
         self._words = np.array(words, np.int64)
-        self.address = _address(self._words)
+        self._as_parameter_ = _address(self._words)  # what compiled code gets
 
     def put(self, **values: Any) -> None:
         """Bind parts anew."""

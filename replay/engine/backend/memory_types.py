@@ -35,7 +35,6 @@ from numba.extending import (
 )
 
 from replay.engine.backend.memory import (
-    IS_PLAIN,
     WORD_BYTES,
     FixedNumber,
     KernelMemory,
@@ -120,7 +119,7 @@ def _typeof_memory(value: Any, context: Any) -> Any:
 
 @unbox(MemoryType)
 def _unbox_memory(kind, value, context):
-    address = context.pyapi.object_getattr_string(value, "address")
+    address = context.pyapi.object_getattr_string(value, "_as_parameter_")
     pointer = context.pyapi.long_as_voidptr(address)
     context.pyapi.decref(address)
     return NativeValue(pointer)
@@ -275,12 +274,8 @@ def _get_of_column(context, builder, sig, args):
 # --- Asking for memory before it is needed ------------------------------------------------------
 
 
-def _prefetch_nothing(part, index):
-    """Stand-in where nothing is compiled."""
-
-
 @intrinsic
-def _prefetch_line(typing_context, part, index):
+def prefetch(typing_context, part, index):
     """Start to load the cache line of ``part[index]``; no effect but on speed."""
     num_bytes = part.layout.num_bytes if isinstance(part, RecordsType) else part.bits // 8
 
@@ -297,9 +292,3 @@ def _prefetch_line(typing_context, part, index):
         return context.get_dummy_value()
 
     return types.void(part, types.int64), code
-
-
-#: Elements ahead of the one that a pass looks at whose memory it asks for; half and a quarter of them where
-#: one has to be there before the next is known.
-AHEAD = 16
-prefetch: Any = _prefetch_nothing if IS_PLAIN else _prefetch_line

@@ -1,8 +1,8 @@
 # mypy: allow-untyped-decorators
 """Kernels by numba's own decorator and cache, which other releases of numba have, too.
 
-The results are the same, and compiling takes several times as long: each function is optimised by
-itself, with all it calls. Numba's cache looks at a function's own file only, so that its folder is
+The results are the same, and compiling takes ten times as long: numba finds out types, and each function is
+optimised by itself, with all it calls. Numba's cache looks at a function's own file only, so that its folder is
 named by the text of all of them; it lies where others cannot write, for numba unpickles what it finds.
 """
 
@@ -21,6 +21,9 @@ from numba import njit
 
 from replay.engine.backend import private, sources
 from replay.engine.backend.folder import cache_folder, tell_of_others
+from replay.engine.backend.memory import KernelMemory
+from replay.engine.backend.memory_types import MemoryType
+from replay.engine.backend.memory_types import prefetch as prefetch
 from replay.engine.backend.settings import config
 from replay.engine.compilation import announce
 
@@ -42,19 +45,19 @@ def compile_entry(function: Callable[..., Any]) -> Any:
         return njit(cache=True)(function)
 
 
-def is_kept(kernel: Any, kinds: tuple[Any, ...]) -> bool:
+def is_kept(kernel: Any) -> bool:
     """Tell whether there is a file with a kernel; each runs on arguments of one kind."""
     folder = _folder()
     return folder is not None and any(folder.rglob(f"*.{kernel.__name__}-*.nbc"))
 
 
-def code(kernel: Any, kinds: tuple[Any, ...]) -> Callable[..., Any]:
-    """Machine code of a kernel for arguments of some kinds: compiled, or from the cache."""
-    is_new = not is_kept(kernel, kinds)
+def code(kernel: Any, memory: type[KernelMemory]) -> Callable[[KernelMemory], Any]:
+    """Machine code of a kernel that runs on a memory: compiled, or from the cache."""
+    is_new = not is_kept(kernel)
     if is_new:
         tell_of_others()
         announce()
-    made: Callable[..., Any] = kernel.compile(kinds)
+    made: Callable[[KernelMemory], Any] = kernel.compile((MemoryType(memory),))
     if is_new and sources.digest() != sources.READ and (folder := _folder()) is not None:
         shutil.rmtree(folder, ignore_errors=True)  # of a text that its name does not say
     return made

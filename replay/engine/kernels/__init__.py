@@ -1,4 +1,4 @@
-"""Numba kernels of the engine: functions that take one memory each, and what lies in it.
+"""Compiled kernels of the engine: functions that take one memory each, and what lies in it.
 
 | file | what it holds |
 |---|---|

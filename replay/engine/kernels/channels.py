@@ -6,8 +6,7 @@ In the twin: ``events``, which is one heap there.
 
 from __future__ import annotations
 
-from replay.engine.backend.compiling import inline
-from replay.engine.backend.memory_types import prefetch
+from replay.engine.backend.compiling import inline, prefetch
 from replay.engine.kernels.layout import IN_ORDER, NEVER, TOO_LATE
 
 

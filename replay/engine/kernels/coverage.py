@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from replay.engine.backend.compiling import entry, inline
+from replay.engine.backend.compiling import AHEAD, entry, inline, prefetch
 from replay.engine.backend.memory import FixedNumber, KernelMemory, RecordLayout, Records, StridedColumn, Vector
-from replay.engine.backend.memory_types import AHEAD, prefetch
 from replay.engine.kernels.changes import sort_pairs
 from replay.engine.kernels.layout import NEVER
 

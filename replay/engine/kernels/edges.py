@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from replay.engine.backend.compiling import entry, inline
+from replay.engine.backend.compiling import AHEAD, entry, inline, prefetch
 from replay.engine.backend.memory import FixedNumber, KernelMemory, Number, StridedColumn, Vector
-from replay.engine.backend.memory_types import AHEAD, prefetch
 from replay.engine.columns import EdgeBlocks, IntArray
 from replay.engine.errors import GraphError
 from replay.engine.kernels.layout import SIGNAL

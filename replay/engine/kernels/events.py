@@ -7,8 +7,7 @@ In the twin: ``make_ready``, ``leave``, ``meet``, ``arrive``, and the closing of
 
 from __future__ import annotations
 
-from replay.engine.backend.compiling import inline, inner
-from replay.engine.backend.memory_types import prefetch
+from replay.engine.backend.compiling import inline, inner, prefetch
 from replay.engine.kernels.channels import prefetch_targets, send
 from replay.engine.kernels.lanes import sort_ids, touch_station
 from replay.engine.kernels.layout import (

@@ -6,8 +6,7 @@ In the twin: ``touch`` and ``charge``.
 
 from __future__ import annotations
 
-from replay.engine.backend.compiling import inline, inner
-from replay.engine.backend.memory_types import prefetch
+from replay.engine.backend.compiling import inline, inner, prefetch
 from replay.engine.kernels.layout import (
     AND_EVICTED,
     DROPS,

@@ -6,8 +6,7 @@ In the twin: ``start_services``, ``candidates`` and ``start``.
 
 from __future__ import annotations
 
-from replay.engine.backend.compiling import inline, inner
-from replay.engine.backend.memory_types import prefetch
+from replay.engine.backend.compiling import inline, inner, prefetch
 from replay.engine.kernels.channels import send
 from replay.engine.kernels.events import latency_of
 from replay.engine.kernels.lanes import (

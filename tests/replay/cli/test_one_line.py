@@ -79,7 +79,7 @@ def test_without_a_home_all_works_that_needs_none(tmp_path: Path) -> None:
 
 KERNELS = """
 try:
-    import replay.engine.kernels
+    import replay.engine.kernels.loop
 except Exception as error:
     print(type(error).__name__, error)
 """
@@ -91,7 +91,7 @@ def test_what_numba_cannot_read_is_the_users_mistake() -> None:
     running = {
         name: subprocess.Popen(
             [sys.executable, "-c", KERNELS],
-            env={**os.environ, name: value},
+            env={**os.environ, "MOEREPLAY_COMPILER": "standard", name: value},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
