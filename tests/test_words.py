@@ -252,19 +252,7 @@ def without_origin(page: str) -> list[str]:
     return wrong
 
 
-FIGURES = {
-    "replay/chains/MODELS.md": 1,
-    "replay/experiments/choose/CHOOSING.md": 2,
-    "replay/experiments/dense/CAIS.md": 6,
-    "replay/experiments/dense/TENSOR.md": 3,
-    "replay/experiments/serve/INFERENCE.md": 3,
-    "replay/experiments/train/TRAINING.md": 3,
-    "replay/steps/STEPS.md": 3,
-    "tests/bench/README.md": 5,
-    "tracegen/capture/CAPTURE.md": 1,
-    "tracegen/file/FORMAT.md": 4,
-    "tracegen/imitate/IMITATION.md": 3,
-}
+FIGURES: dict[str, int] = {}
 """Blocks of a page that may state figures and not say where they are from, at most; these numbers may only fall.
 Pages that are not named have none. What a study found is written by its command."""
 
