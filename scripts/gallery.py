@@ -47,7 +47,8 @@ HEAD = """\
 
 For those who choose a dispatcher, a placement or a machine. Each is a study that comes with moereplay; its answer is
 made from its replays by `python scripts/gallery.py` and holds for what it names. The study's page has each case, the
-kinds of error, and what other values of an assumption give.
+kinds of error, and what other values of an assumption give;
+[words](#words-of-the-answers) are below.
 
 To ask the same of your own model, machine or number of GPUs, say so:
 
@@ -65,8 +66,9 @@ Not asked here: whole models that serve, on an HGX H200 ([steps](../../../replay
 [slices of experts](../../../replay/studies/serving-slices.md)); several nodes
 ([hierarchical](../../../replay/studies/hierarchical.md)); training, where hosts decide
 ([host-waits](../../../replay/studies/host-waits.md), [steps-measured](../../../replay/studies/steps-measured.md)).
-
-The words of the answers, here and on the pages of studies:
+"""
+WORDS = """\
+## Words of the answers
 
 - *20 % ahead*, *20 % less*, *leads by 20 %*: it takes 20 % less time than the other; shares are of the other's time.
 - *Level*, *the same*: within 1 %, which is chance.
@@ -187,6 +189,7 @@ def main() -> None:
         (given.out / f"{name}.html").write_text(document(shown), encoding="utf-8")
         lines += section(name, result, seconds)
         print(f"{name}: {result.num_computed} replayed, {result.num_reused} used again, {seconds:.0f} s of CPU")
+    lines.append(WORDS)
     GALLERY.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 
 
