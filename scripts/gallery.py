@@ -47,7 +47,8 @@ HEAD = """\
 
 For those who choose a dispatcher, a placement or a machine. Each is a study that comes with moereplay; its answer is
 made from its replays by `python scripts/gallery.py` and holds for what it names. The study's page has each case, the
-kinds of error, and what other values of an assumption give.
+kinds of error, and what other values of an assumption give;
+[words](#words-of-the-answers) are below.
 
 To ask the same of your own model, machine or number of GPUs, say so:
 
@@ -65,8 +66,9 @@ Not asked here: whole models that serve, on an HGX H200 ([steps](../../../replay
 [slices of experts](../../../replay/studies/serving-slices.md)); several nodes
 ([hierarchical](../../../replay/studies/hierarchical.md)); training, where hosts decide
 ([host-waits](../../../replay/studies/host-waits.md), [steps-measured](../../../replay/studies/steps-measured.md)).
-
-The words of the answers, here and on the pages of studies:
+"""
+WORDS = """\
+## Words of the answers
 
 - *20 % ahead*, *20 % less*, *leads by 20 %*: it takes 20 % less time than the other; shares are of the other's time.
 - *Level*, *the same*: within 1 %, which is chance.
@@ -74,24 +76,22 @@ The words of the answers, here and on the pages of studies:
 - *Turns*: who was ahead by 1 % and more is behind by as much. Of two who are level, each must lead with some value.
 - *The lead changes at*: between replayed values, where lines through the means cross on logarithmic axes; with the
   spread over seeds of the routing. *One draw* has none.
-- *Seeds agree*: who is ahead is so with each seed.
 - *Error*: what nine in ten [measurements](../../../replay/studies/validate/VALIDATION.md) of the kernels that move rows
   stay within, times the share of the layer that waits for them. Two times of the same kernels are off together, so that
   between them only the difference of their shares counts. A lead *beyond the error* is larger.
 - *Stand-in error*, of schemes with few or no measurements: that of all kernels that [were predicted before they were
   measured](../../../replay/studies/uncertainty/UNCERTAINTY.md#errors-of-the-model); in brackets what the few said.
-- *Assumed*: the answer is of this value.
 - *Zipf 1.0*: routing by Zipf's law with this exponent, the larger the hotter are experts; *even*, *no skew*: with 0.
 - *By NVLS*: NVSwitch copies rows to all GPUs and sums results, by kernels of Megatron-Core (`nvls`).
 - `eplb:N`: experts moved, by DeepSeek's balancer, into N slots: places for an expert's weights. What is more than the
   experts are copies.
 - *Tokens per GPU*: of one batch; in decoding one token of each running request.
-- *EP8*: each of 8 GPUs has whole experts of its own; *TP8*: each has an eighth of every expert.
+- *EP8*: each of 8 GPUs has whole experts; *TP8*: each has an eighth of every expert.
 - *Units of 8*, *order of arrival*: ready tiles that a fused kernel takes first, eight row tiles of an expert after
   eight, or as rows come.
 - *20 us late*: each GPU begins late by a random time, lognormal with a median of 20 us.
-- *2 of 18 links*: a GPU has two of its 18 NVLinks.
 - *Bare* hosts: they launch what a layer needs, and nothing that an engine adds.
+- *Three kernels*: `nvls` gathers rows, ids and weights one after the other, in place of at once.
 
 Names of schemes are on [their page](schemes.md). What no error here covers: other seeds of the routing; hosts of an
 engine, which are bare but where an answer says otherwise; how much overlapping kernels slow one another; and errors of
@@ -189,6 +189,7 @@ def main() -> None:
         (given.out / f"{name}.html").write_text(document(shown), encoding="utf-8")
         lines += section(name, result, seconds)
         print(f"{name}: {result.num_computed} replayed, {result.num_reused} used again, {seconds:.0f} s of CPU")
+    lines.append(WORDS)
     GALLERY.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 
 

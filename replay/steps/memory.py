@@ -196,7 +196,7 @@ def _advice(
     needs: Callable[[ParallelPlan], list[StageMemory]],
 ) -> str:
     """Sentence on changes of a size that fit, or else on several that fit together or need least."""
-    tried = _lesser_plans(shape, plan, needs)
+    tried = _alternatives(shape, plan, needs)
     fit = [f"{_words(change)} ({most / GIB:.1f} GiB)" for most, change, _ in tried if most <= room]
     if fit:
         return f"these fit: {'; '.join(fit)}"
@@ -209,7 +209,7 @@ def _advice(
         said = f"{_words(changed)} ({least / GIB:.1f} GiB)"
         if least <= room:
             return f"this fits: {said}"
-        tried = _lesser_plans(shape, plan, needs)
+        tried = _alternatives(shape, plan, needs)
     return f"nothing fits on as many GPUs; least needs {said}"
 
 
@@ -217,7 +217,7 @@ def _words(change: Mapping[str, int | str]) -> str:
     return ",".join(f"{name}={value}" for name, value in change.items())
 
 
-def _lesser_plans(
+def _alternatives(
     shape: ModelShape, plan: ParallelPlan, needs: Callable[[ParallelPlan], list[StageMemory]]
 ) -> list[tuple[int, dict[str, int | str], ParallelPlan]]:
     """Bytes of the fullest GPU, change and plan, for each change of a plan that a model allows."""

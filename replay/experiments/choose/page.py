@@ -60,7 +60,7 @@ def _best(found: SystemFindings, by: str) -> str:
     if found.rows[1:]:
         what = "mfu" if by == "mfu" else "tokens_per_s"
         gain = getattr(best.cost, what) / getattr(found.rows[1].cost, what) - 1
-        lead = f" It leads the second by {gain:.2%}."
+        lead = f" It leads the second by {gain:.1%}."
     return (
         f"On {found.system} the best of {len(found.rows)} simulated candidates is "
         f"{row_name(found, best)}: {best.cost.tokens_per_s:,.0f} tokens/s, MFU "
@@ -96,7 +96,7 @@ def _sections(result: SearchResult, found: SystemFindings, number: int) -> Itera
             tables.best_table(found, result.top, f"best-{number}"),
             mfu_plot(found, number),
             cause_bars(found, number),
-            *tables.reasons(found),
+            *tables.reasons(found, result.top),
         ],
     )
     more: list[Item] = [tables.counts_table(found, number)]

@@ -34,7 +34,7 @@ def tables(result: SearchResult) -> Group:
             lines += turns(found.sensitivity)
         if found.rows:
             best = best_table(found, result.top, f"best-{number}")
-            parts += [best, Text(), Text("\n".join([*reasons(found), *lines]))]
+            parts += [best, Text(), Text("\n".join([*reasons(found, result.top), *lines]))]
         else:
             head = f"{found.system}, scheme {found.scheme}"
             parts += [Text(head), Text("\n".join(lines))]
@@ -88,8 +88,9 @@ def best_table(found: SystemFindings, top: int, name: str) -> Table:
     return Table(name, f"{found.system}, scheme {found.scheme}{plan}", columns, cells)
 
 
-def reasons(found: SystemFindings) -> Iterator[str]:
-    """Sentences on what the best spends its step on, and what the second loses by."""
+def reasons(found: SystemFindings, top: int) -> Iterator[str]:
+    """Sentences on what the best spends its step on, and what the second loses by, in the unit of the table."""
+    unit, unit_us = unit_of(found.rows[:top])
     best = found.rows[0].cost
     most = sorted(best.spent_us.items(), key=lambda one: -one[1])[:4]
     shares = ", ".join(f"{cause} {us / best.step_us:.1%}" for cause, us in most)
@@ -98,8 +99,8 @@ def reasons(found: SystemFindings) -> Iterator[str]:
         second = found.rows[1].cost
         longer = second.step_us - best.step_us
         parts = sorted(difference(best, second), key=lambda one: -abs(one[1]))[:3]
-        said = ", ".join(f"{cause} {us / 1e3:+,.4g} ms" for cause, us in parts)
-        yield f"The second takes {longer / 1e3:+,.4g} ms: {said}."
+        said = ", ".join(f"{cause} {us / unit_us:+,.3f} {unit}" for cause, us in parts)
+        yield f"The second takes {longer / unit_us:+,.3f} {unit}: {said}."
 
 
 def turns(found: Sensitivity) -> Iterator[str]:

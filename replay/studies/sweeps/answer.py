@@ -375,7 +375,7 @@ class Contest:
                 where = f"{'at' if first == last else 'up to'} {value_words(along, last)}"
             elif number == len(groups) - 1:
                 where = f"from {_short(along, first)} to {_short(along, last)}"
-                where = f"at {_short(along, last)}, the most replayed" if first == last else where
+                where = f"at {_short(along, last)}, the largest replayed" if first == last else where
             else:
                 where = f"at {_short(along, first)}"
                 where = where if first == last else f"from {_short(along, first)} to {_short(along, last)}"
@@ -492,6 +492,9 @@ class Contest:
         said = self._sentence(of)
         told = [f"the {words(axis)} ({how})" for axis in self.answer.assumed if (how := self._turn_of(axis))]
         turns = f" It turns with {together(told)}." if told else ""
+        varied = [words(axis) for axis in self.answer.assumed if self._labels[axis][1:]]
+        if varied and not told:
+            turns = f" It turns with no other {' or '.join(filter(None, [', '.join(varied[:-1]), varied[-1]]))}."
         return f"{said}.{turns}"
 
     def _sentence(self, of: str) -> str:

@@ -38,6 +38,9 @@ MOST_LINES = 10
 MOST_CHARTS = 24
 """Charts of one grid; further ones are left to the table."""
 
+SHORT = 12
+"""Rows up to which a table of who wins where stands before the lines that go into it."""
+
 SPREAD = 8
 """Ratio of the largest to the smallest value from which an axis is logarithmic."""
 
@@ -86,8 +89,10 @@ def _answer(grids: Sequence[SavedGrid]) -> list[Item]:
     for number, grid in enumerate(grids, 1):
         for race in races([grid]):
             head, lines = next(said)
-            items += [head, *lines]
-            items += [table] if (table := race.table(f"answer-{number}")) is not None else []
+            table = race.table(f"answer-{number}")
+            is_short = table is not None and len(table.rows) <= SHORT
+            items += [head, *([table] if table is not None and is_short else []), *lines]
+            items += [table] if table is not None and not is_short else []
         items += [_claims(grid, number)] if grid.claims else []
     return items
 

@@ -118,8 +118,8 @@ def axes_of(grid: Grid, where: str) -> dict[str, list[Choice]]:
         choices = []
         for value in values:
             if isinstance(value, dict):
-                settings = {key: substitute(entry, grid.fixed) for key, entry in value.items() if key != LABEL}
-                label = substitute(value.get(LABEL, _label(settings)), grid.fixed)
+                settings = {key: fill(entry, grid.fixed) for key, entry in value.items() if key != LABEL}
+                label = fill(value.get(LABEL, _label(settings)), grid.fixed)
             else:
                 settings, label = present_words({name: value}), show(value)
             if not settings:
@@ -150,7 +150,7 @@ def axes_of(grid: Grid, where: str) -> dict[str, list[Choice]]:
     return axes
 
 
-def substitute(value: Scalar, fixed: Mapping[str, Scalar]) -> Scalar:
+def fill(value: Scalar, fixed: Mapping[str, Scalar]) -> Scalar:
     """Put settings that all points share where a text names them in braces, such as ``"EP{ranks}"``.
 
     A text that is nothing else gives the setting itself.

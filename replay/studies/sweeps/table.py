@@ -13,7 +13,7 @@ from replay.experiments.layer.result import Result
 from replay.studies.differences.path import by_phase
 from replay.studies.sweeps.answer import longest_numeric, numbers
 from replay.studies.sweeps.columns import check_path, geometric_mean, is_time
-from replay.studies.sweeps.points import Choice, axes_of, check_labels, is_meant, place, show, substitute
+from replay.studies.sweeps.points import Choice, axes_of, check_labels, fill, is_meant, place, show
 from replay.studies.sweeps.study import LAYER, QuantityColumn, Rivalry
 from replay.studies.sweeps.sweep_file import SavedAnswer
 from replay.studies.uncertainty import residuals
@@ -114,7 +114,7 @@ class GridTable:
             check_labels({asked.rivals: asked.base}, self.axes, where)
         fixed = self.grid.fixed
         families = {
-            str(substitute(name, fixed)): [str(substitute(label, fixed)) for label in family]
+            str(fill(name, fixed)): [str(fill(label, fixed)) for label in family]
             for name, family in asked.families.items()
         }
         members = [label for family in families.values() for label in family]
