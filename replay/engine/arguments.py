@@ -114,7 +114,7 @@ def check_range(name: str, value: int | IntArray, low: int, high: int, first_id:
 
 def block_length(count: int | None, given: dict[str, int | IntArray], before: int | IntArray | None) -> int:
     """Length of a block: the given count, or what the arrays agree on."""
-    sizes = {name: value.size for name, value in given.items() if not isinstance(value, int)}
+    sizes = {name: value.size for name, value in given.items() if type(value) is np.ndarray}
     if before is not None and not isinstance(before, int) and (before.size != 1 or not sizes):
         sizes["after"] = before.size
     if count is not None:
@@ -138,7 +138,7 @@ def broadcast_length(given: dict[str, int | IntArray]) -> int:
     """Length that numbers, one-element arrays and arrays of one length stretch to."""
     length = 1
     for value in given.values():
-        if not isinstance(value, int) and value.size not in (1, length):
+        if type(value) is np.ndarray and value.size not in (1, length):
             if length != 1:
                 sizes = {name: 1 if isinstance(one, int) else one.size for name, one in given.items()}
                 message = f"arrays of different lengths: {sizes}"

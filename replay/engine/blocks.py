@@ -264,7 +264,7 @@ class TouchBlocks:
 
 def _append(rows: RowBlocks, given: Given) -> None:
     """Check a block whose arrays broadcast and add it."""
-    sizes = {value.size for value in given.values() if not isinstance(value, int)}
+    sizes = {value.size for value in given.values() if type(value) is np.ndarray}
     if len(sizes) > 1:
         sizes = {broadcast_length(given)}
         for name, value in given.items():

@@ -269,8 +269,8 @@ class EdgeBlocks:
                 self._few = np.empty((2, _GROWTH * max(high, FEW_EDGES)), np.int32)
                 self._few[:, :low] = few[:, :low]
                 few = self._few
-            few[0, low:high] = np.arange(src.start, src.stop) if isinstance(src, range) else src
-            few[1, low:high] = np.arange(dst.start, dst.stop) if isinstance(dst, range) else dst
+            few[0, low:high] = np.arange(src.start, src.stop) if type(src) is range else src
+            few[1, low:high] = np.arange(dst.start, dst.stop) if type(dst) is range else dst
 
     def pop_all(self) -> list[tuple[int, End, End]]:
         """Blocks of (count, source, target), in the order given; they are forgotten here."""

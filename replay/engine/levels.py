@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 #: Changes in a window, in the mean.
 PER_WINDOW = 8
 
+_POWERS = 1 << np.arange(63)
+
 
 @dataclass(frozen=True)
 class Block:
@@ -79,7 +81,7 @@ class Levels:
         length = np.where(rows > 0, last - first, 0)
         # The shortest powers of two of which an owner's time has no more than it should.
         wanted = np.maximum(rows // PER_WINDOW, 1)
-        shift = np.array([of.bit_length() for of in (length // wanted).tolist()], np.int64)
+        shift = np.searchsorted(_POWERS, length // wanted, side="right")
         windows = np.where(rows > 0, (length >> shift) + 1, 0)
         self._owner = np.arange(num_owners).repeat(windows)
         self._base = windows.cumsum() - windows
@@ -209,8 +211,8 @@ class HighWater:
             No change that is still to come is earlier.
         """
         names = sorted(set(groups) - {""})
-        number = {name: index for index, name in enumerate(names)}
-        group = np.array([number.get(name, -1) for name in groups], np.int64)
+        number = {name: index for index, name in enumerate(names)} | {"": -1}
+        group = np.array([number[name] for name in groups], np.int64)
         known, self._later = _cut([*self._later, *blocks], closed_ps)
         owner = np.flatnonzero(self._level).astype(np.int32)
         if owner.size:
