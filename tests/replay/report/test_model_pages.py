@@ -255,6 +255,6 @@ def test_a_search_has_its_best_named_and_every_candidate_drawn() -> None:
     assert best.labels == ["2 layers"] and list(best.y) == [100 * rows[0].cost.mfu]
     assert len(others.x) == 2
     assert list(lengths(chart(shown, "step-1")).values()) == pytest.approx([2.002, 2.003, 2.004])
-    assert "2 layers: 500,000 tokens/s, MFU 20.0%. It leads the second by 50.00%." in shown.summary
+    assert "2 layers: 500,000 tokens/s, MFU 20.0%. It leads the second by 50.0%." in shown.summary
     (counts,) = [table for table in shown.tables() if table.name == "candidates-1"]
     assert sum(row[2] for row in counts.rows) == 9
