@@ -662,9 +662,11 @@ def test_the_gallery_says_what_the_pages_of_its_studies_say() -> None:
 
     root = Path(__file__).parents[3]
     sys.path.insert(0, str(root / "scripts"))
-    from gallery import GALLERY, HEAD, NAMES, STUDIES
+    from gallery import GALLERY, HEAD, NAMES, STUDIES, WORDS
 
-    text = GALLERY.read_text(encoding="utf-8").removeprefix(HEAD)
+    text = GALLERY.read_text(encoding="utf-8")
+    assert text.startswith(HEAD) and text.endswith(WORDS)
+    text = text.removeprefix(HEAD).removesuffix(WORDS)
     parts = text.split("\n## ")[1:]
     assert len(parts) == len(NAMES)
     for name, part in zip(NAMES, parts, strict=True):
