@@ -6,6 +6,7 @@ Only the former are kept in a cache, each with all it calls.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Protocol, cast
@@ -84,6 +85,7 @@ def _prefetch_nothing(part: Any, index: int) -> None:
 AHEAD = 16
 prefetch: Any = _prefetch_nothing if _found is None else _found.prefetch
 ENTRIES: list[KernelEntry] = []  # in the order of their definitions
+_TURN = threading.RLock()  # one thread at a time compiles or loads; who listens to that may compile others
 
 
 def inner(function: Callable[..., Any]) -> Any:
@@ -97,11 +99,20 @@ def inline(function: Callable[..., Any]) -> Any:
 
 
 def entry(memory: type[KernelMemory]) -> Callable[[Callable[..., Any]], Any]:
-    """Compile a function of one memory that Python calls, or take it from the cache."""
+    """Compile a function of one memory that Python calls, or take it from the cache.
+
+    Raises
+    ------
+    ValueError
+        If another has its name, which also names its file and its machine code.
+    """
 
     def decorate(function: Callable[..., Any]) -> Any:
         if _found is None:
             return function
+        if any(one.name == function.__name__ for one in ENTRIES):
+            message = f"{function.__module__}.{function.__name__}: another kernel that Python calls has this name"
+            raise ValueError(message)
         ENTRIES.append(KernelEntry(_found, function, memory))
         return ENTRIES[-1]
 
@@ -122,8 +133,10 @@ class KernelEntry:
 
     def compile(self) -> Callable[[KernelMemory], Any]:
         """Compile the kernel, or take it from the cache: what runs on a memory."""
-        self._code = self._compiler.code(self._kernel, self._memory)
-        return self._code
+        with _TURN:
+            if self._code is None:
+                self._code = self._compiler.code(self._kernel, self._memory)
+            return self._code
 
     def is_missing(self) -> bool:
         """Tell whether it is neither loaded nor in the cache."""

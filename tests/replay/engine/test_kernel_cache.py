@@ -42,6 +42,31 @@ with Path("replay/engine/{name}.py").open("a") as file:
     + SORT_ROWS
 )
 
+#: Threads that call their first kernel at once.
+CALL_AT_ONCE = """
+import threading
+import numpy as np
+from replay.engine.backend import compiling, folder as place
+from replay.engine.kernels.edges import group_rows
+calls, made = [], compiling._found.code
+def count(*given):
+    calls.append(given)
+    return made(*given)
+compiling._found.code = count
+ready = threading.Barrier(8)
+def call():
+    ready.wait()
+    for _ in range(200):
+        assert group_rows(np.array([1, 0, 1], np.int32), 2)[1].tolist() == [1, 0, 2]
+threads = [threading.Thread(target=call) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert len(calls) == 1
+print(place.cache_folder())
+"""
+
 Outcome = Callable[..., tuple[bool, str]]
 
 BESIDE = Path("replay/engine/kernels/__pycache__")
@@ -157,6 +182,35 @@ def test_lies_beside_the_source_and_is_used_again(outcome: Outcome, package: Pat
     assert outcome(package) == (True, str(home))
     assert len(kept_files(home)) == 1
     assert outcome(package) == (False, str(home))
+
+
+def test_threads_share_what_one_of_them_loads(outcome: Outcome, compiled: Path) -> None:
+    assert outcome(compiled, code=CALL_AT_ONCE) == (False, str(compiled / BESIDE))
+
+
+def test_kernels_that_python_calls_have_a_name_each() -> None:
+    from replay.engine.backend import compiling
+    from replay.engine.kernels import edges
+
+    name = edges._group_rows.name
+    assert [one.name for one in compiling.ENTRIES].count(name) == 1
+
+    def other(g: object) -> None:
+        pass
+
+    other.__name__ = name
+    with pytest.raises(ValueError, match=f"{name}: another kernel that Python calls has this name"):
+        compiling.entry(edges.EdgeBlock)(other)
+
+
+def test_machine_code_of_another_platform_has_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    from replay.engine.backend import quick
+    from replay.engine.kernels import edges
+
+    kernel = quick.KernelFunction(edges.group_rows)
+    here = quick._file(kernel)._path()
+    monkeypatch.setattr(quick.llvm, "get_process_triple", lambda: "another")
+    assert here is not None and quick._file(kernel)._path() != here
 
 
 def test_lies_where_the_variable_says(outcome: Outcome, package: Path, tmp_path: Path) -> None:
