@@ -6,13 +6,13 @@ Only the former are kept in a cache, each with all it calls.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Protocol, cast
 
-from llvmlite import __version__ as llvmlite_version  # type: ignore[import-untyped]
-
+from replay.engine.backend import sources
 from replay.engine.backend.memory import IS_PLAIN, KernelMemory
 from replay.engine.compilation import say
 from tracegen.shared.errors import UserError
@@ -44,7 +44,7 @@ class KernelCompiler(Protocol):
 
 
 def compiler_name() -> str:
-    """Name of the compiler: ``MOEREPLAY_COMPILER``, or the quick one where it was tried with this llvmlite.
+    """Name of the compiler: ``MOEREPLAY_COMPILER``, or the quick one where it was tried and has a source.
 
     Raises
     ------
@@ -54,19 +54,26 @@ def compiler_name() -> str:
     wanted = os.environ.get("MOEREPLAY_COMPILER", "")
     if wanted and wanted not in COMPILERS:
         raise UserError(f"MOEREPLAY_COMPILER is {wanted!r}; it is {' or '.join(COMPILERS)}, or not set")
-    return wanted or ("quick" if is_tried() else "standard")
+    return wanted or ("quick" if sources.TEXTS and is_tried() else "standard")
+
+
+def llvmlite_version() -> str:
+    """Release that is installed, of which there has to be none where nothing is compiled."""
+    from llvmlite import __version__  # type: ignore[import-untyped]
+
+    return str(__version__)
 
 
 def is_tried() -> bool:
     """Tell whether the quick compiler was tried with the llvmlite that is installed."""
-    major, minor = llvmlite_version.split(".")[:2]
-    return TRIED[0] <= (int(major), int(minor)) <= TRIED[1]
+    release = re.match(r"(\d+)\.(\d+)(\.|$)", llvmlite_version())
+    return release is not None and TRIED[0] <= (int(release[1]), int(release[2])) <= TRIED[1]
 
 
 def _compiler() -> KernelCompiler:
     if not (is_tried() or os.environ.get("MOEREPLAY_COMPILER")):
         first, last = (".".join(map(str, one)) for one in TRIED)
-        say(f"llvmlite {llvmlite_version} is not one of {first} to {last}: the engine compiles slower")
+        say(f"llvmlite {llvmlite_version()} is not one of {first} to {last}: the engine compiles slower")
     name = compiler_name()
     if name == "standard":
         import_module(f"{__package__}.settings")  # before all that imports numba

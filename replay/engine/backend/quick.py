@@ -78,11 +78,11 @@ def _initialize() -> None:
 
 def compile_kernel(kernel: KernelFunction, memory: type[KernelMemory]) -> bytes:
     """Machine code of a kernel with all that it calls: optimised once, together."""
-    has_pointer_types = llvm.llvm_version_info[0] < _PLAIN_ADDRESSES
-    module = llvm.parse_assembly(Translation(has_pointer_types=has_pointer_types).entry(kernel, memory))
-    module.verify()
     machine = target_machine()
-    module.triple, module.data_layout = llvm.get_process_triple(), str(machine.target_data)
+    target = f'target datalayout = "{machine.target_data}"\ntarget triple = "{llvm.get_process_triple()}"\n'
+    has_pointer_types = llvm.llvm_version_info[0] < _PLAIN_ADDRESSES
+    module = llvm.parse_assembly(target + Translation(has_pointer_types=has_pointer_types).entry(kernel, memory))
+    module.verify()
     # At levels 2 and 3 kernels are as fast (ENGINE.md), and take a tenth longer to compile.
     passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=1))
     passes.getModulePassManager().run(module, passes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import json
 import os
 import shutil
@@ -315,6 +316,21 @@ def test_processes_may_compile_at_the_same_time(outcome: Outcome, package: Path)
     assert outcome(package)[0] is False
 
 
+@pytest.mark.extended
+def test_an_installation_without_source_keeps_nothing(outcome: Outcome, package: Path) -> None:
+    assert compileall.compile_dir(package, quiet=1, legacy=True)
+    for path in package.rglob("*.py"):
+        path.unlink()
+    for _ in range(2):
+        assert outcome(package) == (True, str(package / BESIDE))
+    assert not list((package / BESIDE).rglob("*.nbc"))
+
+
+def test_plain_python_needs_no_llvmlite(outcome: Outcome, package: Path) -> None:
+    code = f"import sys; sys.modules['llvmlite'] = None\n{SORT_ROWS}"
+    assert outcome(package, code=code, NUMBA_DISABLE_JIT="1") == (False, str(package / BESIDE))
+
+
 def test_an_index_of_numbas_is_not_looked_at(outcome: Outcome, package: Path) -> None:
     home = package / "replay" / "engine" / "kernels" / "__pycache__"
     home.mkdir()
@@ -327,9 +343,20 @@ def test_numba_compiles_where_nobody_has_tried_the_quick_compiler(monkeypatch: p
     from replay.engine.backend import compiling
 
     monkeypatch.delenv("MOEREPLAY_COMPILER", raising=False)
-    for release, name in (("0.44.0", "quick"), ("0.50.0", "quick"), ("0.43.0", "standard"), ("1.0.0rc1", "standard")):
-        monkeypatch.setattr(compiling, "llvmlite_version", release)
+    for release, name in (
+        ("0.44.0", "quick"),
+        ("0.50.0", "quick"),
+        ("0.43.0", "standard"),
+        ("1.0.0rc1", "standard"),
+        ("0.50rc1", "standard"),
+        ("0+unknown", "standard"),
+    ):
+        monkeypatch.setattr("llvmlite.__version__", release)
         assert compiling.compiler_name() == name
+    monkeypatch.setattr("llvmlite.__version__", "0.50.0")
+    with monkeypatch.context() as without:
+        without.setattr(compiling.sources, "TEXTS", {})
+        assert compiling.compiler_name() == "standard"
     monkeypatch.setenv("MOEREPLAY_COMPILER", "quick")
     assert compiling.compiler_name() == "quick"
     monkeypatch.setenv("MOEREPLAY_COMPILER", "fast")
