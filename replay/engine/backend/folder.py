@@ -1,7 +1,7 @@
 """The folder of compiled kernels: the first that can be written to and is this user's alone.
 
 It lies in ``NUMBA_CACHE_DIR`` if that is set, else beside the source, else in the user's cache
-folder, else in a temporary folder of this user. A compiled kernel is unpickled, so that it has to be
+folder, else in a temporary folder of this user. A compiled kernel is executed, so that it has to be
 this user's alone (`private`). Beside the source that is asked of the folder, and not of the way to
 it: who can change that can change the source.
 """

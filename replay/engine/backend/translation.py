@@ -227,7 +227,7 @@ class _Body:
         return self._constant(node, value)
 
     def _global(self, node: ast.expr) -> Any:
-        """What a name stands for outside of the function; None if it is a variable, or no name."""
+        """Value of a name outside of the function; None if it is a variable, or no name."""
         if not isinstance(node, ast.Name) or node.id in self._local_names:
             return None
         return self._global_names.get(node.id)
