@@ -60,7 +60,7 @@ prepare_lowest() {
             --compile-bytecode -e ".[dev,parquet,plots,remote,sweep]"
         touch "$stamp"
     fi
-    # Code compiled by another numba is thrown away: without a place of its own each run of one
+    # Code compiled by another llvmlite is thrown away: without a place of its own each run of one
     # set of versions would compile anew what the other had just compiled.
     NUMBA_CACHE_DIR="$root/.venv-lowest/numba" .venv-lowest/bin/python -c "$compile"
 }

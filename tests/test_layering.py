@@ -258,6 +258,7 @@ def test_schemes_describe_work_and_know_no_time() -> None:
     [
         ("h5py", {"tracegen/file/reader.py", "tracegen/file/writer.py"}),
         ("numba", ("replay/engine/backend/",)),
+        ("llvmlite", ("replay/engine/backend/",)),
         # Foreign dumps are written by torch; they are read weights-only, and only when asked for.
         # A machine is measured with it.
         # Serving is what runs inside engines, whose rows are tensors, and what they read.

@@ -295,10 +295,11 @@ DANGEROUS = {
     "subprocess.Popen",
     "os.system",
     "os.popen",
+    "engine.add_object_file",
 }
 LAST_NAMES = {name.rpartition(".")[2] for name in DANGEROUS}
 KNOWN = {
-    ("replay/engine/backend/cache.py", "pickle.loads"): "of a folder that is the user's alone",
+    ("replay/engine/backend/quick.py", "engine.add_object_file"): "of a folder that is the user's alone",
     ("replay/engine/kernels/ahead.py", "subprocess.Popen"): "this Python, with code of its own",
     ("replay/schemes/outside.py", "exec"): "a scheme's file, if that is allowed",
     ("replay/schemes/outside.py", "importlib.util.spec_from_file_location"): "the same",

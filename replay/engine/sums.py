@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from replay.engine.columns import IntArray, every
+from replay.engine.errors import GraphError
 from replay.engine.taskgraph import NEVER, Bools, Int64s, TaskGraph
 from replay.engine.timeline import Timeline
 
@@ -69,9 +70,16 @@ class TaskSums:
             Which tasks; all if left out.
         is_counted
             Which of these (task,); all if left out.
+
+        Raises
+        ------
+        GraphError
+            If a resource has less than one part.
         """
         from replay.engine.kernels.sums import NUM_SUMS, TaskTallies, tally
 
+        if parts is not None:
+            _check_divisors("parts of a resource", parts)
         count = len(graph.resources)
         resource = graph.resource[tasks]
         start = end = visible = np.zeros(0, np.int64)
@@ -125,6 +133,13 @@ class TaskSums:
         )
 
 
+def _check_divisors(what: str, numbers: int | IntArray) -> None:
+    """Refuse what kernels would divide by, which ends the process."""
+    least = int(np.min(numbers, initial=1))
+    if least < 1:
+        raise GraphError(f"{what} must be 1 or more, not {least}")
+
+
 def busy_by_window(
     services: Sequence[tuple[IntArray, Int64s, Int64s, Bools | None]],
     window_ps: int,
@@ -143,9 +158,15 @@ def busy_by_window(
         (resource,): the row that its services are added to.
     shape
         Rows and windows; the last window holds the last end.
+
+    Raises
+    ------
+    GraphError
+        If a window is shorter than a picosecond.
     """
     from replay.engine.kernels.sums import Services, sum_services
 
+    _check_divisors("picoseconds of a window", window_ps)
     busy, filled = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     for resource, start, end, is_counted in services:
         sum_services(
@@ -197,9 +218,15 @@ def drawn_waits(
     -------
     (role, pool): own time of tasks less their service, each over the parts; (2, pool): service less own time over the
     parts, of tasks whose last draw is not, and is, from a line set apart.
+
+    Raises
+    ------
+    GraphError
+        If a resource has less than one part.
     """
     from replay.engine.kernels.sums import DrawnWaits, sum_waits
 
+    _check_divisors("parts of a resource", parts)
     graph, drawn = timeline.graph, timeline.drawn
     num_roles, num_pools = shape
     longer, waits = np.zeros((num_roles, num_pools), np.int64), np.zeros((2, num_pools), np.int64)

@@ -6,12 +6,13 @@ Only the former are kept in a cache, each with all it calls.
 from __future__ import annotations
 
 import os
+import re
+import threading
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Protocol, cast
 
-from llvmlite import __version__ as llvmlite_version  # type: ignore[import-untyped]
-
+from replay.engine.backend import sources
 from replay.engine.backend.memory import IS_PLAIN, KernelMemory
 from replay.engine.compilation import say
 from tracegen.shared.errors import UserError
@@ -43,7 +44,7 @@ class KernelCompiler(Protocol):
 
 
 def compiler_name() -> str:
-    """Name of the compiler: ``MOEREPLAY_COMPILER``, or the quick one where it was tried with this llvmlite.
+    """Name of the compiler: ``MOEREPLAY_COMPILER``, or the quick one where it was tried and has a source.
 
     Raises
     ------
@@ -53,19 +54,26 @@ def compiler_name() -> str:
     wanted = os.environ.get("MOEREPLAY_COMPILER", "")
     if wanted and wanted not in COMPILERS:
         raise UserError(f"MOEREPLAY_COMPILER is {wanted!r}; it is {' or '.join(COMPILERS)}, or not set")
-    return wanted or ("quick" if is_tried() else "standard")
+    return wanted or ("quick" if sources.TEXTS and is_tried() else "standard")
+
+
+def llvmlite_version() -> str:
+    """Release that is installed, of which there has to be none where nothing is compiled."""
+    from llvmlite import __version__  # type: ignore[import-untyped]
+
+    return str(__version__)
 
 
 def is_tried() -> bool:
     """Tell whether the quick compiler was tried with the llvmlite that is installed."""
-    major, minor = llvmlite_version.split(".")[:2]
-    return TRIED[0] <= (int(major), int(minor)) <= TRIED[1]
+    release = re.match(r"(\d+)\.(\d+)(\.|$)", llvmlite_version())
+    return release is not None and TRIED[0] <= (int(release[1]), int(release[2])) <= TRIED[1]
 
 
 def _compiler() -> KernelCompiler:
     if not (is_tried() or os.environ.get("MOEREPLAY_COMPILER")):
         first, last = (".".join(map(str, one)) for one in TRIED)
-        say(f"llvmlite {llvmlite_version} is not one of {first} to {last}: the engine compiles slower")
+        say(f"llvmlite {llvmlite_version()} is not one of {first} to {last}: the engine compiles slower")
     name = compiler_name()
     if name == "standard":
         import_module(f"{__package__}.settings")  # before all that imports numba
@@ -84,6 +92,7 @@ def _prefetch_nothing(part: Any, index: int) -> None:
 AHEAD = 16
 prefetch: Any = _prefetch_nothing if _found is None else _found.prefetch
 ENTRIES: list[KernelEntry] = []  # in the order of their definitions
+_TURN = threading.RLock()  # one thread at a time compiles or loads; who listens to that may compile others
 
 
 def inner(function: Callable[..., Any]) -> Any:
@@ -97,11 +106,20 @@ def inline(function: Callable[..., Any]) -> Any:
 
 
 def entry(memory: type[KernelMemory]) -> Callable[[Callable[..., Any]], Any]:
-    """Compile a function of one memory that Python calls, or take it from the cache."""
+    """Compile a function of one memory that Python calls, or take it from the cache.
+
+    Raises
+    ------
+    ValueError
+        If another has its name, which also names its file and its machine code.
+    """
 
     def decorate(function: Callable[..., Any]) -> Any:
         if _found is None:
             return function
+        if any(one.name == function.__name__ for one in ENTRIES):
+            message = f"{function.__module__}.{function.__name__}: another kernel that Python calls has this name"
+            raise ValueError(message)
         ENTRIES.append(KernelEntry(_found, function, memory))
         return ENTRIES[-1]
 
@@ -122,8 +140,10 @@ class KernelEntry:
 
     def compile(self) -> Callable[[KernelMemory], Any]:
         """Compile the kernel, or take it from the cache: what runs on a memory."""
-        self._code = self._compiler.code(self._kernel, self._memory)
-        return self._code
+        with _TURN:
+            if self._code is None:
+                self._code = self._compiler.code(self._kernel, self._memory)
+            return self._code
 
     def is_missing(self) -> bool:
         """Tell whether it is neither loaded nor in the cache."""

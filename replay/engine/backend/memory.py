@@ -121,6 +121,9 @@ class Vector(MemoryPart):
 
     def __init__(self, dtype: type[np.generic]) -> None:
         self.dtype = np.dtype(dtype)
+        if self.dtype.kind != "i":
+            message = f"kernels read vectors of signed whole numbers, not of {self.dtype}"
+            raise TypeError(message)
 
 
 class StridedColumn(MemoryPart):

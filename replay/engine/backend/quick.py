@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
 
@@ -51,7 +51,7 @@ def code(kernel: KernelFunction, memory: type[KernelMemory]) -> Callable[[Kernel
 
 
 def _file(kernel: KernelFunction) -> KernelFile:
-    return KernelFile(kernel.name, (*_processor(), llvm.llvm_version_info))
+    return KernelFile(kernel.name, (llvm.get_process_triple(), *_processor(), llvm.llvm_version_info))
 
 
 @cache
@@ -78,11 +78,11 @@ def _initialize() -> None:
 
 def compile_kernel(kernel: KernelFunction, memory: type[KernelMemory]) -> bytes:
     """Machine code of a kernel with all that it calls: optimised once, together."""
-    has_pointer_types = llvm.llvm_version_info[0] < _PLAIN_ADDRESSES
-    module = llvm.parse_assembly(Translation(has_pointer_types=has_pointer_types).entry(kernel, memory))
-    module.verify()
     machine = target_machine()
-    module.triple, module.data_layout = llvm.get_process_triple(), str(machine.target_data)
+    target = f'target datalayout = "{machine.target_data}"\ntarget triple = "{llvm.get_process_triple()}"\n'
+    has_pointer_types = llvm.llvm_version_info[0] < _PLAIN_ADDRESSES
+    module = llvm.parse_assembly(target + Translation(has_pointer_types=has_pointer_types).entry(kernel, memory))
+    module.verify()
     # At levels 2 and 3 kernels are as fast (ENGINE.md), and take a tenth longer to compile.
     passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=1))
     passes.getModulePassManager().run(module, passes)
@@ -91,6 +91,7 @@ def compile_kernel(kernel: KernelFunction, memory: type[KernelMemory]) -> bytes:
 
 @cache
 def _engine() -> Any:
+    """One for all kernels: LLVM takes an engine's code away with it. One thread at a time asks (`compiling`)."""
     machine = target_machine()  # the engine's own, from here on
     return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
 
@@ -100,7 +101,6 @@ def load(name: str, made: bytes) -> Callable[[KernelMemory], Any]:
     engine = _engine()
     engine.add_object_file(llvm.ObjectFileRef.from_data(made))
     engine.finalize_object()
-    found: Callable[[KernelMemory], Any] = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(
-        engine.get_function_address(name)
-    )
-    return found
+    found: Any = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(engine.get_function_address(name))
+    found.engine = engine  # lives as long as its code is called
+    return cast("Callable[[KernelMemory], Any]", found)

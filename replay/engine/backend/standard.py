@@ -1,7 +1,7 @@
 # mypy: allow-untyped-decorators
 """Kernels by numba's own decorator and cache, which other releases of numba have, too.
 
-The results are the same, and compiling takes ten times as long: numba finds out types, and each function is
+The results are the same, and compiling takes thirteen times as long: numba finds out types, and each function is
 optimised by itself, with all it calls. Numba's cache looks at a function's own file only, so that its folder is
 named by the text of all of them; it lies where others cannot write, for numba unpickles what it finds.
 """
@@ -65,8 +65,8 @@ def code(kernel: Any, memory: type[KernelMemory]) -> Callable[[KernelMemory], An
 
 @cache
 def _folder() -> Path | None:
-    """Folder of what is compiled from this text by this numba; None if there is none to be had."""
-    place = cache_folder()
+    """Folder of what is compiled from this text by this numba; None if there is none to be had, or no text."""
+    place = cache_folder() if sources.TEXTS else None
     if place is None:
         return None
     stamp = hashlib.sha256(f"{numba_version} {sources.READ}".encode()).hexdigest()[:16]

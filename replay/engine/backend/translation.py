@@ -2,12 +2,12 @@
 
 Kernels are written in a small part of Python: every value is a 64-bit whole number, or the address of
 a memory, of one of its tables or of a record. Its statements are assignments, ``if``, ``while``, ``for``
-over ``range`` and calls of other kernels by place. A function is translated once for each kinds of
-arguments it is called with, and nothing has to be found out that is not said where it stands.
+over ``range`` and calls of other kernels with positional arguments. A function is translated once for the types of
+arguments it is called with, and nothing has to be found out that is not said where it stands. All else is refused.
 
 Variables are places on the stack; LLVM makes registers of them. Words of a memory do not change while kernels
 run, but for numbers, and a store to one field changes no other: LLVM is told both, and need not load the
-same twice. Sums and products wrap around; ``//`` rounds down, and nobody divides by zero.
+same twice. ``BACKEND.md`` says what compiled numbers do otherwise than Python's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from replay.engine.backend.memory import WORD_BYTES, FixedNumber, KernelMemory, 
 
 
 class ValueKind(NamedTuple):
-    """Kind of a value: a number, or what lies at an address."""
+    """Type of a value: a number, or what lies at an address."""
 
     name: str
     of: Any = None  # class of a memory, bits of the numbers of a vector, layout of records
@@ -58,6 +58,11 @@ class KernelFunction:
     def __init__(self, function: Callable[..., Any], *, is_part: bool = False) -> None:
         self.function, self.is_part = function, is_part
         self.name = function.__name__
+
+    def definition(self) -> ast.FunctionDef | None:
+        """Its syntax tree; None if it is not at the top of a file of kernels, or that was edited before it was read."""
+        code = self.function.__code__
+        return _definitions(Path(code.co_filename)).get((code.co_name, code.co_firstlineno))
 
 
 class Prefetch:
@@ -96,7 +101,7 @@ class Translation:
         return "\n".join([prefetch, *self._texts, *notes, ""])
 
     def call(self, kernel: KernelFunction, kinds: tuple[ValueKind, ...]) -> str:
-        """Name of a function for arguments of some kinds."""
+        """Name of a function for arguments of some types."""
         key = kernel, kinds
         if key not in self._names:
             self._names[key] = f"{kernel.name}.{len(self._names)}"
@@ -104,13 +109,13 @@ class Translation:
         return self._names[key]
 
     def _translate(self, kernel: KernelFunction, kinds: tuple[ValueKind, ...], name: str, linkage: str) -> None:
-        body = _Body(self, kernel.function, kinds)
+        body = _Body(self, kernel, kinds)
         parameters = ", ".join(f"{self.type_of(kind)} %a{place}" for place, kind in enumerate(kinds))
         how = " alwaysinline" if kernel.is_part else ""
         self._texts.append(f"define {linkage}i64 @{name}({parameters}) nounwind{how} {{\n{body.text}\n}}")
 
     def type_of(self, kind: ValueKind) -> str:
-        """LLVM's type of values of a kind."""
+        """LLVM's type of values."""
         return "i64" if kind is NUMBER else self.address
 
     def pointer_to(self, what: str) -> str:
@@ -132,28 +137,42 @@ class Translation:
 
 
 class _Body:
-    """Translation of one function for arguments of some kinds; its ``text`` is what stands between the braces."""
+    """Translation of one function for arguments of some types; its ``text`` is what stands between the braces."""
 
-    def __init__(self, unit: Translation, function: Callable[..., Any], kinds: tuple[ValueKind, ...]) -> None:
-        self._unit, self._function = unit, function
-        self._global_names: dict[str, Any] = function.__globals__
+    def __init__(self, unit: Translation, kernel: KernelFunction, kinds: tuple[ValueKind, ...]) -> None:
+        function = kernel.function
+        self._unit, self._code = unit, function.__code__
+        self._local_names = set(self._code.co_varnames)
+        self._global_names = {"range": range} | function.__globals__
         self._places: list[str] = []
         self._lines: list[str] = []
         self._variables: dict[str, Operand] = {}
+        self._are_set: frozenset[str] = frozenset()  # variables that surely are, where the last line leads
         self._loops: list[tuple[str, str]] = []  # of each loop around: where it goes on, where it ends
         self._count = 0
         self._is_open = True  # whether the last line leads to the next
-        tree = _definition(function)
-        for place, (given, kind) in enumerate(zip(tree.args.args, kinds, strict=True)):
-            self._set(given.arg, Operand(kind, f"%a{place}"), given)
+        tree = kernel.definition()
+        if tree is None:
+            message = f"{kernel.name} is not at the top of a file of kernels, or that was edited meanwhile"
+            raise self._error(self._code.co_firstlineno, message)
+        match tree.args:
+            case ast.arguments([], given, None, [], [], None, []) if len(given) == len(kinds):
+                for place, (name, kind) in enumerate(zip(given, kinds, strict=True)):
+                    self._set(name.arg, Operand(kind, f"%a{place}"), name)
+            case _:
+                message = f"{kernel.name}({ast.unparse(tree.args)}) takes no {len(kinds)} positional arguments"
+                raise self._error(tree, message)
         self._statements(tree.body)
         if self._is_open:
             self._end("ret i64 0")
         self.text = "\n".join([*self._places, *self._lines])
 
-    def _error(self, node: ast.AST, message: str) -> TypeError:
-        file = self._function.__code__.co_filename
-        return TypeError(f"{file}:{getattr(node, 'lineno', 0)}: {message}, in a kernel")
+    def _error(self, where: ast.AST | int, message: str) -> TypeError:
+        line = where if isinstance(where, int) else getattr(where, "lineno", 0)
+        return TypeError(f"{self._code.co_filename}:{line}: {message}, in a kernel")
+
+    def _refuse(self, node: ast.AST) -> TypeError:
+        return self._error(node, f"{ast.unparse(node)} is nothing that compiles")
 
     # --- Lines ----------------------------------------------------------------------------------
 
@@ -192,18 +211,31 @@ class _Body:
             self._variables[name] = Operand(value.kind, self._place(what))
         kind, place = self._variables[name]
         if kind != value.kind:
-            raise self._error(node, f"{name} is a {kind.name} and a {value.kind.name}")
+            other = f"{value.kind.name}{' of another layout' * (kind.name == value.kind.name)}"
+            raise self._error(node, f"{name} is a {kind.name} and a {other}")
         self._lines.append(f"store {what} {value.text}, {self._unit.pointer_to(what)} {place}")
+        self._are_set |= {name}
 
     def _variable(self, node: ast.Name) -> Operand:
-        if node.id in self._variables:
+        if node.id in self._are_set:
             kind, place = self._variables[node.id]
             what = self._unit.type_of(kind)
             return Operand(kind, self._put(f"load {what}, {self._unit.pointer_to(what)} {place}"))
-        value = self._global_names.get(node.id)
+        value = self._global(node)
         if not isinstance(value, int):
-            raise self._error(node, f"{node.id} is no variable that is set before, and no whole number")
-        return Operand(NUMBER, str(int(value)))
+            raise self._error(node, f"{node.id} is no variable that is surely set before, and no whole number")
+        return self._constant(node, value)
+
+    def _global(self, node: ast.expr) -> Any:
+        """Value of a name outside of the function; None if it is a variable, or no name."""
+        if not isinstance(node, ast.Name) or node.id in self._local_names:
+            return None
+        return self._global_names.get(node.id)
+
+    def _constant(self, node: ast.expr, number: int) -> Operand:
+        if not -(1 << 63) <= number < 1 << 63:
+            raise self._error(node, f"{number} has more than 64 bits")
+        return Operand(NUMBER, str(int(number)))
 
     # --- Memory ---------------------------------------------------------------------------------
 
@@ -263,13 +295,19 @@ class _Body:
             kind = ValueKind("vector", 8 * part.dtype.itemsize)
         return Operand(kind, self._load(word, self._unit.address, self._unit.permanence()))
 
+    def _index(self, node: ast.expr) -> str:
+        index = self._number(node)
+        if _is_known(index) and int(index) < 0:
+            raise self._error(node, f"{ast.unparse(node)} does not count from the end")
+        return index
+
     def _element(self, base: Operand, index: str, how: str = " inbounds") -> str:
         """Address of an element of a vector, or of a record."""
         size = base.kind.of // 8 if base.kind.name == "vector" else base.kind.of.num_bytes
         return self._behind(base.text, self._put(f"mul i64 {index}, {size}"), how)
 
     def _subscript(self, node: ast.Subscript) -> Operand:
-        base, index = self._value(node.value), self._number(node.slice)
+        base, index = self._value(node.value), self._index(node.slice)
         match base.kind.name:
             case "vector":
                 return self._load_number(self._element(base, index), base.kind.of, f"vector{base.kind.of}")
@@ -303,7 +341,9 @@ class _Body:
     def _value(self, node: ast.expr) -> Operand:
         match node:
             case ast.Constant(value=int(number)):
-                return Operand(NUMBER, str(int(number)))
+                return self._constant(node, number)
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(number))):
+                return self._constant(node, -number)
             case ast.Name():
                 return self._variable(node)
             case ast.Attribute():
@@ -314,13 +354,13 @@ class _Body:
                 return Operand(NUMBER, self._binary(node, node.op, self._number(node.left), self._number(node.right)))
             case ast.UnaryOp(op=ast.USub()):
                 return Operand(NUMBER, self._put(f"sub i64 0, {self._number(node.operand)}"))
-            case ast.Compare() | ast.BoolOp() | ast.UnaryOp(op=ast.Not()):
+            case ast.Compare() | ast.BoolOp() | ast.UnaryOp(op=ast.Not()) if _is_truth(node, self._global):
                 return self._choice(node, Operand(NUMBER, "1"), Operand(NUMBER, "0"))
             case ast.IfExp():
                 return self._choice(node.test, node.body, node.orelse)
             case ast.Call():
                 return self._call(node)
-        raise self._error(node, f"{ast.unparse(node)} is nothing that compiles")
+        raise self._refuse(node)
 
     def _choice(self, test: ast.expr, yes: ast.expr | Operand, no: ast.expr | Operand) -> Operand:
         """One number or another."""
@@ -337,6 +377,9 @@ class _Body:
         return Operand(NUMBER, self._put(f"load i64, {pointer} {place}"))
 
     def _binary(self, node: ast.AST, operator: ast.operator, left: str, right: str) -> str:
+        is_shift = isinstance(operator, ast.LShift | ast.RShift)
+        if is_shift and _is_known(right) and not 0 <= int(right) < 64:
+            raise self._error(node, f"{right} is no number of bits to shift by")
         if type(operator) in _BINARY:
             return self._put(f"{_BINARY[type(operator)]} i64 {left}, {right}")
         if not isinstance(operator, ast.FloorDiv):
@@ -349,21 +392,27 @@ class _Body:
         return self._put(f"sub i64 {quotient}, {one}")
 
     def _call(self, node: ast.Call) -> Operand:
-        called = self._global_names.get(node.func.id) if isinstance(node.func, ast.Name) else None
+        called = self._global(node.func)
         if node.keywords or not isinstance(called, KernelFunction | Prefetch):
-            raise self._error(node, f"{ast.unparse(node)} calls no kernel by place")
+            raise self._error(node, f"{ast.unparse(node)} calls no kernel with positional arguments")
         given = [self._value(one) for one in node.args]
         if isinstance(called, Prefetch):
-            what, index = given
-            address = self._element(what, index.text, "")
-            suffix = "i8" if self._unit.has_pointer_types else ""
-            # To be read, to be kept as long as can be, from the memory of data.
-            words = f"{self._unit.address} {address}, i32 0, i32 3, i32 1"
-            self._lines.append(f"call void @llvm.prefetch.p0{suffix}({words})")
-            return Operand(NUMBER, "0")
+            return self._prefetch(node, given)
         name = self._unit.call(called, tuple(one.kind for one in given))
         words = ", ".join(f"{self._unit.type_of(one.kind)} {one.text}" for one in given)
         return Operand(NUMBER, self._put(f"call i64 @{name}({words})"))
+
+    def _prefetch(self, node: ast.Call, given: list[Operand]) -> Operand:
+        match given:
+            case [Operand(ValueKind("vector" | "records")) as what, Operand(ValueKind("number"), index)]:
+                address = self._element(what, index, "")
+            case _:
+                raise self._error(node, f"{ast.unparse(node)} asks for no element of a vector or of records")
+        suffix = "i8" if self._unit.has_pointer_types else ""
+        # To be read, to be kept as long as can be, from the memory of data.
+        words = f"{self._unit.address} {address}, i32 0, i32 3, i32 1"
+        self._lines.append(f"call void @llvm.prefetch.p0{suffix}({words})")
+        return Operand(NUMBER, "0")
 
     def _branch(self, test: ast.expr, yes: str, no: str) -> None:
         """Go on at one label or another."""
@@ -376,15 +425,16 @@ class _Body:
                 self._branch(test.values[-1], yes, no)
             case ast.UnaryOp(op=ast.Not()):
                 self._branch(test.operand, no, yes)
-            case ast.Constant(value=number):
+            case ast.Constant(value=int(number)):
                 self._end(f"br label %{yes if number else no}")
+            case ast.Compare(left, [operator], [right]) if type(operator) in _COMPARISONS:
+                first, second = self._number(left), self._number(right)
+                holds = self._put(f"icmp {_COMPARISONS[type(operator)]} i64 {first}, {second}")
+                self._end(f"br i1 {holds}, label %{yes}, label %{no}")
+            case ast.Compare():
+                raise self._refuse(test)
             case _:
-                if isinstance(test, ast.Compare):
-                    ((operator, right),) = zip(test.ops, test.comparators, strict=True)
-                    first, second = self._number(test.left), self._number(right)
-                    holds = self._put(f"icmp {_COMPARISONS[type(operator)]} i64 {first}, {second}")
-                else:
-                    holds = self._put(f"icmp ne i64 {self._number(test)}, 0")
+                holds = self._put(f"icmp ne i64 {self._number(test)}, 0")
                 self._end(f"br i1 {holds}, label %{yes}, label %{no}")
 
     # --- Statements -----------------------------------------------------------------------------
@@ -397,15 +447,11 @@ class _Body:
 
     def _statement(self, node: ast.stmt) -> None:
         match node:
-            case ast.Assign(targets=targets, value=value):
-                for target in targets:
-                    if not isinstance(target, ast.Tuple):
-                        continue
-                    assert isinstance(value, ast.Tuple)
-                    found = [self._value(one) for one in value.elts]
-                    for name, one in zip(target.elts, found, strict=True):
-                        self._assign(name, one)
-                    return
+            case ast.Assign([ast.Tuple(targets)], ast.Tuple(values)) if len(targets) == len(values):
+                found = [self._value(one) for one in values]
+                for target, one in zip(targets, found, strict=True):
+                    self._assign(target, one)
+            case ast.Assign(targets, value):
                 one = self._value(value)
                 for target in targets:
                     self._assign(target, one)
@@ -425,8 +471,8 @@ class _Body:
                 self._branch(node.test, body, end)
                 self._begin(body)
                 self._loop(node.body, first, end)
-            case ast.For(orelse=[], target=ast.Name()):
-                self._for(node)
+            case ast.For(ast.Name() as target, orelse=[]):
+                self._for(node, target)
             case ast.Break():
                 self._end(f"br label %{self._loops[-1][1]}")
             case ast.Continue():
@@ -445,7 +491,7 @@ class _Body:
                 return word, 64, f"number {target.attr}"
             raise self._error(target, f"{base.kind.of.__name__}.{target.attr} is fixed")
         if isinstance(target, ast.Subscript):
-            base, index = self._value(target.value), self._number(target.slice)
+            base, index = self._value(target.value), self._index(target.slice)
             if base.kind.name == "vector":
                 return self._element(base, index), base.kind.of, f"vector{base.kind.of}"
         raise self._error(target, f"{ast.unparse(target)} cannot be set")
@@ -469,64 +515,80 @@ class _Body:
         self._store_number(address, bits, tag, self._binary(node, node.op, before, self._number(node.value)))
 
     def _if(self, node: ast.If) -> None:
-        yes, no = self._label(), self._label()
-        end = self._label() if node.orelse else no
+        yes, no, end = self._label(), self._label(), self._label()
         self._branch(node.test, yes, no)
-        self._begin(yes)
-        self._statements(node.body)
-        if not node.orelse:
-            self._begin(no)
-            return
-        is_reached = self._is_open
-        if is_reached:
-            self._end(f"br label %{end}")
-        self._begin(no)
-        self._statements(node.orelse)
-        if is_reached or self._is_open:
-            self._begin(end)
+        before, after = self._are_set, []
+        for label, statements in ((yes, node.body), (no, node.orelse)):
+            self._begin(label)
+            self._are_set = before
+            self._statements(statements)
+            if self._is_open:
+                after.append(self._are_set)
+                self._end(f"br label %{end}")
+        self._begin(end)
+        self._are_set = frozenset.intersection(*after) if after else before
 
-    def _loop(self, body: list[ast.stmt], following: str, end: str) -> None:
-        """Translate what is done again and again, up to where the loop ends."""
-        self._loops.append((following, end))
+    def _loop(self, body: list[ast.stmt], first: str, end: str) -> None:
+        """Translate what is done again and again, perhaps never, up to where the loop ends."""
+        before = self._are_set
+        self._loops.append((first, end))
         self._statements(body)
         self._loops.pop()
         if self._is_open:
-            self._end(f"br label %{following}")
+            self._end(f"br label %{first}")
         self._begin(end)
+        self._are_set = before
 
-    def _for(self, node: ast.For) -> None:
+    def _for(self, node: ast.For, target: ast.Name) -> None:
         match node.iter:
-            case ast.Call(func=ast.Name(id="range"), args=given) if 1 <= len(given) <= 3:
-                bounds = [self._number(one) for one in given[:2]]
+            case ast.Call(called, given, []) if 1 <= len(given) <= 3 and self._global(called) is range:
+                bounds = [self._number(one) for one in given]
             case _:
                 raise self._error(node, "a loop is not over range")
-        step = int(ast.literal_eval(given[2])) if len(given) == 3 else 1
-        low, high = bounds if len(bounds) == 2 else ("0", bounds[0])
-        first, body, following, end = (self._label() for _ in range(4))
+        low, high, step = ["0", *bounds, "1"] if len(bounds) == 1 else [*bounds, "1"][:3]
+        if step not in ("1", "-1"):
+            raise self._error(node, "a range has a step other than 1 and -1")
+        before = self._are_set
+        first, body, end = self._label(), self._label(), self._label()
         place, pointer = self._place("i64"), self._unit.pointer_to("i64")
         self._lines.append(f"store i64 {low}, {pointer} {place}")
         self._begin(first)
         number = self._put(f"load i64, {pointer} {place}")
-        holds = self._put(f"icmp {'slt' if step > 0 else 'sgt'} i64 {number}, {high}")
+        holds = self._put(f"icmp {'slt' if step == '1' else 'sgt'} i64 {number}, {high}")
         self._end(f"br i1 {holds}, label %{body}, label %{end}")
         self._begin(body)
-        assert isinstance(node.target, ast.Name)
-        self._set(node.target.id, Operand(NUMBER, number), node)
-        self._loops.append((following, end))
-        self._statements(node.body)
-        self._loops.pop()
-        self._begin(following)
         self._lines.append(f"store i64 {self._put(f'add nsw i64 {number}, {step}')}, {pointer} {place}")
-        self._end(f"br label %{first}")
-        self._begin(end)
+        self._set(target.id, Operand(NUMBER, number), target)
+        self._loop(node.body, first, end)
+        self._are_set = before
 
 
-def _definition(function: Callable[..., Any]) -> ast.FunctionDef:
-    return _definitions(Path(function.__code__.co_filename))[function.__name__]
+def _is_known(number: str) -> bool:
+    """Tell whether a number is written out, and not the name of a value."""
+    return not number.startswith("%")
+
+
+def _is_truth(node: ast.expr, find: Callable[[ast.expr], Any]) -> bool:
+    """Tell whether a value is 1 or 0, as what ``and`` and ``or`` say is; of Python it is an operand.
+
+    Parameters
+    ----------
+    find
+        Finds what is called; those that it calls in turn are not looked at.
+    """
+    match node:
+        case ast.Compare() | ast.UnaryOp(ast.Not()) | ast.Constant(bool()):
+            return True
+        case ast.BoolOp(_, values):
+            return all(_is_truth(one, find) for one in values)
+        case ast.Call(name) if isinstance(called := find(name), KernelFunction) and (tree := called.definition()):
+            returned = [one.value for one in ast.walk(tree) if isinstance(one, ast.Return)]
+            return all(one is None or _is_truth(one, lambda _: None) for one in returned)
+    return False
 
 
 @cache
-def _definitions(path: Path) -> dict[str, ast.FunctionDef]:
-    """Functions of a file by name, as its text was when this process began (`sources`)."""
-    tree = ast.parse(sources.TEXTS[path])
-    return {one.name: one for one in tree.body if isinstance(one, ast.FunctionDef)}
+def _definitions(path: Path) -> dict[tuple[str, int], ast.FunctionDef]:
+    """Functions of a file by name and first line, as its text was when this process began (`sources`)."""
+    functions = [one for one in ast.parse(sources.TEXTS.get(path, b"")).body if isinstance(one, ast.FunctionDef)]
+    return {(one.name, min([one.lineno, *(part.lineno for part in one.decorator_list)])): one for one in functions}

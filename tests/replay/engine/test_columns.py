@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import pytest
 from loops import every
 
 from replay.engine import GraphBuilder, TaskGraph, schedule
 from replay.engine.columns import GrowingColumn, in_front
-from replay.engine.sums import TaskSums
+from replay.engine.errors import GraphError
+from replay.engine.sums import TaskSums, busy_by_window, drawn_waits
 
 WIDTHS = (np.int8, np.int16, np.int32, np.int64)
 
@@ -166,6 +168,18 @@ def test_kernels_read_every_width() -> None:
         one, other = (TaskSums.of(of.graph, place, 3, timeline=of) for of in (narrow, timeline))
         for field in dataclasses.fields(TaskSums):
             assert np.array_equal(getattr(one, field.name), getattr(other, field.name))
+
+
+def test_kernels_divide_by_no_zero() -> None:
+    graph = some_graph()
+    timeline, parts = schedule(graph), np.array([1, 0, 1])
+    role, flags = np.zeros(len(graph.kind_names), np.int64), np.ones(3, np.bool_)
+    with pytest.raises(GraphError, match="parts of a resource must be 1 or more, not 0"):
+        TaskSums.of(graph, np.arange(3), 3, timeline=timeline, parts=parts)
+    with pytest.raises(GraphError, match="parts of a resource must be 1 or more, not 0"):
+        drawn_waits(timeline, flags, ~flags, np.zeros(3, np.int64), parts, role, (1, 1), None)
+    with pytest.raises(GraphError, match="picoseconds of a window must be 1 or more, not 0"):
+        busy_by_window([(graph.resource, timeline.start_ps, timeline.end_ps, None)], 0, np.arange(3), (3, 1))
 
 
 def test_numbers_beyond_32_bits_are_kept() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import json
 import os
 import shutil
@@ -41,6 +42,31 @@ with Path("replay/engine/{name}.py").open("a") as file:
 """
     + SORT_ROWS
 )
+
+#: Threads that call their first kernel at once.
+CALL_AT_ONCE = """
+import threading
+import numpy as np
+from replay.engine.backend import compiling, folder as place
+from replay.engine.kernels.edges import group_rows
+calls, made = [], compiling._found.code
+def count(*given):
+    calls.append(given)
+    return made(*given)
+compiling._found.code = count
+ready = threading.Barrier(8)
+def call():
+    ready.wait()
+    for _ in range(200):
+        assert group_rows(np.array([1, 0, 1], np.int32), 2)[1].tolist() == [1, 0, 2]
+threads = [threading.Thread(target=call) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert len(calls) == 1
+print(place.cache_folder())
+"""
 
 Outcome = Callable[..., tuple[bool, str]]
 
@@ -159,6 +185,35 @@ def test_lies_beside_the_source_and_is_used_again(outcome: Outcome, package: Pat
     assert outcome(package) == (False, str(home))
 
 
+def test_threads_share_what_one_of_them_loads(outcome: Outcome, compiled: Path) -> None:
+    assert outcome(compiled, code=CALL_AT_ONCE) == (False, str(compiled / BESIDE))
+
+
+def test_kernels_that_python_calls_have_a_name_each() -> None:
+    from replay.engine.backend import compiling
+    from replay.engine.kernels import edges
+
+    name = edges._group_rows.name
+    assert [one.name for one in compiling.ENTRIES].count(name) == 1
+
+    def other(g: object) -> None:
+        pass
+
+    other.__name__ = name
+    with pytest.raises(ValueError, match=f"{name}: another kernel that Python calls has this name"):
+        compiling.entry(edges.EdgeBlock)(other)
+
+
+def test_machine_code_of_another_platform_has_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    from replay.engine.backend import quick
+    from replay.engine.kernels import edges
+
+    kernel = quick.KernelFunction(edges.group_rows)
+    here = quick._file(kernel)._path()
+    monkeypatch.setattr(quick.llvm, "get_process_triple", lambda: "another")
+    assert here is not None and quick._file(kernel)._path() != here
+
+
 def test_lies_where_the_variable_says(outcome: Outcome, package: Path, tmp_path: Path) -> None:
     compiled, folder = outcome(package, NUMBA_CACHE_DIR=str(tmp_path / "mine"))
     assert compiled
@@ -261,6 +316,21 @@ def test_processes_may_compile_at_the_same_time(outcome: Outcome, package: Path)
     assert outcome(package)[0] is False
 
 
+@pytest.mark.extended
+def test_an_installation_without_source_keeps_nothing(outcome: Outcome, package: Path) -> None:
+    assert compileall.compile_dir(package, quiet=1, legacy=True)
+    for path in package.rglob("*.py"):
+        path.unlink()
+    for _ in range(2):
+        assert outcome(package) == (True, str(package / BESIDE))
+    assert not list((package / BESIDE).rglob("*.nbc"))
+
+
+def test_plain_python_needs_no_llvmlite(outcome: Outcome, package: Path) -> None:
+    code = f"import sys; sys.modules['llvmlite'] = None\n{SORT_ROWS}"
+    assert outcome(package, code=code, NUMBA_DISABLE_JIT="1") == (False, str(package / BESIDE))
+
+
 def test_an_index_of_numbas_is_not_looked_at(outcome: Outcome, package: Path) -> None:
     home = package / "replay" / "engine" / "kernels" / "__pycache__"
     home.mkdir()
@@ -273,9 +343,20 @@ def test_numba_compiles_where_nobody_has_tried_the_quick_compiler(monkeypatch: p
     from replay.engine.backend import compiling
 
     monkeypatch.delenv("MOEREPLAY_COMPILER", raising=False)
-    for release, name in (("0.44.0", "quick"), ("0.50.0", "quick"), ("0.43.0", "standard"), ("1.0.0rc1", "standard")):
-        monkeypatch.setattr(compiling, "llvmlite_version", release)
+    for release, name in (
+        ("0.44.0", "quick"),
+        ("0.50.0", "quick"),
+        ("0.43.0", "standard"),
+        ("1.0.0rc1", "standard"),
+        ("0.50rc1", "standard"),
+        ("0+unknown", "standard"),
+    ):
+        monkeypatch.setattr("llvmlite.__version__", release)
         assert compiling.compiler_name() == name
+    monkeypatch.setattr("llvmlite.__version__", "0.50.0")
+    with monkeypatch.context() as without:
+        without.setattr(compiling.sources, "TEXTS", {})
+        assert compiling.compiler_name() == "standard"
     monkeypatch.setenv("MOEREPLAY_COMPILER", "quick")
     assert compiling.compiler_name() == "quick"
     monkeypatch.setenv("MOEREPLAY_COMPILER", "fast")
