@@ -22,11 +22,11 @@ class AiCore:
     Attributes
     ----------
     vector_cores
-        Of each AI core.
+        Vector cores of each AI core.
     sync_all_ps
         A barrier of all vector cores inside a kernel.
     quantised_row_ps
-        One vector core, for a row that it casts on its way, beside the row's bytes.
+        Time of one vector core to cast a row on its way, beside the row's bytes.
     """
 
     vector_cores: int

@@ -31,11 +31,11 @@ class Scores(Generic[Whole]):
     Attributes
     ----------
     pairs
-        That are computed.
+        Pairs that are computed.
     blocks
-        Tiles of queries, each of which is a thread block's, with all keys that it sees.
+        Tiles of queries. A thread block works on one, with all keys that it sees.
     longest
-        Pairs of the longest of these.
+        Pairs of the block that has most.
     """
 
     pairs: Whole
@@ -52,7 +52,7 @@ class AttentionKernels:
     forward_rate, backward_rate, decode_rate
         Operations per second of the products, of all tiles that are computed.
     exponential
-        Picoseconds of a pair's exponential, as far as no product hides it.
+        Picoseconds of a pair's exponential that no product hides.
     block_ps
         Time of an SM for a block beside its pairs.
     num_sms

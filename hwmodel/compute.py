@@ -95,15 +95,15 @@ class Compute:
     tile_overhead_ps
         Filling the pipeline of a tile and storing its result.
     fp8_absent_row_ps
-        For each row of an FP8 tile's loads beyond the end of the matrix, and each 128 bytes of the
-        inner dimension.
+        Time of an FP8 tile for each row that it loads beyond the end of the matrix, per 128 bytes
+        of the inner dimension.
     fp8_step_ps
-        Between the products of two steps of 128 values in one warpgroup of an FP8 kernel for one
-        matrix, beside what it multiplies and adds.
+        Time that a warpgroup loses between two steps of 128 values, in an FP8 kernel for one
+        matrix.
     operand_rate, register_rate
         Bytes per second into one SM: into its shared memory, and into registers.
     mma_sync_efficiency
-        Of the peak, what products by ``mma.sync`` reach.
+        Share of the peak that products by ``mma.sync`` reach.
     shared_rate
         Bytes per second into and out of the shared memory of one SM.
     multiplication_rate, special_rate
@@ -111,10 +111,11 @@ class Compute:
     cluster_tiles
         Neighbouring tiles that load what they share from the L2 cache once.
     accumulators
-        Tiles whose sums an SM has room for beside what multiplies: with two, one tile's result is
-        stored while the next is multiplied.
+        Tiles whose sums an SM has room for. With two, one tile's result is stored while the next is
+        multiplied.
     reduction_ps
-        A kernel that adds the sums of slices, beside its bytes, as the choice of slices assumes it.
+        Time of a kernel that adds the sums of slices, beside its bytes; the choice of slices
+        assumes it.
     """
 
     num_sms: int
@@ -370,8 +371,8 @@ class Compute:
 
         Returns
         -------
-        (row_tile,): up to `block_m`, or to 16, 32 or 64 where the matrix has no more rows. None
-        up to 128 columns, where few SMs ask for a row: loads are not slower (measured).
+        (row_tile,): up to `block_m`, or to 16, 32 or 64 where the matrix has no more rows. 0 up to
+        128 columns, where few SMs ask for a row: loads are not slower (measured).
         """
         if n <= self._scale_block:
             return np.zeros_like(rows_in_tile)
@@ -413,7 +414,7 @@ class Compute:
         grouped
             As for :meth:`gemm_tiles`.
         path
-            Of the operands.
+            Path of the operands.
 
         Returns
         -------
@@ -455,14 +456,14 @@ class Compute:
         Parameters
         ----------
         tile_ps
-            Of the tile, as of :meth:`tile_ps`.
+            Time of the tile, from :meth:`tile_ps`.
         ending_ps
             Part of it that is not multiplying: filling the pipeline, storing the result.
 
         Returns
         -------
-        Picoseconds. None where the sums lie in registers of those who store them. With two
-        accumulators the SM is held for the longer of the two parts.
+        Picoseconds; 0 with one accumulator, whose registers are those that are stored. With two,
+        the SM is held for the longer of the two parts.
         """
         if self.accumulators == 1:
             return 0 * tile_ps
@@ -569,7 +570,7 @@ class Compute:
         return self._kernels(number_type).sm_rate.times(Fraction(self.num_sms)).units_per_second
 
     def lacks(self, number_type: str) -> str:
-        """Say what tensor cores do not multiply, and what they do; empty if they multiply it."""
+        """Say that tensor cores do not multiply a number type, and which ones they do; empty if they do."""
         if number_type in self._matrix or not _fp4_weights(number_type):
             return ""
         rows, _, weights = number_type.rpartition("_")
@@ -587,7 +588,7 @@ class Compute:
 
 
 def gradient_type(number_type: str) -> str:
-    """Name of the operands of a gradient of weights among products of a type."""
+    """Number type of the operands of a weight gradient, where all other products have `number_type`."""
     return "fp8_rows" if number_type == "fp8" else number_type
 
 

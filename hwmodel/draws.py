@@ -1,9 +1,9 @@
 """Machines drawn from the stated uncertainty of their values.
 
-The value of a preset is the median of its distribution. Its logarithm is normal on either side,
-as wide as a range that nine of ten draws keep to: rates and latencies are positive, and a factor
-of two up is as likely as one down. A share of something stays at 1 where a draw would exceed it.
-Draws beyond `MOST_DEVIATIONS` are those that lie there.
+The value of a preset is the median of its distribution. Its logarithm is normal on either side, as
+wide as a range that nine of ten draws keep to: rates and latencies are positive, and a factor of
+two up is as likely as one down. A share of something stays at 1 where a draw would exceed it. A
+draw beyond `MOST_DEVIATIONS` is moved there.
 """
 
 from __future__ import annotations

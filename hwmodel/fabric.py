@@ -189,10 +189,10 @@ class Fabric:
 
         Returns
         -------
-        ``gpu, plane, gpu`` within a domain, ``gpu, gpu`` in a full mesh; ``gpu, nic, leaf, nic,
-        gpu`` between
-        domains on one leaf; with ``leaf, spine, leaf`` across leaves. The GPU alone
-        if both are the same. Forwarding through a third GPU is a scheme's choice.
+        ``gpu, plane, gpu`` within a domain; ``gpu, gpu`` in a full mesh; ``gpu, nic, leaf, nic,
+        gpu`` between domains on one leaf, and ``leaf, spine, leaf`` in place of ``leaf`` across
+        leaves. The GPU alone if both are the same. Forwarding through a third GPU is a scheme's
+        choice.
 
         Raises
         ------

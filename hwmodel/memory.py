@@ -116,9 +116,10 @@ class L2Cache:
 
     @staticmethod
     def slots_bytes(nbytes: Whole, piece_bytes: int) -> Whole:
-        """Bytes that the cache could serve meanwhile when so many are asked for in pieces.
+        """Bytes of the slots that reading so many bytes in pieces takes.
 
-        A slice serves a request in a clock, of up to `SLICE_BYTES`.
+        A slice of the cache serves one request of up to `SLICE_BYTES` per clock: a smaller one
+        takes a whole slot.
         """
         served = -(-piece_bytes // SLICE_BYTES) * SLICE_BYTES
         slots: Whole = -(-nbytes * served // piece_bytes)

@@ -71,8 +71,8 @@ class Nccl:
     nvls_start_ps
         From the start of the kernel of a collective in the switch until its first access.
     proxy_step_ps
-        Of the host's thread that sees to what leaves a node, for each write that it posts, each
-        buffer that it offers to a sender, and each completion.
+        Time of the host thread that serves the network, for each write that it posts, each buffer
+        that it offers to a sender, and each completion.
     """
 
     ll: Protocol

@@ -32,8 +32,8 @@ class OperandPath:
     Attributes
     ----------
     instruction
-        Of the products. ``"wgmma"`` stands for the instruction that the peak of a machine is stated
-        for, also where that has another name.
+        Instruction of the products. ``"wgmma"`` stands for the instruction that the peak of a
+        machine is stated for, also where that has another name.
     rows, weights
         What brings the rows and the weights into shared memory.
     warps
@@ -57,7 +57,7 @@ class OperandPath:
         return self.instruction == "mma.sync"
 
     def passes(self, rows: Whole, columns: int) -> Whole:
-        """Times that a byte of the inner dimension passes the load/store units, for rows and columns.
+        """Bytes of a tile that pass the load/store units, per byte of the inner dimension.
 
         Parameters
         ----------
@@ -66,8 +66,8 @@ class OperandPath:
 
         Returns
         -------
-        As many as there are bytes for each byte of one row: times the inner dimension in bytes, the
-        bytes of the tile.
+        Rows and columns, each counted as often as it passes. Multiplied by the inner dimension in
+        bytes, they are the bytes of the tile.
         """
         asked = (self.rows != "tma") * rows + (self.weights != "tma") * columns
         if not self.has_warps:  # what it reads, and bulk copies, are in its efficiency

@@ -43,16 +43,15 @@ class PathPort:
     Attributes
     ----------
     port
-        ``uplink`` and ``downlink`` are all links of a GPU; ``link`` is what joins two GPUs without
-        a switch, or two groups of GPUs; ``pcie`` lies between a
-        GPU and its network card, ``nic`` between the card and its leaf switch, ``leaf`` between a
-        leaf switch and the spine.
+        ``uplink`` and ``downlink`` are all links of a GPU; ``link`` joins two GPUs without a
+        switch, or two groups of GPUs; ``pcie`` lies between a GPU and its network card, ``nic``
+        between the card and its leaf switch, ``leaf`` between a leaf switch and the spine.
     index
         Whose port it is: a GPU, the card beside a GPU, or a leaf switch; of a link, its source.
     rate
         Wire bytes per second.
     latency_ps
-        From leaving this port to the next one, after the last hop to the target GPU.
+        From leaving this port until the next one, or until the target GPU after the last.
     """
 
     port: PortName

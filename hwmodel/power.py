@@ -6,9 +6,9 @@ voltage falls with it; that of a byte of device memory, whose clock stays, is no
 that ran for seconds follow from two of them within 5 % (`sustained.csv`, in
 `replay/studies/validate/measurements/MEASURED.md`).
 
-A product of matrices alone runs slower than the clock says, as if at ``gpu.clock_GHz``, which its
-measured rate contains: from the first millisecond on, and with values that are not all zero alone.
-So it is slowed below that clock only, and attention below ``power.most_GHz``.
+Products of matrices run as if the clock were ``gpu.clock_GHz``, from the first millisecond on,
+unless all values are zero. Their measured rates contain this. So a lower clock slows products only
+below ``gpu.clock_GHz``, and attention below ``power.most_GHz``.
 """
 
 from __future__ import annotations

@@ -41,15 +41,15 @@ class Switch:
         From the last contribution's arrival to the departure of the sum, on top
         of the traversal.
     multicast_ps
-        What a store that the switch copies takes longer than one to a peer.
+        Time by which a store that the switch copies takes longer than one to a peer.
     multicast_release_ps
         From the acknowledgement of multicast stores until a fence behind them is through.
     adder_rate
         Bytes per second that the adders behind a GPU's ports take in; None takes any number.
     reduction_buffer_bytes
-        One port (one link) of the switch.
+        Buffer of one port (one link) of the switch.
     input_buffer_bytes
-        One port (one link) of the switch, all virtual channels; 0 holds anything.
+        Buffer of one port (one link) of the switch, all virtual channels; 0 is no limit.
     virtual_channels
         Of an input port.
     """

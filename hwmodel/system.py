@@ -45,7 +45,7 @@ class Capability(enum.Enum):
 
 @dataclass(frozen=True)
 class System(Exhibit):
-    """A machine that exists, or one that does not.
+    """A machine, real or proposed.
 
     Attributes
     ----------

@@ -462,7 +462,7 @@ class AiCoreSpec(StrictDocument):
 
 
 class PcieSpec(StrictDocument):
-    """Between a GPU and its network card."""
+    """PCIe between a GPU and its network card."""
 
     bandwidth_GB_per_s: Quantity[Positive]
     """Data in one direction, as reached."""

@@ -219,7 +219,7 @@ class Rate:
 
     @classmethod
     def per_unit(cls, ps: Fraction) -> Rate:
-        """Make a rate from the picoseconds of a unit, which may be none."""
+        """Make a rate from the picoseconds of a unit, which may be 0."""
         return cls(_simplify(ps))
 
     @classmethod

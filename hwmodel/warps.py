@@ -38,7 +38,7 @@ class Warps:
     bulk_copy_ps
         SM time of a bulk copy of `STEP_BYTES`, into shared memory or out of it.
     choice_ps
-        A row of one of a token's choices of experts, beside its bytes.
+        Time for the row of each expert that a token chose, beside its bytes.
     release_ps
         A release of system scope behind stores to peers, for each of them.
     memory_latency_ps, cache_latency_ps

@@ -29,7 +29,7 @@ class RefusedError(UserError):
 
 
 class UnreadableError(UserError):
-    """A recording cannot be read now. That is no property of what asks for it."""
+    """Failure to read a recording now, which is no property of what asks for it."""
 
 
 def check_jobs(jobs: object) -> None:

@@ -55,8 +55,8 @@ class ChainLink:
     trace_rows
         (token,): the tokens' rows in the trace, where they are known.
     between
-        What lies before the layer (forward) or behind it (backward), done before it in both. None
-        where the layer begins at once.
+        Work between MoE layers, such as attention: before this layer (forward) or behind it
+        (backward), but launched before it in both. None where the layer begins at once.
     context
         What the tokens attend to, for `between`.
     micro_batches
@@ -77,14 +77,14 @@ class ChainLink:
     delays_ps: Picoseconds | None = None
 
     def before(self, machine: Machine, after: Ints) -> Ints:
-        """Add what lies before the layer: (rank,) tasks; `after` where it begins at once."""
+        """Add the work of `between`: (rank,) its last tasks; `after` where there is none."""
         if self.between is None:
             return after
         assert self.context is not None
         return self.between.before_layer(machine, self.decoder_layer, self.context, after)
 
     def is_with(self, other: ChainLink) -> bool:
-        """Tell whether both are of one pass of one step."""
+        """Tell whether both layers are of the same pass of the same step."""
         return (self.step, self.is_backward) == (other.step, other.is_backward)
 
     def which(self) -> dict[str, int]:
@@ -96,7 +96,7 @@ class ChainLink:
         }
 
     def alone(self) -> ChainLink:
-        """Leave out what lies before the layer, and make its work now, once for all who ask."""
+        """Leave out `between`, and make the layer's work now, once for all callers."""
         work = self.work()
         return dataclasses.replace(self, between=None, work=lambda: work)
 
@@ -164,8 +164,8 @@ class LayerTasks(NamedTuple):
     Attributes
     ----------
     reached, starts, finishes
-        (rank,) tasks by layer, see `ChainGraph`: those that are known now, and were not before.
-        Tasks that were added earlier are among the `ends` of then.
+        (rank,) tasks by layer, see `ChainGraph`: those that were not known before. Tasks that were
+        added earlier are among the `ends` given then.
     ends
         (task,): barrier tasks. Every task that is added later waits for one of these; host tasks
         do not.
@@ -180,7 +180,7 @@ class LayerTasks(NamedTuple):
     memory
         Device memory that it takes.
     through
-        (rank,): the task after which each rank is through with all of it.
+        (rank,): the task after which each rank is through with the layer, or the pair.
     spans
         Kernels of the streams, where a forward runs beside a backward pass.
     """
@@ -296,12 +296,12 @@ def check_code_for(scheme: Scheme, work: LayerWork, system: System) -> None:
 
 @contextmanager
 def faults_of(scheme: Scheme, *others: type[Exception]) -> Iterator[None]:
-    """Tell what goes wrong in the code of a scheme from outside from `others`, and from mistakes.
+    """Raise what goes wrong in the code of a scheme from outside as a `SchemeFailure`.
 
     Parameters
     ----------
     others
-        What is raised for its caller, and no fault; beside the user's other mistakes.
+        Errors that are no fault and pass as they are, as `UserError` does.
     """
     try:
         yield
@@ -326,7 +326,7 @@ def digest_of(link: ChainLink, lead: Time) -> str:
     link
         The layer; which one it is does not count.
     lead
-        By how much each host begins before its GPU.
+        Time by which each host begins before its GPU.
     """
     digest = hashlib.sha256()
     parts = [batch.tokens for batch in link.micro_batches]

@@ -64,7 +64,7 @@ def typical_layer(types: Precision, is_backward: bool, num_experts: int = EXPERT
 
 @cache
 def preset(name: str) -> System:
-    """Load a system once for all schemes that it is looked at under."""
+    """Load a system, once for all schemes."""
     return hwmodel.load(name)
 
 
@@ -262,8 +262,8 @@ def num_kernels(operations: Iterable[Operation]) -> int:
 def is_captured(scheme: Scheme, passes: Iterable[bool], system: System) -> bool:
     """Tell whether a CUDA graph can hold a scheme's layers: no host waits in any of the passes.
 
-    How many experts a layer has does not change where hosts wait, so that few do, where a scheme
-    takes so few.
+    The number of experts does not change where hosts wait: a layer with few stands for all, where a
+    scheme takes so few.
     """
 
     def program(is_backward: bool, num_experts: int) -> Program | None:

@@ -1,9 +1,10 @@
-"""Random delays of GPUs at the begin of layers.
+"""Random delays of GPUs at the beginning of layers.
 
 What holds a GPU up for a while is not modelled: a host that is late, a clock that falls, a page
 that is moved, somebody else's message. What is modelled is whom it holds up further: others wait
 for the one that is late as their scheme lets them wait. Delays are drawn for each GPU in each layer
-of each pass and step, one by one, so none hangs on how many layers or GPUs are replayed beside it.
+of each pass and step, one by one, so none depends on how many layers or GPUs are replayed beside
+it.
 """
 
 from __future__ import annotations

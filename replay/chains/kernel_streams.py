@@ -68,8 +68,8 @@ class StageStreams:
     def run(self, stages: Stages, stage: Stage, after: Ints, *, is_backward: bool = False) -> KernelSpan:
         """Add the kernels of one stage of a scheme, which are next.
 
-        Behind what they begin with, all before them is over and, in a stream for rows, their SMs
-        are free.
+        Their span begins when all before them is over and, in a stream for rows, their SMs are
+        free.
 
         Parameters
         ----------
@@ -148,7 +148,7 @@ def set_aside(scheme: StagedScheme, work: LayerWork, system: System) -> int:
 
 
 def as_staged(scheme: Scheme, kind: Interleave) -> StagedScheme:
-    """Give a scheme as it is interleaved.
+    """Give the form of a scheme whose stages can be interleaved.
 
     Raises
     ------
@@ -191,7 +191,8 @@ class KernelSpan(NamedTuple):
     of
         Kind of the kernels.
     begun, ended
-        (rank,): tasks behind which they run, and of their end; or when these are, in picoseconds.
+        (rank,): tasks after which they run, and tasks of their end; or the times of these, in
+        picoseconds.
     """
 
     of: Occupation
@@ -199,7 +200,7 @@ class KernelSpan(NamedTuple):
     ended: Ints
 
     def at(self, visible_ps: Picoseconds) -> KernelSpan:
-        """Give its times, looked up in when each task is visible: (task,)."""
+        """Put times in place of its tasks: those at which they are visible, (task,) in picoseconds."""
         return self._replace(begun=visible_ps[self.begun], ended=visible_ps[self.ended])
 
 
@@ -209,11 +210,11 @@ class StreamUse(NamedTuple):
     Attributes
     ----------
     busy_ps
-        By what a stream is busy with. A stream does one thing at a time, and is busy from when
-        nothing before holds its kernels back until they have ended: with gaps between kernels, and
-        waiting for other GPUs within one.
+        Time by what a stream is busy with, one thing at a time. It is busy from when nothing before
+        holds its kernels back until they have ended, gaps between kernels and waits for other GPUs
+        included.
     both_ps
-        In which both streams are busy.
+        Time in which both streams are busy.
     """
 
     busy_ps: dict[Occupation, Picoseconds]
@@ -226,7 +227,7 @@ class StreamUse(NamedTuple):
 
 
 def stream_use(spans: Iterable[KernelSpan], num_ranks: int) -> StreamUse:
-    """Add up what streams are busy with at the times of spans; those of one do not overlap."""
+    """Add up the times that spans keep streams busy; spans of one stream do not overlap."""
     nothing = np.zeros(num_ranks, np.int64)
     busy: dict[Occupation, Ints] = dict.fromkeys(get_args(Occupation), nothing)
     computing: list[tuple[Ints, Ints]] = [(nothing, nothing)]

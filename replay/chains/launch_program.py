@@ -40,12 +40,12 @@ class LaunchProgram:
     machine
         Resources of the GPUs.
     ends
-        (rank,): what its last part ended with that later ones need.
+        (rank,): tasks that end its last part, for which later parts wait.
     reached, arrived, started, through
         (rank,): tasks of the layer at which each GPU comes to it, behind which its tokens are ready
         for the scheme, at which its first stage begins, and after which all parts so far are over.
     memory
-        Of the layer.
+        Device memory of the layer.
     spans
         Kernels of the layer.
     """
@@ -64,7 +64,7 @@ class LaunchProgram:
         self._between: dict[Weights, Between] = {}
 
     def come_to(self, link: ChainLink, context: Context | None, work: LayerWork) -> None:
-        """Go on to the next layer, of which a GPU that is late launches nothing until then.
+        """Go on to the next layer; a GPU that is held up launches nothing of it meanwhile.
 
         Parameters
         ----------

@@ -1,9 +1,9 @@
 """Some of the layers in place of all: which are replayed, and what they say of the whole.
 
 The layers are put in order of the rows of their busiest GPU, which decides most of their time, and
-cut into groups of neighbours, as many as there can be with two layers replayed of each (of one or
-more of the groups three, where the number is odd). Of every group so many are drawn without
-replacement, by a seed that is always the same, so that all schemes replay the same layers.
+cut into groups of neighbours. Two layers of each group are replayed; of the first group three,
+where the number is odd. They are drawn without replacement, by a seed that is always the same, so
+that all schemes replay the same layers.
 
 The sum over all layers is estimated as for any stratified sample (Cochran, Sampling Techniques, 3rd
 edition, 1977, sections 5.3 to 5.6): each group's mean times its number of layers. The variance of a
@@ -76,7 +76,7 @@ def choose(key: Sequence[tuple[float, ...]], number: int, seed: int = SEED) -> L
     Parameters
     ----------
     key
-        What each layer is put in order by.
+        Sort key of each layer.
     number
         Layers to choose, two or more, fewer than there are.
     seed

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def launched_by(scheme: Scheme, stack: str | None, options: Mapping[str, Any], *, in_pairs: bool) -> Scheme:
-    """Give a scheme with a stack's kernels around its own, where its option `stack` has them.
+    """Give a scheme the kernels of a stack, where its option `stack` knows that stack.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def launched_by(scheme: Scheme, stack: str | None, options: Mapping[str, Any], *
     Raises
     ------
     UserError
-        If the option is given and has another one's.
+        If the option was given and names another stack.
     """
     name = (stack or "").partition(":")[0]
     has = {one.name: one.choices for one in about(scheme.options)}.get("stack", ())
@@ -72,7 +72,7 @@ def launched_by(scheme: Scheme, stack: str | None, options: Mapping[str, Any], *
 
 
 def stack_of(settings: ChainSettings, trace: RoutingTrace, system: System, scheme: Scheme) -> Stack | None:
-    """Find the software around a scheme's kernels, with it as the dispatcher if the list knows it.
+    """Find the stack around a scheme's kernels, with the scheme as its dispatcher if its list knows that.
 
     Raises
     ------
@@ -137,7 +137,7 @@ class PracticeHosts(NamedTuple):
     stack
         With the scheme as the dispatcher, if its list knows it.
     host_ps
-        What calls take a thread, mean over the passes that are replayed, but for those that a graph holds.
+        Time of a thread in calls, those that a CUDA graph holds left out; mean over the passes.
     waits
         Times that it waits for its GPU, in the pass with most.
     """
@@ -192,8 +192,8 @@ def calls_of(
 ) -> Calls:
     """Give what a stack does around the scheme's kernels.
 
-    Lists know even work: that of the GPU with most tokens stands for all. A micro-batch has its
-    part of the bytes and of laws, and the largest stands for all.
+    Kernel lists assume even work: the GPU with most tokens stands for all. The largest micro-batch
+    stands for all, with its share of the bytes and of laws' times.
 
     Parameters
     ----------

@@ -5,10 +5,10 @@ under a stack whose kernels of a pair are listed (`replay.model.work.kernel_list
 the list's: its kernels in their order, on their streams, with their bytes and shapes. Rows travel
 as the scheme's kernels have them travel, notify kernels included.
 
-A row that moves bytes is a kernel that HBM bounds, or a law of its own; one of several kernels has
-its bytes in the last of them. A product of routed experts is their grouped kernel, a gradient of
-their weights a call for each expert; where half of the calls are a row of a second stream, they
-alternate between the two, and the next row waits for both.
+A row of the list that moves bytes is a kernel that HBM bounds, or that has a law of its own. If it
+stands for several kernels, the last one moves all its bytes. A product of routed experts is their
+grouped kernel; a gradient of their weights is a call for each expert. Where the list has half of
+these calls in a second stream, they alternate between the two, and the next row waits for both.
 
 Beside the published profile of DeepSeek-V3's pair on H800 (deepseek-ai/profile-data, 31.4 ms; 27.8 were
 replayed) kernels that compute are too fast. What each of these could be worth:
@@ -99,7 +99,7 @@ class ListedRow(NamedTuple):
     moves
         (rank,): bytes that its kernels read and write.
     gemm
-        (rank, 3): rows, columns and inner dimension of each product; no use if it is none.
+        (rank, 3): rows, columns and inner dimension of each product; ignored if it is none.
     rows
         (rank,): rows of the GPU's experts, padding included.
     law
@@ -118,13 +118,13 @@ class ListedRow(NamedTuple):
 
     @property
     def operation(self) -> Operation:
-        """As a host's program has it."""
+        """The row as a step of a host's program."""
         launches = max(self.of.kernels, 1)
         return Operation(self.of.name, launches, source=self.of.source, host_ps=self.host_ps)
 
 
 def sizes_of(shape: ModelShape, work: LayerWork, context: Context) -> list[KernelSizes]:
-    """Sizes of a layer, by rank, with the rows that it has."""
+    """Sizes of each rank's kernels, with the rows that its experts have in this layer."""
     rows, copies = padded_rows(work, LAYOUT), work.matrix("copies").sum(axis=0)
     return [
         dataclasses.replace(

@@ -15,8 +15,8 @@ Sources of the lists: sgl-project/sglang, ``batch_overlap/operations_strategy.py
 ``batch_overlap/single_batch_overlap.py`` (sbo); vllm-project/vllm, ``docs/design/dbo.md`` and
 ``v1/worker/ubatching.py`` (dbo). How they are run: SGLang's ``batch_overlap/operations.py``.
 
-Left out: that GPUs agree to cut their batches, which is once for a step and without which they
-agree on sizes anyway; and vLLM's padding of batches to the longest.
+Left out: the GPUs' agreement to cut their batches, once a step, since they agree on sizes anyway;
+and vLLM's padding of batches to the longest.
 """
 
 from __future__ import annotations
@@ -109,9 +109,9 @@ class MicroBatchTurns(Strategy):
         return batch.halves()
 
     def layers(self, replay: Replay, builder: GraphBuilder) -> Iterator[LayerTasks]:
-        """Add layers to a graph, until all micro-batches are through one; see `Strategy`.
+        """Add stages until all micro-batches are through the next layer; see `Strategy`.
 
-        Of the next layer there are the stages by which micro-batches are ahead.
+        A micro-batch that is ahead has stages of the layer after it by then.
         """
         links, system, able = replay.links, replay.system, as_staged(replay.scheme, self.kind)
         works = _LayerWorks(links)

@@ -1,8 +1,8 @@
-"""Some of the nodes replayed in full in place of all: how good that is.
+"""Errors of replays that carry out only some of the nodes in full.
 
 `replay.model.work.thinning` says which nodes these are and what is left of the others, and
-`replay.model.machine.pace` when the others do it. The error is that of exact replays of all nodes
-beside it, which ``node_errors.csv`` lists and ``scripts/node_errors.py`` makes anew.
+`replay.model.machine.pace` when the others do it. The error is against exact replays of all nodes.
+``node_errors.csv`` lists it, and ``scripts/node_errors.py`` finds it anew.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class PassPairs(Strategy):
     kind
         Name of the order.
     launches
-        Whether a launch is of the backward pass, and its parts; in order.
+        Launches in order: whether each is of the backward pass, and its parts.
     """
 
     kind: Interleave

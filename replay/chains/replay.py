@@ -205,7 +205,7 @@ class LastAlone:
         return self._alone
 
     def lead(self, link: ChainLink, decided_by: tuple[Any, ...], find: Callable[[], Time]) -> Time:
-        """Give the lead that hosts get from what lies before it, found once for what decides it."""
+        """Give the lead that hosts get from the work before a layer, found once for equal `decided_by`."""
         self.alone(link)
         for known, lead in self._leads:
             if known == decided_by:
@@ -230,7 +230,7 @@ class Replay:
     strategy
         In which order.
     lead
-        (rank,): by how much each host begins before its GPU.
+        Time (rank,) by which each host begins before its GPU.
     meets
         Whether all ranks wait for each other after each layer.
     communication_only
@@ -262,7 +262,7 @@ class Replay:
     def under(self, scheme: Scheme, system: System | None = None) -> Replay:
         """Replace the scheme, such as by one with other options, and perhaps the system.
 
-        What a stack does takes a host of another speed another time.
+        Calls of a stack take times that follow the speed of the system's host.
         """
         stack, calls = self.stack, self.calls
         if system is not None and stack is not None and calls is not None:

@@ -57,7 +57,7 @@ class Makespan:
         self.ps = 0
 
     def begin(self, layer: LayerTasks, part: GraphPart) -> None:
-        """Nothing to note."""
+        """Note nothing."""
 
     def add(self, piece: Piece) -> None:
         """Note what has become of tasks."""

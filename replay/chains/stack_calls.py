@@ -2,12 +2,13 @@
 
 A scheme launches the kernels that move rows and compute, bare. Around them a stack has kernels of
 its own, allocations, copies and waits, and Python: its kernel list (`replay.model.work.stacks`) has
-all of a layer. Rows of the list belong to stages of the scheme's layer; what they take the host is
-spread evenly over what is launched in the stage, and kernels that the scheme does not have are
-small ones at the stage's begin, with the bytes that the scheme's own kernels lack and the time that
-laws of theirs take beside these. A list that does not know a scheme as a dispatcher says nothing of
-how it moves rows: these kernels are then calls of an extension. Its experts are the list's where
-they are a stage of their own and the host knows their rows, and else calls of the extension.
+all of a layer. Rows of the list belong to stages of the scheme's layer; their time on the host is
+spread evenly over what is launched in the stage. Kernels that the scheme does not have are small
+ones at the beginning of the stage, with the bytes that the scheme's own kernels lack and the time
+that laws of theirs take beside these. A list that does not know a scheme as a dispatcher says
+nothing of how it moves rows: these kernels are then calls of an extension. Its experts are the
+list's where they are a stage of their own and the host knows their rows, and else calls of the
+extension.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def stage_calls(
     Parameters
     ----------
     sizes
-        Of the work of a GPU.
+        Sizes of a GPU's work.
     scripts
         What hosts do in a layer of each pass when they launch it bare, of which launches are
         counted.
@@ -83,8 +84,8 @@ def stage_calls(
 def brings_experts(stack: Stack, scheme: Scheme, system: System) -> bool:
     """Tell whether a scheme that a list does not know leaves the experts to the stack.
 
-    Experts of stacks that train are told by their hosts how many rows each has, which the host of a
-    scheme that never waits does not know.
+    In stacks that train, the host tells the experts' kernels how many rows each has. Under a scheme
+    whose host never waits, it does not know.
     """
     known = stack.with_dispatcher(scheme.name) is not None
     if known or not stack.kernels.trains or not isinstance(scheme, StagedScheme):

@@ -204,8 +204,8 @@ def _before(
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command: exit code 0, 2 for the user's mistake, 1 for ours; errors are a line.
 
-    What is printed cannot steer a terminal. Who stops to read, as in ``moereplay ... | head``, has
-    read enough: that is code 0. With `TRACEBACK` in the environment, an error of ours is shown as
+    What is printed cannot steer a terminal. A reader that stops early, as in ``moereplay ... |
+    head``, is no error: code 0. With `TRACEBACK` in the environment, an error of ours is shown as
     Python shows it.
     """
     with screen.guard():

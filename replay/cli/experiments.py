@@ -124,7 +124,7 @@ class ComparisonCall(ExperimentCommand):
         Parameters
         ----------
         wanted
-            In place of `wanted`.
+            In place of `request`.
         compare
             Who compares, in place of the experiment.
         then

@@ -59,7 +59,7 @@ COMMON: Mapping[str, tuple[Any, Any]] = {
 
 
 def hide(option: Any) -> Any:
-    """Give an option that help does not list: who asks for it reads why there is none."""
+    """Make an option that help does not list; whoever gives it reads why the command has none."""
     kind, info = get_args(option)
     found = copy.copy(info)
     found.hidden = True
@@ -226,7 +226,7 @@ class ResultCall(ExperimentCommand):
         Parameters
         ----------
         observe
-            As of `Watch`.
+            As of `replay.experiments.base.experiment.ReplayWatcher`.
         unit
             What progress counts.
         more
@@ -249,7 +249,7 @@ class ResultCall(ExperimentCommand):
         return result
 
     def tell_difference(self, result: Any) -> None:
-        """Say where the file that this was run again from has another result."""
+        """Say what differs if the file that was run again holds another result."""
         if self.before is None or not self.before.results or self.given.keys() - {"trace"}:
             return
         (before,) = self.before.results

@@ -31,7 +31,7 @@ def progress(total: int, unit: str) -> ProgressBar:
 def announce_compiling() -> None:
     """Have the engine compiled on all processors, once it has to be; say so if somebody watches.
 
-    Whether somebody is or not, say which folder of compiled kernels cannot be trusted.
+    In any case, name a folder of compiled kernels that cannot be trusted.
     """
     from replay.engine import compilation
 

@@ -66,7 +66,7 @@ class RowBlocks:
         column.low, column.high = low, high
 
     def put(self, count: int, values: Iterable[Any]) -> bool:
-        """Add a block if all of it is possible, else nothing; whether it was.
+        """Add a block if all its values are possible, else nothing; return whether it was added.
 
         Parameters
         ----------
@@ -165,7 +165,7 @@ class TakeBlocks:
     def append_shared(
         self, num_pools: int, task: Numbers, pool: Numbers, units: Numbers, of: IntArray, by: Numbers
     ) -> None:
-        """Add takes (take,) that the last of several tasks ``by`` (releasing task,) gives back."""
+        """Add takes (take,); the last task ``by`` of each gives it back, ``of`` being its take: (releasing task,)."""
         given: Given = {
             "tasks": as_ints("tasks", task),
             "pool": as_ints("pool", pool),

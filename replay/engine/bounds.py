@@ -19,11 +19,11 @@ def least_work_ps(graph: TaskGraph, own: Int64s | None = None) -> Int64s:
     A resource with more servers than tasks is bound by its longest task instead; that is part of
     the longest chain.
 
-    The sum of its tasks' durations is taken as given, if it is (resource,).
+    `own` is the sum of the durations of its tasks (resource,), where it is known already.
 
     What touches draw from the ports of tables counts; of what they draw from a backing, the least
-    that brings each key in once. Where several resources are made of the same servers, their work
-    adds up against these; which those are the graph does not know.
+    that brings each key in once. Where several resources are made of the same servers, the caller
+    adds their work up: the graph does not know which these are.
     """
     if own is None:
         own = sum_by(graph.resource, graph.duration_ps, len(graph.resources))
@@ -62,9 +62,9 @@ def longest_chain_ps(graph: TaskGraph) -> int:
 
     Notes
     -----
-    A gate binds late, so a bound may not say who lands where. What holds for every arrival: a
-    tile is full no earlier than as many members as it and the tiles before it have slots could
-    have arrived, and a waiter waits at least for the tile that can be done first.
+    A gate binds late, so a bound may not say who lands where. Two bounds hold for every order of
+    arrival. A tile is full no earlier than as many members could have arrived as there are slots up
+    to its last one. A waiter waits at least for the tile that can be done first.
 
     Examples
     --------

@@ -123,9 +123,9 @@ def _doubtful(takes: CreditTakes, pools: CreditPools, some: slice | Int64s) -> I
 
 
 def check_roles(graph: TaskGraph) -> None:
-    """Refuse touches by, or at the cost of, tasks that do not exist or hold no server, and what lines may not.
+    """Refuse touches by or at the cost of tasks that do not exist or hold no server, and lines that do more than queue.
 
-    One pass looks at all; only where something is wrong is it looked for.
+    One pass finds whether anything is wrong; only then is the task to blame looked for.
     """
     from replay.engine.kernels.checks import TaskRoles, are_allowed
 

@@ -50,7 +50,7 @@ def stored_rows(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def order_of(owner: IntArray, time: IntArray) -> IntArray:
-    """Order of (owner, time); one sort of one number where both fit into it."""
+    """Sorting order by owner, then time; one sort where both fit into one number."""
     span = int(time.max(initial=0)) + 1
     if (int(owner.max(initial=0)) + 1) * span > _LIMITS[np.dtype(np.int64)][1]:
         return np.lexsort((time, owner))

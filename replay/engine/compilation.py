@@ -1,4 +1,4 @@
-"""Saying that kernels are being compiled, which takes a while on the first run, and where not.
+"""Notices on kernels: that some are being compiled, and why none are where they would be.
 
 Libraries are silent: nothing is said unless somebody asks to be told.
 """

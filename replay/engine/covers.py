@@ -78,18 +78,18 @@ def coverage(num_owners: int, owner: IntArray, start: Int64s, end: Int64s, more:
 def activities(
     graph: TaskGraph, is_special: Bools, of_kind: IntArray, num_ranks: int, is_counted: Bools | None
 ) -> tuple[IntArray, Int32s]:
-    """Activity of each task, and its owner (activity, rank), both -1 for none: two (task,).
+    """Activity of each task, and its owner, a pair of activity and rank as one number: two (task,), -1 for none.
 
     Parameters
     ----------
     is_special
-        (resource,).
+        (resource,): whether its tasks have the second row of `of_kind`.
     of_kind
         (2, kind): the activity of tasks on other resources, and on special ones, as bytes.
     num_ranks
         Ranks; tasks of none have no activity.
     is_counted
-        (task,): which have; all by default.
+        (task,): which tasks have an activity; all by default.
     """
     from replay.engine.kernels.coverage import Activities, name_activities
 

@@ -91,7 +91,7 @@ class CriticalPath:
         return {kind: _add(behind) for kind, behind in waited.items()}
 
     def lengths(self, kinds: Collection[str], cause: str) -> Iterator[tuple[int, str, str, int]]:
-        """Give the tasks of some kinds that have time of a cause: number, kind, group as `by_group` has it, time."""
+        """Give tasks of some kinds with time of a cause: number, kind, group as in `by_group`, picoseconds."""
         groups = (*self.groups, "(delay)")
         columns = (self.task, self.kind, self.resource, self.of(cause))
         for task, kind, where, length in zip(*(column.tolist() for column in columns), strict=True):
@@ -127,7 +127,7 @@ class LastMet:
 
     @classmethod
     def nobody(cls, num_tasks: int) -> LastMet:
-        """Of tasks that wait for everybody still."""
+        """Table of tasks that have met nobody yet."""
         return cls(np.zeros(num_tasks, np.int64), np.full(num_tasks, -1, np.int64))
 
 
@@ -146,14 +146,14 @@ def last_met(
     is_visible
         (task,): whether it has become visible in this schedule; all by default.
     before
-        Whom each task waited for last before, edges alone; it is given up.
+        The task that each waited for last in earlier schedules, edges alone; it is overwritten.
     left
         Tasks that are still to wait (left task,).
 
     Returns
     -------
-    Of all tasks, and of those left the edges alone. Of several that became visible at one moment
-    the one with the smallest number is taken, edges before gates.
+    That of all tasks; and that of those left, edges alone. Of several that became visible at one
+    moment the one with the smallest number is taken, edges before gates.
     """
     from replay.engine.kernels.reading import Causes, last_admitted, last_met_edges
 
@@ -324,7 +324,7 @@ class ServedTasks:
     Parameters
     ----------
     resource, kind, start_ps, end_ps
-        (service,): of real resources; services of no length are not told.
+        (service,): of real resources; services of no length are left out.
     """
 
     def __init__(self, resource: IntArray, kind: IntArray, start_ps: Int64s, end_ps: Int64s) -> None:

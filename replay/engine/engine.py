@@ -119,7 +119,7 @@ def raise_if_failed(graph: TaskGraph, plan: RunPlan) -> None:
     Raises
     ------
     EngineError
-        If something did but the last task.
+        If anything but the last task did.
     """
     from replay.engine.kernels import layout
 

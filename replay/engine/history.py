@@ -32,8 +32,8 @@ class PastPart:
     entries
         Tasks of earlier parts that it waits for.
     waits_since_ps, last_start_ps, last_end_ps
-        Since when the first of those waited that had to wait for a server, and when the last one
-        began and ended at one, of those that are over.
+        Of its tasks that are over: when the first one that had to wait for a server began to wait,
+        and the last start and end at a server.
     """
 
     first: int
@@ -97,7 +97,7 @@ class History:
         self._graph: TaskGraph | None = None
 
     def begin(self, part: GraphPart) -> PastPart:
-        """Note that a part is added; returns what is going to be known of it."""
+        """Note that a part is added; return the record of its tasks."""
         self._parts.append(PastPart.of(part))
         self._graph = part.graph
         return self._parts[-1]

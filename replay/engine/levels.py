@@ -4,9 +4,9 @@ Changes come in any order of time, millions of them, and putting them in order w
 than all else that is read off a schedule. They are added up by short windows of time instead. Few
 windows can hold what is asked for, and only their changes are put in order.
 
-Of the changes in a piece of a schedule some lie behind what has begun and is not over: others may
-still come between them. They are kept for the next piece, so that what is asked for is the same
-however a schedule is cut.
+Changes of a piece of a schedule may lie later than the start of a task that is not over: others may
+still come between. They are kept for the next piece, so that the levels are the same however a
+schedule is cut.
 """
 
 from __future__ import annotations

@@ -60,10 +60,10 @@ class Piece:
     now_ps
         The moment up to which everything has happened.
     begun_since_ps
-        When the first of the tasks began that have begun and are not over; `NEVER` for none.
+        Start of the first task that has begun and is not over; `NEVER` for none.
     served_since_ps, waits_since_ps
-        Of the tasks that are not over, when the first of those in service began, and since when the
-        first of those waited that had to wait for a server; both `NEVER` if there are none.
+        Of the tasks that are not over: start of the first that is in service, and when the first
+        that had to wait for a server began to wait; `NEVER` for none.
     """
 
     timeline: Timeline
@@ -77,9 +77,9 @@ class Piece:
     waits_since_ps: int
 
     def find(self, ids: Int64s) -> Int64s:
-        """Rows that some tasks (task,) would have that became visible, by their numbers.
+        """Rows of tasks that became visible, by their numbers (task,).
 
-        Those of others are of no meaning; where nothing became visible there are none.
+        Rows of other tasks mean nothing.
         """
         # Behind the first that became visible, numbers are in order.
         first = int(np.argmax(self.is_done))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add_channel_of_returns(packed: SimpleNamespace, state: State, is_stream: Bools) -> None:
-    """Add a heap from which what is fixed already comes back, whatever its latency."""
+    """Add a channel, kept as a heap, for tasks whose times are fixed already, whatever their latency."""
     one = np.zeros(1, k.CLASS.dtype)
     one["next"], one["kind"] = -1, k.BY_HEAP
     one["count"] = int(np.isin(state.status, (FIXED, SERVING, FLYING)).sum())

@@ -62,7 +62,7 @@ class Keys:
 class State:
     """State of a run between the two phases of a round.
 
-    Of tasks, touches and gates only the first ones may be told: nothing has happened to the others.
+    Arrays may hold only the first tasks, touches and gates: nothing has happened to the others.
 
     Attributes
     ----------
@@ -81,13 +81,14 @@ class State:
     free_units
         (pool,).
     line_free_ps
-        (resource,): until when what lines have been asked for takes.
+        (resource,): time at which a line has served all that it has been asked for.
     served, turns
         Services of each resource that serves in turns, and when each of its lanes was served last.
     keys
         Of the tables.
     found, port_served, backing_served
-        (touch,): of those that have been made.
+        (touch,): what it found, and when port and backing have served it, of touches that have been
+        made.
     member_slot, next_slot, slot_waiter, open_slots, is_done
         Of the gates: (member,) slot, -1 for none yet; (gate,); (slot,); (tile,); (tile,).
     """
@@ -120,7 +121,7 @@ class State:
 
     @classmethod
     def at_first(cls, graph: TaskGraph) -> State:
-        """Nothing has happened to a graph yet."""
+        """State of a graph to which nothing has happened yet."""
         nothing = np.zeros(0, np.int64)
         return cls(
             now_ps=0,

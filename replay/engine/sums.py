@@ -199,14 +199,14 @@ def drawn_waits(
     shape: tuple[int, int],
     is_counted: Bools | None,
 ) -> tuple[Int64s, Int64s]:
-    """Service of tasks beyond their own time, and waits for the last draw from lines.
+    """Service time that draws from lines add to tasks, by pool and role and by pool and kind of line.
 
     Parameters
     ----------
     is_read, is_apart, pool, parts
-        (resource,): whether its tasks are looked at, whether a line is set apart from others, the pool that
-        the resource is in, and the parts that its servers are divided in. Of two last draws at a time the
-        one from a line set apart counts.
+        (resource,): whether its tasks are looked at; whether it is a line set apart from others;
+        its pool; and the parts that its servers are divided in. Of two last draws that end
+        together, the one from a line set apart counts.
     role
         (kind,): -1 for none.
     shape
@@ -216,8 +216,9 @@ def drawn_waits(
 
     Returns
     -------
-    (role, pool): own time of tasks less their service, each over the parts; (2, pool): service less own time over the
-    parts, of tasks whose last draw is not, and is, from a line set apart.
+    In picoseconds: (role, pool), own time of tasks over the parts less their service over the
+    parts, which is not positive; (2, pool), service less own time over the parts, of tasks whose
+    last draw is not, and is, from a line set apart.
 
     Raises
     ------

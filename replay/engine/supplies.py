@@ -31,13 +31,13 @@ class _Rows:
         return len(self.columns[0])
 
     def append(self, *row: Any) -> int:
-        """Add one, by its values in order; which one it is."""
+        """Add a row by its values, in the order of the columns; return its index."""
         for column, value in zip(self.columns, row, strict=True):
             column.append(value)
         return len(self) - 1
 
     def extend(self, names: Sequence[str], *values: Any) -> Int64s:
-        """Add several, by their names and a value or a list for each other column: (row,)."""
+        """Add rows by their names, and a value or a list for each other column; return their indices (row,)."""
         first, count = len(self), len(names)
         for column, value in zip(self.columns, (names, *values), strict=True):
             column += value if isinstance(value, list | tuple) else [value] * count

@@ -151,8 +151,8 @@ class Timeline:
     def busy_ps(self, served: Int64s | None = None) -> Int64s:
         """Time in service of each resource, summed over its servers (resource,).
 
-        What tasks elsewhere draw from a line counts. That of the resource's own tasks is taken as
-        given, if it is (resource,).
+        What tasks elsewhere draw from a line counts. `served` is that of the resource's own tasks
+        (resource,), where it is known already.
         """
         size, drawn = len(self.graph.resources), self.drawn
         if served is None:

@@ -52,8 +52,8 @@ class GraphWindow:
     Attributes
     ----------
     graph
-        The tasks, counted from 0; its `ids` are their numbers in the whole, ascending but for those
-        that only stand for one that is over, which come first.
+        The tasks, counted from 0; its `ids` are their numbers in the whole. Stand-ins for tasks
+        that are over come first; the ids of all others ascend.
     state
         What has happened to them.
     touch_ids
@@ -261,7 +261,7 @@ def _left_keys(keys: Keys, touches: Touches) -> Keys:
 def with_events(
     edges: EdgeBlocks, gates: Gates, num_tasks: int, status: npt.NDArray[np.int8]
 ) -> tuple[Int32s, Int32s, int]:
-    """Sort edges, and events of gates that are still to come: first of each task, and targets."""
+    """Sort edges and the events of gates still to come: first of each task, targets, number of edges."""
     for tasks, number in ((gates.member_task, 0), (gates.tile_last, gates.num_members)):
         some = np.flatnonzero(status[tasks] != PAST)
         edges.append(tasks[some], -1 - (number + some), some.size)

@@ -1,7 +1,8 @@
 """Folders and files that nobody but this user can change: compiled kernels lie nowhere else.
 
-As `ssh` looks at the way to its keys. Root is trusted, which can change everything anyway. Where
-there are no user ids, as on Windows, what a folder's rights are is left to who made it.
+The way to a file is checked as `ssh` checks that to its keys. Root is trusted, which can change
+everything anyway. Where there are no user ids, as on Windows, what a folder's rights are is left to
+who made it.
 """
 
 from __future__ import annotations

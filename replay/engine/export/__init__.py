@@ -108,8 +108,8 @@ def check_export(format_name: str, path: str | Path) -> None:
     Raises
     ------
     UserError
-        If `path` is a folder or what else cannot be written, or where a format needs several
-        files names what is only one.
+        If `path` is a folder, cannot be written, or is a stream where the format needs several
+        files.
     """
     if format_name != "chakra":
         output.check(path)

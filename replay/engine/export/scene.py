@@ -21,7 +21,8 @@ PERCENT = 100
 class Gauge:
     """A quantity over time, one level for each of some processes.
 
-    It is the time in service in a part of the time, over that part and over `whole`, times `scale`.
+    Its value is the time in service within a part of the time, divided by the length of the part
+    and by `whole`, times `scale`.
 
     Attributes
     ----------

@@ -40,14 +40,14 @@ class Slice:
 
 @dataclass(frozen=True)
 class Arrow:
-    """From the end of one slice to the begin of a later one."""
+    """Arrow from the end of one slice to the beginning of a later one."""
 
     source: Slice
     target: Slice
     name: str
 
     def is_seen(self, window_ps: tuple[int, int] | None) -> bool:
-        """Tell whether something of both lies in a part of the time."""
+        """Tell whether both slices are seen in a part of the time."""
         return self.source.is_seen(window_ps) and self.target.is_seen(window_ps)
 
 

@@ -82,8 +82,8 @@ def together(timeline: Timeline, tasks: Int64s, row: Int64s) -> tuple[Int64s, di
 
     Returns
     -------
-    Places in `tasks`: of the one of each nanosecond that takes longest, ascending, and the others
-    by that one's. Of those that all take none it is the first.
+    Places in `tasks`: of the longest task of each nanosecond, ascending; and of the others, by the
+    place of that one. Where none takes any time, the first stands for all.
     """
     start, end = timeline.start_ps[tasks] // _PS_PER_NS, timeline.end_ps[tasks] // _PS_PER_NS
     place = np.arange(tasks.size)
@@ -120,7 +120,7 @@ def _label(name: str, group: str, owner: int, *, is_only: bool) -> str:
 
 
 def place_of(process: int) -> tuple[bool, int]:
-    """GPUs first, then what belongs to none, then the critical path."""
+    """Sort key of a process: GPUs first, then what belongs to none, then the critical path."""
     return process < 0, abs(process)
 
 

@@ -7,8 +7,8 @@
 | `channels`, `lanes`, `lookups` | data structures: tasks on their way, queues, tables |
 | `events`, `starts`, `loop` | the two phases of an instant, and the loop over them |
 | `edges`, `reading` | sorting edges and rows; what is read off graphs and runs |
-| `checking` | a look at all takes and touches of a graph before it runs |
-| `changes`, `sums` | levels over time; bytes and times added up |
+| `checks` | a look at all takes and touches of a graph before it runs |
+| `changes`, `coverage`, `sums` | levels over time; what intervals cover; bytes and times added up |
 | `ahead` | compilation of all of them before they are needed |
 
 What compiles them is in ``replay/engine/backend``. The semantics are those of the twin,

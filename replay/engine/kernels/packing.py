@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""Before a run: records of tasks and touches, and the lanes, channels and ways that they use.
+"""Records of tasks and touches, with the lanes, channels and ways that they use, made before a run.
 
-Before these, what is to be known of each resource. And after the run: start and end of every task
-out of the records. The twin has nothing of it: it reads the graph as it is.
+A survey of the resources comes first. After the run, start and end of every task are read out of
+the records. The twin has nothing of this: it reads the graph as it is.
 
 The module is long because each record is packed and unpacked beside the other.
 """

@@ -241,7 +241,8 @@ class PausedRecords(KernelMemory):
 def find_left(p):
     """Find the tasks that are not over, and note when all are visible; how many are left.
 
-    A record says since when a task waits at a station where others say when they are visible.
+    For a task that waits at a station, the time in its record is when it began to wait; for others,
+    when they are visible.
     """
     num_left = 0
     for number in range(p.num_tasks):

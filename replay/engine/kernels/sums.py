@@ -281,7 +281,7 @@ def divide_time(f):
 
 
 class DrawnWaits(KernelMemory):
-    """Draws of tasks from lines, and by pool what their service is longer for, and what they wait for."""
+    """Draws of tasks from lines, and the service time that they add, by pool and role and by pool and kind of line."""
 
     num_draws = FixedNumber()
     touch = StridedColumn()  # of each draw

@@ -142,7 +142,7 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
 
     @abstractmethod
     def replay(self, setup: AnySetup, watch: ReplayWatcher) -> AnyResult:
-        """Carry out what was set up; steps that it does not tell are told at its end."""
+        """Carry out what was set up; steps that it does not report are reported at its end."""
 
     def steps(self, setup: AnySetup) -> int:
         """Count the steps that progress is told of."""
@@ -156,7 +156,7 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
         room
             Bytes that it may take.
         told
-            Replays like it of each process, where somebody wants to know what long ones take together; else 0.
+            Such replays per process, where an estimate of long ones is to be reported; else 0.
         is_observed
             Whether somebody looks at what was replayed, so that it is kept.
 
@@ -207,9 +207,9 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
         return found
 
     def times_us(self, result: Any) -> Mapping[tuple[str, str], float]:
-        """Times of a result, by what is asked for and by who does it.
+        """Times of a result in microseconds, by what was asked for and by who answers.
 
-        Those of several results that do the same are rivals. A result without a time has none.
+        Results that answer the same are rivals. A result without a time has none.
         """
         return {("", result.name): result.headline_us}
 

@@ -69,7 +69,7 @@ def carried_out(
     jobs
         Processes that share the results, which are the same.
     progress, observe
-        As of `Watch`, for each result; who observes has one process.
+        As of `ReplayWatcher`, for each result; an observer allows one process only.
     max_memory
         Bytes that all processes together may take; None takes what the machine has left.
     report

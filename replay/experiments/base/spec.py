@@ -45,7 +45,7 @@ FORMER_WORDS = {"dispatch_rows": "dispatch_type", "combine_rows": "combine_type"
 
 
 def present_words(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Call settings by their present names; one that has both names keeps them, and is refused as unknown."""
+    """Give settings their present names; where both names are given, the old one stays and is refused."""
     present = {name: FORMER_WORDS.get(name, name) for name in settings}
     return {name if present[name] in settings else present[name]: value for name, value in settings.items()}
 

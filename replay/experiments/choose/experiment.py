@@ -34,13 +34,13 @@ class Choose(Experiment[ChooseSpec, "ChooseSetup", SearchResult]):
     older: ClassVar[Older] = {"moereplay-choice/1": result_of_old}
 
     def setup(self, spec: ChooseSpec, given: SpecInputs[ChooseSetup] = NOTHING) -> ChooseSetup:
-        """A space may be given as ``space``."""
+        """Follow the references of a spec; a `Space` may be given as ``space``."""
         from replay.experiments.choose.setup import ChooseSetup
 
         return ChooseSetup.of(spec, given)
 
     def replay(self, setup: ChooseSetup, watch: ReplayWatcher) -> SearchResult:
-        """Costs are kept in a folder that goes again; an observer is called with the candidates."""
+        """Search, with costs in a temporary folder; an observer is called with the candidates."""
         from tempfile import TemporaryDirectory
 
         from replay.experiments.choose.replay import carry_out

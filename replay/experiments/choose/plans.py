@@ -30,11 +30,11 @@ PLAN, SCHEDULE, MEMORY = "does not suit the model", "not with the schedule", "to
 
 
 def plans(space: Space, system: System) -> tuple[list[tuple[ParallelPlan, str]], Counter[str]]:
-    """Give plans with names of schedules that have as many GPUs as a system, for any model.
+    """List plans that use as many GPUs as a system has, each with the name of a schedule.
 
     Returns
     -------
-    They, and how many are none by reason.
+    The plans, and counts of impossible ones by reason.
 
     Raises
     ------
@@ -81,10 +81,10 @@ def refusal(
     recipe: Recipe,
     sequence: int,
 ) -> tuple[str, int]:
-    """Reason why a model cannot be trained with a plan, empty where it can; and bytes of the fullest GPU.
+    """Reason why a model cannot be trained with a plan (empty where it can), and bytes of the fullest GPU.
 
-    Memory is counted as `moereplay train` does: without a scheme's buffers, with even routing; 0 where
-    something else is the reason.
+    Memory is counted as by `moereplay train`: without a scheme's buffers, with even routing. The
+    bytes are 0 where memory is not the reason.
     """
     try:
         check(plan, shape, system, sequence)

@@ -131,7 +131,7 @@ def _worth(row: tuple[BoundedCandidate, Cost], by: By) -> float:
 
 
 def difference(best: Cost, other: Cost) -> list[tuple[str, float]]:
-    """Microseconds per token-step that another candidate spends more, by cause, most first.
+    """Microseconds that another candidate's step takes longer, by cause, most first.
 
     Steps of both have as many tokens.
     """

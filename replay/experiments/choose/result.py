@@ -85,7 +85,7 @@ class SystemFindings(Strict):
     rows
         Simulated candidates, the best first.
     looked_at, left_out
-        Pairs of a model and a plan; shapes, plans and pairs that are none, by reason.
+        Pairs of a model and a plan; counts of impossible shapes, plans and pairs by reason.
     refused, failed
         Candidates whose simulation was not possible or went wrong, by reason.
     pruned, skipped

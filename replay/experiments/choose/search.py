@@ -39,7 +39,7 @@ class Possible:
     looked_at
         Pairs of a model within the budget and a plan.
     left_out
-        Shapes, plans and pairs that are none, by reason.
+        Counts of impossible shapes, plans and pairs by reason.
     """
 
     where: Where

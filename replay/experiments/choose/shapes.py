@@ -26,7 +26,7 @@ TOTAL, ACTIVE = "total parameters outside the budget", "active parameters outsid
 
 
 def within(space: Space, base: ModelShape) -> tuple[list[tuple[Sizes, ModelShape]], Counter[str]]:
-    """Give the models of a space, and how many are none of it by reason.
+    """Give the models of a space within its budget, and counts of impossible ones by reason.
 
     Raises
     ------

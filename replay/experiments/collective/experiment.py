@@ -33,21 +33,21 @@ class CollectiveExperiment(Experiment[CollectiveSpec, "CollectiveSetup", Collect
     older: ClassVar[Older] = {"moereplay-collective/1": result_of_old}
 
     def setup(self, spec: CollectiveSpec, given: SpecInputs[CollectiveSetup] = NOTHING) -> CollectiveSetup:
-        """Nothing is given beside the spec."""
+        """Follow the references of a spec; no objects may be given."""
         from replay.experiments.collective.setup import CollectiveSetup
 
         return CollectiveSetup.of(spec)
 
     def steps(self, setup: CollectiveSetup) -> int:
-        """One for each row."""
+        """Count the rows."""
         return len(setup.spec.num_bytes) * len(setup.algorithms)
 
     def times_us(self, result: CollectiveResult) -> Mapping[tuple[str, str], float]:
-        """Algorithms are rivals at each size."""
+        """Times by size, at each of which algorithms are rivals."""
         return {(size_text(row.bytes), row.algorithm): row.time_us for row in result.rows}
 
     def replay(self, setup: CollectiveSetup, watch: ReplayWatcher) -> CollectiveResult:
-        """An observer is called with the schedule and the machine of each row."""
+        """Time each row; an observer is called with its schedule and machine."""
         from replay.experiments.collective.replay import carry_out
 
         return carry_out(setup, watch)

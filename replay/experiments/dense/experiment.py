@@ -41,26 +41,26 @@ class Dense(SchemeExperiment[TensorSpec, "DenseSetup", TensorResult, TensorCompa
         return list(TENSOR_SCHEMES)
 
     def setup(self, spec: TensorSpec, given: SpecInputs[DenseSetup] = NOTHING) -> DenseSetup:
-        """Nothing is given beside the spec."""
+        """Follow the references of a spec; no objects may be given."""
         from replay.experiments.dense.setup import DenseSetup
 
         return DenseSetup.of(spec, given)
 
     def fits_surely(self, setup: DenseSetup, room: float, *, told: float, is_observed: bool) -> bool:
-        """Tell whether there are few tokens, and room for so few; nobody asks about replays that are short together."""
+        """Tell whether there are few tokens, room for them, and too little time in all to be worth an estimate."""
         from replay.experiments.dense.fit import LONG_TOKENS, SURE_BYTES, SURE_TOKENS, tokens_of_all
 
         tokens = tokens_of_all(setup)
         return tokens <= SURE_TOKENS and room >= SURE_BYTES and told * tokens < LONG_TOKENS
 
     def estimate(self, setup: DenseSetup, *, is_observed: bool = False) -> Need:
-        """By a replay of some of its tokens."""
+        """Estimate by a replay of some of the tokens."""
         from replay.experiments.dense.fit import estimate_of
 
         return estimate_of(setup)
 
     def replay(self, setup: DenseSetup, watch: ReplayWatcher) -> TensorResult:
-        """An observer is called with the schedule and its machine."""
+        """Replay what was set up; an observer is called with the schedule and its machine."""
         from replay.experiments.dense.replay import carry_out
 
         return carry_out(setup, watch)

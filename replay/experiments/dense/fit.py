@@ -37,11 +37,11 @@ class TensorNeed(Need):
     Attributes
     ----------
     tokens
-        These tokens.
+        Tokens of all layers and passes.
     sample, sample_seconds
         What the graph of a sample holds, and what it took.
     factor
-        How many times as many tokens there are.
+        Tokens over those of the sample.
     """
 
     unit = "tokens"

@@ -89,7 +89,7 @@ def _sections(compared: TensorComparison, words: str) -> Iterator[Section]:
 
 
 def path_bars(results: Sequence[TensorResult]) -> Bars:
-    """Critical path by what it goes by with: the parts add up to the time; the bound is marked."""
+    """Critical path by what fills it: the parts add up to the time; the bound is marked."""
     return Bars(
         name="time",
         title="Critical path by cause, us",

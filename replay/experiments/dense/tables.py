@@ -134,7 +134,7 @@ def path_table(results: Sequence[TensorResult]) -> Table:
 
 
 def on_path_us(result: TensorResult) -> dict[str, float]:
-    """Time of the critical path by what it went by with, the words of `ON_PATH`."""
+    """Time of the critical path by what filled it, in the words of `ON_PATH`."""
     spent = dict.fromkeys(ON_PATH, 0.0)
     for kind_name, times in result.measures.critical_path.by_kind_us.items():
         kind = Kind(KIND_NAMES.index(kind_name))

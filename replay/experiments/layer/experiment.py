@@ -67,18 +67,18 @@ class Layer(TraceExperiment[RunSpec, "TracedSetup", Result, Comparison]):
     older: ClassVar[Older] = {"moereplay-result/1": result_of_first, "moereplay-result/2": result_of_second}
 
     def setup(self, spec: RunSpec, given: SpecInputs[TracedSetup] = NOTHING) -> TracedSetup:
-        """A trace, a system and a scheme may be given as objects."""
+        """Follow the references of a spec; trace, system and scheme may be given as objects."""
         from replay.experiments.layer.setup import TracedSetup
 
         return TracedSetup.of(spec, given)
 
     def steps(self, setup: TracedSetup) -> int:
-        """Once for each layer."""
+        """Count the layers that are replayed."""
         layers, most = setup.setup.chain_settings.num_layers(setup.trace), setup.setup.spec
         return layers if most.sample_layers is None else min(layers, most.sample_layers)
 
     def fits_surely(self, setup: TracedSetup, room: float, *, told: float, is_observed: bool) -> bool:
-        """Tell whether counts alone say so; nobody asks about replays that are short together."""
+        """Tell whether counts alone show it, and the time in all is too short to be worth an estimate."""
         from replay.experiments.layer.fit import asked_of
 
         asked = asked_of(setup, is_observed=is_observed)
@@ -88,13 +88,13 @@ class Layer(TraceExperiment[RunSpec, "TracedSetup", Result, Comparison]):
         return False
 
     def estimate(self, setup: TracedSetup, *, is_observed: bool = False) -> Need:
-        """By a replay of a layer of some of its tokens."""
+        """Estimate by a replay of one layer with some of the tokens."""
         from replay.experiments.layer.fit import estimate_of
 
         return estimate_of(setup, is_observed=is_observed)
 
     def replay(self, setup: TracedSetup, watch: ReplayWatcher) -> Result:
-        """An observer is called with each `ReplayedSchedule`."""
+        """Replay what was set up; an observer is called with each `ReplayedSchedule`."""
         from replay.experiments.layer.replay import carry_out
 
         return carry_out(setup, watch)

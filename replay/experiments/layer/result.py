@@ -73,8 +73,8 @@ class BatchDescription(Strict):
         Decode of a trace without ranks: the requests it holds, and the slots that run a request
         which another slot runs too.
     num_steps
-        Likewise, if the replay goes beyond them: steps after which every slot has run through its
-        requests and begins again; left out of the file otherwise.
+        Likewise: steps after which every slot has run through its requests and begins again. Left
+        out of the file where the replay ends before.
     """
 
     num_ranks: int
@@ -202,7 +202,8 @@ class PracticeDescription(Strict):
     stack
         As of a result under it.
     host_us
-        What calls of a layer take a thread, mean over the passes, but for those that a graph holds.
+        Time of a thread in calls of a layer, those that a CUDA graph holds left out; mean over the
+        passes.
     waits
         Times that the thread waits for its GPU there, in the pass with most.
     """

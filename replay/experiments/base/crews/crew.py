@@ -73,7 +73,7 @@ class Processes:
         self._busy: dict[Batch, _Process] = {}
 
     def submit(self, jobs: Sequence[Job]) -> Batch:
-        """Hand out a batch to a process that has nothing to do, if it can be one with its trace."""
+        """Hand a batch to an idle process, to one that holds its trace if there is one."""
         if not self._idle and not self._busy:
             compile_ahead()  # once, rather than each process for itself
         self._idle += self._survivors()

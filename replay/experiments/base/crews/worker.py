@@ -38,7 +38,7 @@ class TaskSource(Protocol):
 
     @property
     def key(self) -> str:
-        """Tells it from others."""
+        """Key that tells it from others."""
 
     def load(self) -> Any:
         """Read it."""
@@ -100,7 +100,7 @@ class Job:
 
     @classmethod
     def of(cls, task: Task, point: Asks, make: Callable[[Any, AllowCode], Task]) -> Self:
-        """Have a task carried out that was made here."""
+        """Make the job of a task that was made here."""
         return cls(task.id, task.source.key, point, make, task.code)
 
 

@@ -41,7 +41,7 @@ class Arrivals(Serving[ArrivalSpec, "ArrivalSetup", ArrivalResult, ArrivalCompar
     }
 
     def setup(self, spec: ArrivalSpec, given: SpecInputs[ArrivalSetup] = NOTHING) -> ArrivalSetup:
-        """Nothing is given beside the spec; the requests are the same under all schemes."""
+        """Follow the references of a spec; no objects may be given, and requests are the same under all schemes."""
         from replay.experiments.serve.arrivals.replay import ArrivalSetup
 
         return ArrivalSetup.of(spec, given)
