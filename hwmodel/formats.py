@@ -27,7 +27,7 @@ def fp4_bytes(values: Whole, fp4_type: str) -> Whole:
     Parameters
     ----------
     values
-        Of the row.
+        Number of values in the row.
     fp4_type
         A key of `SCALED_VALUES`.
 

@@ -23,11 +23,11 @@ class Groups:
     Attributes
     ----------
     gpus
-        Of a group.
+        Number of GPUs in a group.
     rate
         Wire bytes per second from one group to another, one direction; None if nothing is shared.
     latency_ps
-        Between groups, on top of the way within one.
+        Latency between groups, on top of that within one.
     """
 
     gpus: int

@@ -62,7 +62,7 @@ class OperandPath:
         Parameters
         ----------
         rows, columns
-            Of the tile.
+            Rows and columns of the tile.
 
         Returns
         -------

@@ -21,9 +21,9 @@ class BlockFootprint:
     Attributes
     ----------
     threads
-        Of the block; the last warp may have fewer than 32.
+        Threads of the block; the last warp may have fewer than 32.
     registers
-        Of each thread, 32 bits each.
+        Registers of each thread, of 32 bits.
     shared_bytes
         Shared memory, static and dynamic.
     """

@@ -51,7 +51,7 @@ class Switch:
     input_buffer_bytes
         Buffer of one port (one link) of the switch, all virtual channels; 0 is no limit.
     virtual_channels
-        Of an input port.
+        Virtual channels of an input port.
     """
 
     multicast: bool

@@ -57,7 +57,7 @@ def wiring(
     network
         What joins the domains; None where there is one.
     pair_rate
-        Of the links between all GPUs of a domain; None where there are switches.
+        Wire bytes per second between two GPUs of a domain; None where there are switches.
     """
     import networkx
 

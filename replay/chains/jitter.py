@@ -34,7 +34,7 @@ class Jitter(NamedTuple):
     spread
         Standard deviation of their natural logarithms.
     seed
-        Of the random numbers.
+        Seed of the random numbers.
     """
 
     median_us: float

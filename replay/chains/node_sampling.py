@@ -19,13 +19,13 @@ class NodeError(NamedTuple):
     Attributes
     ----------
     largest, mean
-        Of the relative errors of the layer's time, without their signs.
+        Largest and mean relative error of the layer's time, without sign, as shares.
     replays
-        Exact replays that they are of.
+        Number of exact replays compared with.
     most_gpus
-        GPUs of the largest of these.
+        GPUs of the largest of these replays.
     is_own
-        Whether they are of the scheme itself; of all schemes in the table otherwise.
+        Whether these replays are of the scheme itself, not of all schemes in the table.
     """
 
     largest: float

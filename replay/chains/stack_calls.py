@@ -6,9 +6,9 @@ all of a layer. Rows of the list belong to stages of the scheme's layer; their t
 spread evenly over what is launched in the stage. Kernels that the scheme does not have are small
 ones at the beginning of the stage, with the bytes that the scheme's own kernels lack and the time
 that laws of theirs take beside these. A list that does not know a scheme as a dispatcher says
-nothing of how it moves rows: these kernels are then calls of an extension. Its experts are the
-list's where they are a stage of their own and the host knows their rows, and else calls of the
-extension.
+nothing of how the scheme moves rows: kernels that move rows are then calls of an extension. So are
+the scheme's experts, unless they are a stage of their own and the host knows their rows: then they
+are the list's.
 """
 
 from __future__ import annotations

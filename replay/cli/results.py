@@ -91,11 +91,11 @@ class ExperimentCommand:
     Attributes
     ----------
     experiment
-        Whose it is.
+        The experiment that it asks.
     given
         Settings by name of the field, as texts and numbers.
     words
-        Its options of `COMMON`, and of those that are made alike, by name.
+        Values of the options that `command_with` takes as `common`, by name.
     deliver
         Where else the result is shown.
     defaults

@@ -85,7 +85,7 @@ class LongestChain:
     Attributes
     ----------
     length_ps
-        Of the parts so far.
+        Length in the parts so far.
     """
 
     def __init__(self) -> None:

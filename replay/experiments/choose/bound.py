@@ -42,7 +42,7 @@ def least_us(shape: ModelShape, plan: ParallelPlan, schedule: str, sequence: int
     sequence
         Tokens of a sequence.
     peak_tflop_per_s
-        Of a GPU, for the number type of its GEMMs.
+        Peak rate of a GPU, for the number type of its GEMMs.
     """
     products, attended = (np.array(one, float) for one in _chunks(shape, plan, sequence))
     cost = {

@@ -22,7 +22,7 @@ class Cost(Strict):
     tokens_per_s, mfu, flop_per_token
         As of `replay.experiments.train.result.Efficiency`.
     memory_gib
-        Of the stage that needs most.
+        Device memory of the stage that needs most.
     """
 
     step_us: float
