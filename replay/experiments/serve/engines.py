@@ -65,9 +65,9 @@ class EngineHost:
         Parameters
         ----------
         gpu_ps
-            Of the step on the GPUs, without its first launch.
+            Time of the step on the GPUs, without its first launch.
         kernels
-            That the step has.
+            Number of its kernels.
         launch_ps
             Time of launching a kernel; None where all are nodes of one graph.
         """

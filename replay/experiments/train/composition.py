@@ -78,7 +78,7 @@ class StepComposition:
     is_paired: bool
 
     def longer(self, host_ps: int) -> StepComposition:
-        """Let every GPU wait for its host for so long besides, at the end."""
+        """The step with a longer wait of every GPU for its host, at the end."""
         spent = {**self.spent, "host": self.spent["host"] + host_ps}
         return dataclasses.replace(self, step_ps=self.step_ps + host_ps, spent=spent)
 

@@ -41,13 +41,13 @@ class Arrivals(Serving[ArrivalSpec, "ArrivalSetup", ArrivalResult, ArrivalCompar
     }
 
     def setup(self, spec: ArrivalSpec, given: SpecInputs[ArrivalSetup] = NOTHING) -> ArrivalSetup:
-        """Nothing is given beside the spec; the requests are the same under all schemes."""
+        """Follow the references; the requests are the same under all schemes."""
         from replay.experiments.serve.arrivals.replay import ArrivalSetup
 
         return ArrivalSetup.of(spec, given)
 
     def replay(self, setup: ArrivalSetup, watch: ReplayWatcher) -> ArrivalResult:
-        """Nothing is observed: iterations have no schedule of their own."""
+        """Serve the requests; their iterations have no schedule to observe."""
         from replay.experiments.serve.arrivals.replay import carry_out
 
         return carry_out(setup)

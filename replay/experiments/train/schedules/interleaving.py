@@ -16,7 +16,7 @@ class InterleavedSchedule(Schedule):
     source = "arXiv 2104.04473, as in Megatron-LM's pipeline_parallel/schedules.py"
 
     def stage_of(self, shape: ScheduleShape, chunk: int, micro_batch: int) -> int:
-        """Chunks go around the stages."""
+        """Stage of a chunk, around the stages."""
         del micro_batch
         return chunk % shape.stages
 
