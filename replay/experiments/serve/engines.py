@@ -42,7 +42,7 @@ class EngineHost:
         Batch sizes of a worker that graphs were captured for, ascending; empty where any size has
         its own.
     pads_travel
-        Whether rows of padding choose experts as others do.
+        Whether rows of padding choose experts, as rows of requests do.
     """
 
     host_us: float = 0.0

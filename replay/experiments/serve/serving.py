@@ -29,7 +29,7 @@ WAITING_WEIGHT = 4
 
 
 class Pool(NamedTuple):
-    """GPUs that do the same.
+    """GPUs that serve the same phases.
 
     Attributes
     ----------

@@ -58,7 +58,7 @@ class StepComposition:
     Attributes
     ----------
     step_ps
-        From its begin until all GPUs may begin the next.
+        From its start until all GPUs may begin the next.
     spent
         (stage, rank) by cause, in picoseconds; on every GPU they add up to the step.
     activity

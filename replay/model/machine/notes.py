@@ -136,7 +136,7 @@ class Notes:
     accesses
         By what accesses them, blocks of (access,) addresses and tasks.
     meetings
-        How often GPUs wait for one another, by what for: "meetings" of all, "meetings of nodes",
+        How often GPUs wait for one another, by kind: "meetings" of all, "meetings of nodes",
         "meetings of rails", "rounds of flags" and "fences" before either.
     tokens
         (token,): numbers by which the tokens of the work that is being added are remembered, where
