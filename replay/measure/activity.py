@@ -88,7 +88,7 @@ NOTHING = Activity(*np.zeros((3, 1), np.int64))
 
 
 def waiting(ps: Ints) -> Activity:
-    """(rank,) picoseconds in which nothing runs but a kernel that waits for other GPUs."""
+    """Activity of GPUs that spend `ps`, (rank,) picoseconds, in kernels that wait for other GPUs."""
     return Activity(np.zeros_like(ps), ps, np.zeros_like(ps))
 
 

@@ -40,7 +40,7 @@ class OfLayer(NamedTuple):
 
 
 class ByLayer:
-    """Adds up by layer what Measured adds up over all of them."""
+    """Sums by layer of what `PiecewiseMeasures` adds up over all layers."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine

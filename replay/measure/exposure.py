@@ -317,7 +317,7 @@ class SmTimes:
         self._waits += waits
 
     def result(self, share_ps: Picoseconds) -> SmTime:
-        """Times, given what SMs were in service (kind, gpu), without their queues' parts of it."""
+        """Times, given that of SMs in service (kind, gpu), each task's divided by the queues of its SM."""
 
         def us(times: Ints) -> list[float]:
             return [int(time) / 1e6 for time in times]

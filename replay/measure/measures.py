@@ -80,7 +80,7 @@ def measures_by_layer(
     phases_separated: bool,
     layer: Ints | Int32s | None = None,
 ) -> tuple[Measures, list[OfLayer]]:
-    """As `measures`, and what is told of each layer if it is known (task,); -1 for none."""
+    """As `measures`, and measures of each layer if `layer` (task,) has each task's, -1 for none."""
     measured = PiecewiseMeasures(machine, phases_separated=phases_separated)
     measured.count(graph, 0, 0, machine.notes, layer)
     measured.read(TaskProgress(timeline), Times(timeline))
@@ -90,7 +90,7 @@ def measures_by_layer(
 
 
 def mechanisms(timeline: Timeline, machine: Machine) -> Mechanisms:
-    """The report of all mechanisms that the scheme spoke of."""
+    """The report of all mechanisms that the scheme noted."""
     measured = PiecewiseMeasures(machine, phases_separated=False)
     measured.count(timeline.graph, 0, 0, machine.notes)
     measured.read(TaskProgress(timeline), Times(timeline))
@@ -110,7 +110,7 @@ class PiecewiseMeasures:
     Attributes
     ----------
     layers
-        What is told of each layer.
+        Measures of each layer.
     """
 
     def __init__(self, machine: Machine, *, phases_separated: bool) -> None:

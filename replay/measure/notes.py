@@ -137,7 +137,7 @@ def _place(names: list[str], name: str) -> int:
 
 
 class Times:
-    """Start and end of tasks that notes name: of all of a graph."""
+    """Start and end of tasks that notes name, in a whole graph."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
@@ -152,7 +152,7 @@ class Times:
 
 
 class PartTimes:
-    """The same of a graph that comes in parts: of the last two, and of others that are not over."""
+    """Start and end of tasks in a graph that comes in parts: of the last two, and of those not over."""
 
     def __init__(self) -> None:
         self._parts: list[PastPart] = []
@@ -184,7 +184,7 @@ class PartTimes:
 
 
 class Waits:
-    """Two tasks and whose wait lies between them, until both are over.
+    """Waits that lie between two tasks, each with its owner, until both tasks are over.
 
     Parameters
     ----------

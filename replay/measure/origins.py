@@ -94,7 +94,7 @@ class _TaskOrigins:
         return self._rows(UNSENT, "latency")
 
     def by_place_us(self) -> dict[str, dict[str, dict[str, float]]]:
-        """Time of the path by place, kind and cause; what nobody noted has no name."""
+        """Time of the path by place, kind and cause; what nobody noted has an empty name."""
         # Of every link of every replay, so that nothing is called in this loop.
         path, spent = self._path, defaultdict[tuple[str, str, str], int](int)
         tasks, kinds = path.task.tolist(), path.kind.tolist()
@@ -108,7 +108,7 @@ class _TaskOrigins:
         return found
 
     def beside(self) -> list[str]:
-        """Values that times of tasks are made of, and of none of the path."""
+        """Values that enter times of other tasks, but of none on the path."""
         blocks = [block for block in self._block.values() if block is not None]
         on_path = {value for block in blocks for value in (*block.service, *block.latency)}
         every = {value for one in self._spent for value in (*one.service, *one.latency)}

@@ -281,7 +281,7 @@ class SmTime(Strict):
     Attributes
     ----------
     computing_us, copying_us
-        Work on the GPU's own data; rows that travel. Without waiting for what tiles read.
+        Service for the GPU's own data, and for rows that travel, without waits for what tiles read.
     waiting_for_l2_us, waiting_for_hbm_us
         Service beyond a task's own time until what it reads has come, by what served it last: the
         L2 cache, or device memory.
@@ -399,7 +399,7 @@ class CriticalPathTimes(Strict):
     by_place_us
         As `by_kind_us`, by the code that asked for the tasks, by file and function; likewise.
     beside
-        Values of the system that times of other tasks are made of, and of none of the path.
+        Values of the system that enter times of other tasks, but of none on the path.
     """
 
     num_tasks: int

@@ -97,7 +97,7 @@ class Pools:
 
     @cached_property
     def whole(self) -> int:
-        """A number that all of `parts` divide."""
+        """Least number that all of `parts` divide."""
         return math.lcm(*set(self.parts.tolist()))
 
 

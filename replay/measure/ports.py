@@ -72,7 +72,7 @@ class ResourceFacts(NamedTuple):
 
 
 def sms_of(by_place: Ints, num_ranks: int) -> Ints:
-    """(kind, gpu): what is on SMs of sums (kind, place)."""
+    """(kind, gpu): the entries of SMs in sums (kind, place)."""
     return by_place[:, len(PORTS) * num_ranks : (len(PORTS) + 1) * num_ranks]
 
 

@@ -30,7 +30,7 @@ class TaskProgress:
     is_done
         (task,): which they are; None for all.
     ids, touch_ids
-        (task,), (touch,): numbers in the whole; None for their own.
+        (task,), (touch,): numbers in the whole; None where they are the same.
     closed_ps
         Nothing that is still to come begins earlier; `NEVER` where nothing comes any more.
     """

@@ -28,8 +28,8 @@ class ReplayedSchedule(Timeline):
     layer
         (task,): the layer of each, -1 for none.
     travels
-        (token,): tokens that have a way to go, of one layer alone; None if all have that were
-        followed.
+        (token,): whether each has a way to go, in one layer by itself; None if all tokens that were
+        followed have.
     """
 
     machine: Machine

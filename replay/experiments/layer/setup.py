@@ -138,7 +138,7 @@ class TracedSetup:
 
     @classmethod
     def on(cls, setup: LayerSetup, trace: RoutingTrace, like: Layers | None = None) -> Self:
-        """Take a trace for a replay, or layers that are the same; raises as `of` does."""
+        """Set a replay up on a trace, sharing the layers `like` if they are equal; raises as `of` does."""
         settings, system = setup.chain_settings, setup.system
         if like is not None and (like.system is not system or like.settings != settings):
             like = None
@@ -393,7 +393,7 @@ def check_sampled(setup: LayerSetup, *, is_chain: bool) -> None:
 
 
 def check_all(setup: LayerSetup, trace: RoutingTrace, first: Batch | None = None) -> Batch:
-    """Refuse what a few counts show to be impossible; gives the batch of the first step.
+    """Refuse what a few counts show to be impossible, and give the batch of the first step.
 
     Parameters
     ----------

@@ -53,7 +53,7 @@ class ExpertDemand(ABC, Generic[Window]):
 
     @abstractmethod
     def window(self, first: int, behind: int) -> Window:
-        """Give what some steps demand.
+        """Demand of the steps from `first` to before `behind`.
 
         Raises
         ------
@@ -63,15 +63,15 @@ class ExpertDemand(ABC, Generic[Window]):
 
     @abstractmethod
     def loads(self, window: Window | None, layer: int) -> Ints:
-        """(expert,): rows to each expert of a layer, in a window or all that there is."""
+        """(expert,): rows to each expert of a layer, in a window or, for None, altogether."""
 
     @abstractmethod
     def together(self, window: Window | None, layer: int) -> Ints | None:
-        """(expert, expert): how often tokens choose both; None where nothing tells."""
+        """(expert, expert): how often tokens choose both; None where that is not known."""
 
     @abstractmethod
     def which(self, layer: int) -> WhichLayer:
-        """Numbers that files of maps may know a layer by."""
+        """Numbers of a layer in files of expert maps."""
 
     @abstractmethod
     def imbalance(self, window: Window, placed: Sequence[Placement]) -> list[float]:
@@ -100,7 +100,7 @@ class TokenDemand(ExpertDemand["list[Batch]"]):
         self.num_layers, self.num_experts = trace.num_layers, trace.model.num_ffn_experts
 
     def window(self, first: int, behind: int) -> list[Batch]:
-        """The batch of each step."""
+        """Batch of each step."""
         spec = self._spec
         return [
             form_batch(
@@ -126,7 +126,7 @@ class TokenDemand(ExpertDemand["list[Batch]"]):
         return which_layer(self._trace, layer)
 
     def imbalance(self, window: list[Batch], placed: Sequence[Placement]) -> list[float]:
-        """Each row goes to the replica that the engine's rule gives its GPU."""
+        """Imbalance if each row goes to the replica that the engine's rule gives its GPU."""
         found = []
         for layer, placement in enumerate(placed):
             ratios = []
@@ -140,7 +140,7 @@ class TokenDemand(ExpertDemand["list[Batch]"]):
         return found
 
     def rows_between(self, window: list[Batch], placed: Sequence[Placement], num_nodes: int) -> list[float]:
-        """Token by token."""
+        """Nodes counted token by token."""
         found = []
         for layer, placement in enumerate(placed):
             counts = []
@@ -199,7 +199,7 @@ class CountedDemand(ExpertDemand["Ints"]):
         return total
 
     def together(self, window: Ints | None, layer: int) -> Ints | None:
-        """Counts do not tell."""
+        """None: counts do not tell."""
         return None
 
     def which(self, layer: int) -> WhichLayer:
@@ -207,7 +207,7 @@ class CountedDemand(ExpertDemand["Ints"]):
         return self._layers[layer]
 
     def imbalance(self, window: Ints, placed: Sequence[Placement]) -> list[float]:
-        """The rows of an expert are divided evenly among its replicas."""
+        """Imbalance if the rows of an expert are divided evenly among its replicas."""
         found = []
         for layer, placement in enumerate(placed):
             experts = placement.logical
@@ -225,7 +225,7 @@ class CountedDemand(ExpertDemand["Ints"]):
         return found
 
     def rows_between(self, window: Ints, placed: Sequence[Placement], num_nodes: int) -> list[float]:
-        """Not known."""
+        """Zeros: not known."""
         return [0.0] * self.num_layers
 
 

@@ -15,7 +15,7 @@ NO_TIME = "a placement has no time; moereplay compare --placement replays layers
 
 
 class Place(Experiment[PlaceSpec, "PlaceSetup", PlacementResult]):
-    """Experts on GPUs by the loads of a trace, or by loads alone, and how long that lasts."""
+    """Placement of experts by the loads of a trace, or by loads alone, and how long it lasts."""
 
     name = "place"
     command = "place"
@@ -35,13 +35,13 @@ class Place(Experiment[PlaceSpec, "PlaceSetup", PlacementResult]):
     older: ClassVar[Older] = {"moereplay-placing/1": result_of_old}
 
     def setup(self, spec: PlaceSpec, given: SpecInputs[PlaceSetup] = NOTHING) -> PlaceSetup:
-        """A trace may be given as ``trace``, counts as ``loads``."""
+        """Follow the references; a trace may be given as ``trace``, counts as ``loads``."""
         from replay.experiments.place.setup import PlaceSetup
 
         return PlaceSetup.of(spec, given)
 
     def replay(self, setup: PlaceSetup, watch: ReplayWatcher) -> PlacementResult:
-        """An observer is called with the demand and the placement of each layer."""
+        """Compute or read the placement; an observer gets the demand and placement of each layer."""
         from replay.experiments.place.replay import carry_out
 
         return carry_out(setup, watch)

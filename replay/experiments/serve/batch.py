@@ -118,7 +118,7 @@ class PrefillRun:
 
     @property
     def first_token_ps(self) -> Picoseconds:
-        """(request,): when each request has its first token, those of all workers."""
+        """(request,): when each request of all workers has its first token."""
         at = np.cumsum(self.spending.times_ps, dtype=np.int64)
         ends = np.concatenate(self.ends)
         return at[ends]

@@ -26,7 +26,7 @@ class RequestBook:
     joined
         When its cache had come to the worker that decodes it, if that is another.
     since
-        From when on it waits, while it does.
+        Begin of its last wait in a queue.
     waited
         Time in queues for a place, from its arrival and each time that it was put back.
     generated
@@ -55,7 +55,7 @@ class RequestBook:
 
     @classmethod
     def of(cls, requests: Requests) -> RequestBook:
-        """Give one in which nothing has happened yet."""
+        """Book in which nothing has happened yet."""
 
         def column(value: int) -> Ints:
             return np.full(len(requests), value, np.int64)

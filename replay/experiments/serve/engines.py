@@ -42,7 +42,7 @@ class EngineHost:
         Batch sizes of a worker that graphs were captured for, ascending; empty where any size has
         its own.
     pads_travel
-        Whether rows of padding choose experts as others do.
+        Whether rows of padding choose experts, as rows of requests do.
     """
 
     host_us: float = 0.0
@@ -65,9 +65,9 @@ class EngineHost:
         Parameters
         ----------
         gpu_ps
-            Of the step on the GPUs, without its first launch.
+            Time of the step on the GPUs, without its first launch.
         kernels
-            That the step has.
+            Number of its kernels.
         launch_ps
             Time of launching a kernel; None where all are nodes of one graph.
         """

@@ -44,18 +44,18 @@ class Serving(SchemeExperiment[AnyServed, AnySetup, AnyTimed, AnyCompared]):
         return options_by_scheme(spec, *_names_of(spec))
 
     def usual_schemes(self, shared: AnyServed, given: Mapping[str, Any]) -> Sequence[str]:
-        """The spec's own: engines differ in more than a scheme."""
+        """The spec's own schemes alone: engines differ in more than a scheme."""
         return [self.reference(shared)]
 
     def reference(self, spec: AnyServed) -> str:
-        """The scheme of decoding, the machine's where none is named, behind that of prompts where that is."""
+        """The scheme of decoding (of the machine, if none is named), or ``PREFILL+DECODE``."""
         spec = spec.with_scheme()
         return f"{spec.prefill_scheme}+{spec.scheme}" if spec.prefill_scheme else spec.scheme
 
     def under(
         self, shared: AnyServed, reference: str, options: Mapping[str, Mapping[str, Any]]
     ) -> tuple[str, AnyServed]:
-        """A scheme of decoding, or ``PREFILL+DECODE``."""
+        """Name and spec under a scheme of decoding, or ``PREFILL+DECODE``."""
         first, plus, second = reference.partition("+")
         made = shared.changed(scheme=second if plus else first, prefill_scheme=first if plus else None)
         prompts, decoding = _names_of(made)
@@ -94,7 +94,11 @@ class Serve(Serving[InferSpec, "ServingSetup", InferResult, InferComparison]):
     older: ClassVar[Older] = {"moereplay-infer/1": result_of_old}
 
     def setup(self, spec: InferSpec, given: SpecInputs[ServingSetup] = NOTHING) -> ServingSetup:
+<<<<<<< HEAD
         """Follow the references of a spec; no objects may be given."""
+=======
+        """Follow the references; nothing else is given."""
+>>>>>>> h/doc1-1129
         from replay.experiments.serve.setup import ServingSetup
 
         return ServingSetup.of(spec, given)
@@ -104,7 +108,7 @@ class Serve(Serving[InferSpec, "ServingSetup", InferResult, InferComparison]):
         return setup.decode.system
 
     def replay(self, setup: ServingSetup, watch: ReplayWatcher) -> InferResult:
-        """Nothing is observed: a batch has no schedule of its own."""
+        """Serve the batch; it has no schedule to observe."""
         from replay.experiments.serve.replay import carry_out
 
         return carry_out(setup)

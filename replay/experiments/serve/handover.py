@@ -24,7 +24,7 @@ def arrived_ps(
     senders: int,
     receivers: int,
 ) -> int:
-    """Time at which the last byte has arrived, from the begin of prefill.
+    """Time at which the last byte has arrived, from the start of prefill.
 
     Parameters
     ----------

@@ -52,8 +52,8 @@ class Moe(NamedTuple):
     exchange
         Time in which nothing does: rows travel or are waited for. Mean over the GPUs.
     once
-        Time of an iteration beyond that of its layers: until micro-batches that take turns have
-        begun to, and from when the first is through.
+        Time of an iteration beyond that of its layers, where micro-batches take turns: until all
+        have begun, and after the first is through.
     """
 
     experts: float
@@ -88,8 +88,8 @@ class ServedLayers:
     most
         Tokens per GPU that no iteration, and so no replay, has more of.
     largest_error
-        Of the lines that are used: how much the longest was off in its middle, as a share; the
-        middle is exact since.
+        Largest error of a line that was used, in its middle, as a share. The middle has been exact
+        since.
     replays
         Chains that were replayed.
     memory

@@ -23,20 +23,20 @@ from tracegen.shared.strict import Strict
 
 
 def scheme_name(prompts: str, decoding: str) -> str:
-    """Name the scheme of decoding, behind that of prompts where it is not the one it stands for."""
+    """Name the scheme of decoding, or ``PREFILL+DECODE`` if it does not imply that of prompts."""
     is_usual = prompts == PREFILL_SCHEMES.get(decoding, decoding)
     return decoding if is_usual else f"{prompts}+{decoding}"
 
 
 def options_by_scheme(spec: InferSpec, prompts: str, decoding: str) -> dict[str, Mapping[str, Any]]:
-    """Options of a spec by the names of its schemes; those of prompts override, where it is one."""
+    """Options of a spec by scheme; where one serves both phases, those of prompts override."""
     if prompts == decoding:
         return {decoding: {**spec.options, **spec.prefill_options}}
     return {prompts: spec.prefill_options, decoding: spec.options}
 
 
 def asked_of_both(schemes: Sequence[SchemeDescription], spec: InferSpec) -> dict[str, Mapping[str, Any]]:
-    """Options that were asked for, of the schemes of a result: that of prompts is the first."""
+    """Options that were asked for, by scheme; `schemes` are a result's, that of prompts first."""
     prompts, decoding = (schemes[0].name, schemes[-1].name) if schemes else (spec.of_prompts, spec.scheme)
     return options_by_scheme(spec, prompts, decoding)
 

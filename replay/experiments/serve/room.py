@@ -48,7 +48,7 @@ class ServingRoom:
 
     @property
     def positions(self) -> int:
-        """Positions for which there is room; less than none where weights do not fit."""
+        """Positions for which there is room; negative where weights do not fit."""
         left = self.capacity - self.weights - self.iteration
         # A model without attention keeps nothing of a position.
         return left // self.position if self.position else min(left, 0)

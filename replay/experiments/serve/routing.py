@@ -36,7 +36,7 @@ class RoutingSource:
     trace
         A recorded trace; None where routing is drawn.
     drawn, seed
-        What is drawn otherwise.
+        Routing to draw without a trace, and its seed.
     group_limited
         Whether drawn tokens keep to groups of experts, as the router of the model makes them.
     sample_steps
@@ -65,14 +65,14 @@ class RoutingSource:
         return tuple(int(place) for place in (np.arange(count) + 0.5) * held / count)
 
     def step(self, first: Batch, place: int) -> int:
-        """Step of the trace that is replayed: the middle of one of as many equal stretches.
+        """Step of the trace that is replayed: the middle of one of `sample_steps` equal stretches.
 
         Parameters
         ----------
         first
             The batch of the trace's first step.
         place
-            Which stretch.
+            Number of the stretch.
         """
         if self.trace is None or self.sample_steps is None:
             return 0

@@ -29,7 +29,7 @@ WAITING_WEIGHT = 4
 
 
 class Pool(NamedTuple):
-    """GPUs that do the same.
+    """GPUs that serve the same phases.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ def serve(
     pool
         The engine; with `decode`, the one that prefills.
     decode
-        Where requests are decoded that `pool` has prefilled; if None, there.
+        GPUs that decode what `pool` has prefilled; None if `pool` does so itself.
     handover_ps
         Time of moving the cache of a prompt of so many tokens to the worker that decodes it, once
         that has blocks for it. A worker sends one at a time, and receives one at a time.

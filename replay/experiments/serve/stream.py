@@ -90,7 +90,7 @@ class KernelTotals:
         known: dict[tuple[object, ...], int],
         attend: Callable[[ListedKernels], None] | None = None,
     ) -> ListedKernels:
-        """Kernels behind what there is; their times are added to what `on` says."""
+        """Kernels behind those so far; their times are added to the cause that `on` names."""
         machine = cast("Machine", self)
         return ListedKernels(machine, precision, self.ranks, is_backward=False, known=known, attend=attend)
 

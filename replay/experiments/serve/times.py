@@ -146,9 +146,10 @@ class ReplayedTimes:
         return self.uncaptured
 
     def parts_behind(self, layers: ServedLayers) -> EngineParts:
-        """Give the parts beside layers that were replayed, in decoding with the kernels of a stack's list.
+        """Parts beside layers that were replayed.
 
-        They are bare where no stack launches them, or its list has no such attention.
+        In decoding, kernels are those of the stack's list. They are bare where no stack launches
+        them, or its list has no such attention.
         """
         stack, shape, precision = layers.stack, self.shape, self.parts.precision
         if stack is None or layers.phase == "prefill":
@@ -214,7 +215,7 @@ class ReplayedTimes:
         return count * (stream.num_kernels + 2 * (slices and self.tp > 1))
 
     def slicing_ps(self, nbytes: int) -> int:
-        """Gather rows of so many bytes in all before attention, and sum and scatter them behind.
+        """Time to gather rows of so many bytes in all before attention, and to sum and scatter them behind.
 
         An all-gather and a reduce-scatter, each a kernel, over the GPUs of a worker: neighbours, in
         one NVLink domain.

@@ -32,7 +32,7 @@ class _Prefill(NamedTuple):
 
 
 class EngineWorker:
-    """Plans an iteration (`begin`) and takes in what it did (`end`).
+    """Worker that plans an iteration (`begin`) and takes in what it did (`end`).
 
     Parameters
     ----------

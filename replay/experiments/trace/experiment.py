@@ -41,25 +41,25 @@ class Trace(TraceExperiment[TraceSpec, "TraceSetup", TraceResult, TraceCompariso
     lacking: ClassVar[Words] = dict.fromkeys(("explain", "uncertainty"), ONE_STEP)
 
     def setup(self, spec: TraceSpec, given: SpecInputs[TraceSetup] = NOTHING) -> TraceSetup:
-        """A trace, a system and a scheme may be given as objects."""
+        """Follow the references; a trace, a system and a scheme may be given as objects."""
         from replay.experiments.trace.setup import TraceSetup
 
         return TraceSetup.of(spec, given)
 
     def steps(self, setup: TraceSetup) -> int:
-        """Once for each step of the trace that is replayed."""
+        """Count the steps of the trace that are replayed."""
         return len(setup.steps)
 
     def fits_surely(self, setup: TraceSetup, room: float, *, told: float, is_observed: bool) -> bool:
-        """One step is there at a time; progress says what the others take."""
+        """Tell whether a step surely fits: one is there at a time; progress says what others take."""
         return LAYER.fits_surely(setup.first, room, told=0, is_observed=False)
 
     def estimate(self, setup: TraceSetup, *, is_observed: bool = False) -> Need:
-        """By a replay of a layer of some of the first step's tokens."""
+        """Find out the need by replaying a layer of some of the first step's tokens."""
         return RepeatedReplays(LAYER.estimate(setup.first), len(setup.steps), "steps")
 
     def replay(self, setup: TraceSetup, watch: ReplayWatcher) -> TraceResult:
-        """In this process, in a folder that goes again; nothing is observed."""
+        """Replay in this process, with a temporary folder; nothing is observed."""
         return self._keep(setup, progress=watch.progress)
 
     def carry_out(

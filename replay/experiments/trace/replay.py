@@ -53,18 +53,18 @@ def carry_out(
     Parameters
     ----------
     setups
-        By what their results are known by; of one trace and its same steps.
+        By the key of each result; all of one trace and the same steps.
     folder
-        Where finished steps are kept, and taken from; None for one that goes again.
+        Where finished steps are kept, and taken from; None for a temporary one.
     jobs
         Processes that share the steps.
     progress
         Called for every step under each scheme.
     found
-        Called first, with how many of them were in the folder and how many there are, where
-        `progress` is to be called for the others alone.
+        Called first, with the numbers of steps in the folder and in all; `progress` is then called
+        for the others alone.
     report
-        Called with a line on what is worth to know.
+        Called with a line on what is worth knowing.
 
     Returns
     -------
@@ -112,7 +112,7 @@ def carry_out(
 
 
 class StepStore(Store):
-    """Finished steps in a folder, believed only where they are those that are asked for.
+    """Finished steps in a folder, each believed only if it is the one that is asked for.
 
     Parameters
     ----------

@@ -66,7 +66,7 @@ class StepResult(Strict):
 
 
 class StepImbalance(Strict):
-    """Rows of the busiest GPU over the mean, mean over the layers of a step: over the steps."""
+    """Mean and maximum over the steps of a step's imbalance, itself a mean over its layers."""
 
     mean: float
     max: float

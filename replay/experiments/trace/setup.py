@@ -99,14 +99,14 @@ class TraceSetup:
         return self.first.prepare().tune(self.spec.tune)
 
     def first_step(self, ready: Replay, reference: str | None) -> AskedStep:
-        """Give what asks for the first step, by itself.
+        """Request for the first step by itself.
 
         Parameters
         ----------
         ready
-            As `tuned` gives it.
+            As `tune` gives it.
         reference
-            To the trace.
+            Reference to the trace.
         """
         scheme, spec = ready.scheme, self.first.setup.spec
         changes: dict[str, Any] = {"trace": reference}

@@ -39,8 +39,8 @@ def step_within_power(
 ) -> tuple[StepComposition, HeldClock | None]:
     """Make a step at the highest clock at which its GPUs keep their power limit.
 
-    Power is the mean over all GPUs and the step, waits for other stages aside: these last longer
-    than a board averages. The rest, waits for hosts and peers too, comes and goes within a layer.
+    Power is the mean over all GPUs and the step. Waits for other stages are left out: they last
+    longer than a board averages. Waits for hosts and peers come and go within a layer, and count.
 
     Parameters
     ----------

@@ -58,7 +58,7 @@ class StepComposition:
     Attributes
     ----------
     step_ps
-        From its begin until all GPUs may begin the next.
+        From its start until all GPUs may begin the next.
     spent
         (stage, rank) by cause, in picoseconds; on every GPU they add up to the step.
     activity
@@ -78,7 +78,7 @@ class StepComposition:
     is_paired: bool
 
     def longer(self, host_ps: int) -> StepComposition:
-        """Let every GPU wait for its host for so long besides, at the end."""
+        """The step with a longer wait of every GPU for its host, at the end."""
         spent = {**self.spent, "host": self.spent["host"] + host_ps}
         return dataclasses.replace(self, step_ps=self.step_ps + host_ps, spent=spent)
 

@@ -44,20 +44,20 @@ class Train(SchemeExperiment[TrainSpec, "SchemedStep", TrainResult, TrainCompari
     older: ClassVar[Older] = {"moereplay-train/1": result_of_old, "moereplay-train/2": result_of_second}
 
     def usual_schemes(self, shared: TrainSpec, given: Mapping[str, Any]) -> Sequence[str]:
-        """All that the system supports."""
+        """All schemes that the system supports."""
         from replay.experiments.train.setup import TrainingSetup
         from replay.schemes.registry import supporting_schemes
 
         return supporting_schemes(TrainingSetup.of(shared, given.get("model")).system)
 
     def setup(self, spec: TrainSpec, given: SpecInputs[SchemedStep] = NOTHING) -> SchemedStep:
-        """A shape may be given as ``model``; steps share what schemes do not decide."""
+        """Follow the references; a shape may be given as ``model``, and steps share what no scheme decides."""
         from replay.experiments.train.setup import SchemedStep
 
         return SchemedStep.of(spec, given)
 
     def steps(self, setup: SchemedStep) -> int:
-        """Once for each MoE layer that is replayed."""
+        """Count the MoE layers that are replayed."""
         return setup.step.spec.samples * setup.step.spec.layers_sampled
 
     def check_fit(
@@ -95,11 +95,11 @@ class Train(SchemeExperiment[TrainSpec, "SchemedStep", TrainResult, TrainCompari
             )
 
     def machine(self, setup: SchemedStep) -> System:
-        """As many GPUs as the plan has."""
+        """The machine, with as many GPUs as the plan has."""
         return setup.step.system
 
     def replay(self, setup: SchemedStep, watch: ReplayWatcher) -> TrainResult:
-        """An observer is called with the schedule of the step."""
+        """Make the step; an observer is called with its schedule."""
         from replay.experiments.train.replay import carry_out
 
         return carry_out(setup, watch)

@@ -44,22 +44,22 @@ class Collections(NamedTuple):
     steps: int
 
     def each_step_ps(self, hosts: int) -> int:
-        """Time that pauses add to a step, in the mean.
+        """Mean time that collections add to a step.
 
-        Those at times of their own add up, since all that meet wait for the host that collects; two
-        that fall together, and what a host's lead hides, are not taken off.
+        Pauses that hosts make on their own add up, since all that meet wait for the one that
+        collects. Pauses that coincide, and what a host's lead hides, are not taken off.
 
         Parameters
         ----------
         hosts
-            That wait for each other in a step.
+            Hosts that wait for each other in a step.
         """
         count = 1 if self.together else hosts
         return round(count * self.each_ms * PS_PER_MS / self.steps)
 
 
 def read(text: str) -> Collections | None:
-    """Read what collects garbage: "manual:MS:STEPS", "automatic:MS:STEPS", or "off".
+    """Read how garbage is collected: "manual:MS:STEPS", "automatic:MS:STEPS", or "off".
 
     Raises
     ------

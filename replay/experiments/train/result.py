@@ -84,13 +84,13 @@ class TrainResult(TimedResult):
     sequence, tokens_per_step
         Tokens of a sequence, and of the whole plan.
     step_us
-        From the begin of a step until all GPUs may begin the next.
+        From the start of a step until all GPUs may begin the next.
     spent_us
         By cause, for each stage and each of its peers; on every GPU they add up to the step.
     activity_us
         By stage and peer as `spent_us`, time in which kernels run (`active`), those that compute
         (`computing`), that communicate (`communicating`), and both (`both`); TRAINING.md says what
-        counts as one. Nothing in files of before.
+        counts as one. Nothing in older files.
     moe_share
         Share of the step, mean over GPUs, that goes by with experts, exchange, and waiting for
         peers.

@@ -38,7 +38,7 @@ class Stride(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Stride `later` waits for stride `earlier`, and for a message where it `crosses` stages."""
+    """Wait of stride `later` for stride `earlier`, and for a message where it `crosses` stages."""
 
     earlier: int
     later: int

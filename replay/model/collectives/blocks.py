@@ -55,7 +55,7 @@ class KernelBlocks:
     beside
         SMs that are held at the same time; None for a kernel that runs alone.
     held
-        Blocks that have an SM; 0 for those that do something.
+        Blocks that hold an SM, idle ones included; 0 for `count`.
     name
         Name of the SMs.
     """

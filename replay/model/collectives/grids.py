@@ -106,12 +106,12 @@ class Style:
 
 
 class Items(NamedTuple):
-    """Items of blocks in step in a round.
+    """Groups of blocks that run in step, in one round.
 
     Attributes
     ----------
     rank
-        (item,): who they belong to.
+        (item,): the rank of the blocks.
     nbytes
         (item,): bytes of the buffer.
     after
@@ -192,7 +192,7 @@ class Kernel:
         return self.meet(started, stored="nothing") if self._style.meets_before else started
 
     def meet(self, after: Tasks, *, stored: Stored) -> Tasks:
-        """All ranks meet: (rank,) tasks.
+        """Let all ranks meet: (rank,) tasks.
 
         Parameters
         ----------

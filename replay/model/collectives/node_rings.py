@@ -97,7 +97,7 @@ def ring(
 ) -> Tasks:
     """Pass chunks round the rings of all rails: (rank,) the last task of every rank.
 
-    The parameters are those of `replay.model.collectives.nccl.ring`.
+    A rank sends `nbytes` in each of `steps`.
 
     Raises
     ------

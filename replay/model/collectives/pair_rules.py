@@ -192,7 +192,7 @@ class Parcels(NamedTuple):
     leaves_node
         (lane,): whether it goes over the network.
     chunk_lane, chunk_bytes
-        (chunk,)
+        (chunk,): its lane, and its size.
     piece_chunk, piece_bytes, offset
         (piece,): its chunk, its size, and where in what the pair sends it begins.
     """

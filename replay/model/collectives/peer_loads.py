@@ -58,7 +58,7 @@ class _Messages(NamedTuple):
 
 
 def all_pairs(machine: Machine) -> FanOut:
-    """Every rank exchanges with every other one."""
+    """Pairs of every rank with every other one."""
     rank, peer = np.nonzero(~np.eye(machine.num_ranks, dtype=bool))
     return machine.transfers.fan_out(rank, peer)
 

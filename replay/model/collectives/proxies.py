@@ -47,7 +47,7 @@ class NodeCrossing(NamedTuple):
     channel, lane
         (chunk,): its channel, and its connection there, ascending.
     nbytes
-        (chunk,)
+        (chunk,): its size.
     """
 
     src: Ranks

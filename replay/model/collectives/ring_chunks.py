@@ -49,7 +49,7 @@ def block_times(machine: Machine, protocol: Protocol, chunk: int, channels: int)
 
 
 def notice_time(machine: Machine, protocol: Protocol) -> Time:
-    """From the arrival of a chunk until its receiver knows of it."""
+    """Time from the arrival of a chunk until its receiver knows of it."""
     return machine.costs.flag() if protocol.fenced else machine.costs.poll()
 
 

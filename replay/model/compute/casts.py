@@ -7,12 +7,11 @@ TransformerEngine has cast). A kernel that sends rows by its own SMs casts as it
 DeepEP's low-latency dispatch does.
 
 Rows whose type on the wire is not that of the GEMMs are cast where they arrive. Where kernels
-follow one another that is a kernel of its own,
-behind the dispatch and before rows are copied to their experts (vLLM,
-``deepep_ht_prepare_finalize.py``: what travelled as BF16 is quantised once it is received; its
-low-latency sibling makes BF16 of FP8 there). No fused kernel that casts is published. Such a kernel
-has each row tile cast by one of the SMs that multiply, once, when its rows are there. FP8 rows back
-are made by a kernel at the experts and read as they are by the kernel that adds them up.
+follow one another that is a kernel of its own, behind the dispatch and before rows are copied to
+their experts (vLLM, ``deepep_ht_prepare_finalize.py``: what travelled as BF16 is quantised once it
+is received; its low-latency sibling makes BF16 of FP8 there). No fused kernel that casts is
+published. Here one of the SMs that multiply casts each row tile, once, when its rows are there. FP8
+rows back are made by a kernel at the experts and read as they are by the kernel that adds them up.
 """
 
 from __future__ import annotations

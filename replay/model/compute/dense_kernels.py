@@ -3,8 +3,8 @@
 They follow one another in the stream, so that nothing else holds these SMs meanwhile. An
 elementwise kernel moves its bytes through HBM; a GEMM takes as long as `hwmodel.compute` says, and
 attention itself as long as `hwmodel.attention` does. Beside a communication stream, GEMMs are
-launched for the SMs that it leaves, whether it has a kernel just then or not, as engines set it for
-DeepGEMM; attention takes any SM that no kernel holds.
+launched for the SMs that it leaves, even while it has no kernel, as engines set it for DeepGEMM.
+Attention takes any SM that no kernel holds.
 """
 
 from __future__ import annotations

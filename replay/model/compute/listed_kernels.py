@@ -1,11 +1,10 @@
 """Kernels of a list, one after the other on every GPU: a software stack's, or the bare one.
 
-What bounds a kernel says how long it takes: an elementwise one moves its bytes, unless it has a law
-of its own (`replay.model.compute.laws`), a product is as
-`hwmodel.compute` has it, attention as `hwmodel.attention`, a collective of tensor parallelism as
-its replay among GPUs that come at once. Hosts launch them in the order of the list, and each call
-takes them what it costs under the stack, or what a bare launch does. Rows of other streams are on
-the one that computes, too.
+What bounds a kernel says how long it takes. An elementwise one moves its bytes, unless it has a law
+of its own (`replay.model.compute.laws`). A product is as `hwmodel.compute` has it, attention as
+`hwmodel.attention`, a collective of tensor parallelism as its replay among GPUs that come at once.
+Hosts launch them in the order of the list, each at its cost under the stack or that of a bare
+launch. Kernels that the list has on other streams are on the one that computes, too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Tile of a masked kernel on Hopper, as DeepGEMM chooses it for the rows that an expert can expect.
 
-Of all tiles that its kernels can have, the one whose loads take the fewest clocks of the L2 cache
-or of the SMs, whichever is more, over the share of SMs that whole waves leave busy. It counts the
-tiles of experts that have the expected rows, all of them; what there is to multiply is less even.
+It is the tile whose loads take the fewest clocks of the L2 cache or of the SMs, whichever is more,
+over the share of SMs that whole waves leave busy. DeepGEMM counts tiles as if every expert had the
+expected rows; what there is to multiply is less even.
 
 Source: deepseek-ai/DeepGEMM 54e2261, ``csrc/jit_kernels/heuristics/sm90.hpp``
 (``get_layout_candidates``, ``get_pipeline_config``, ``get_layout_info``), also for the numbers.

@@ -49,7 +49,7 @@ class Domains:
         self._found: dict[str, Any] = {}
 
     def once(self, what: str, find: Callable[[], Found]) -> Found:
-        """Find something that follows from the domains the first time it is asked for."""
+        """Compute what follows from the domains when it is first asked for, and remember it."""
         if what not in self._found:
             self._found[what] = find()
         found: Found = self._found[what]

@@ -76,7 +76,7 @@ NO_CALLS = Calls({})
 
 
 def as_operation(what: str | Operation) -> Operation:
-    """The operation, or one kernel of which nothing but the name is said."""
+    """The operation itself, or one kernel of that name."""
     return what if isinstance(what, Operation) else Operation(what)
 
 
@@ -102,11 +102,11 @@ class _KernelRow(NamedTuple):
 
     @property
     def single(self) -> Time | None:
-        """One kernel, where all take the same; None where they do not."""
+        """Time of one kernel, where all take the same; else None."""
         return Time(self.each[0], self.of) if np.all(self.each == self.each[0]) else None
 
     def busy(self, first: IntsLike, past: IntsLike) -> Ints:
-        """Time of the kernels from one up to another, by number, of all GPUs or of each."""
+        """Picoseconds of kernels `first` up to, without, `past`, on all GPUs or on each."""
         done = np.concatenate([np.zeros_like(self.each[:1]), np.cumsum(self.each, axis=0)])
         ranks = (np.arange(done.shape[1]),) if done.ndim > 1 else ()
         found: Ints = done[(past, *ranks)] - done[(first, *ranks)]
@@ -122,7 +122,7 @@ class _KernelRow(NamedTuple):
 
 
 class Host:
-    """Launches kernels and waits for what GPUs write to its memory.
+    """Host threads: they launch kernels and wait for what GPUs write.
 
     Parameters
     ----------
@@ -399,7 +399,7 @@ class Host:
     # ---- the thread ------------------------------------------------------------------------------
 
     def spend(self, what: Operation) -> None:
-        """Go on behind something that no kernel comes of, or whose kernels others charge."""
+        """Spend time on an operation without kernels, or whose kernels are charged elsewhere."""
         times = max(1, what.launches)
         self.script.append(ScriptLine("spend", self._stage, what, times))
         if what.host_ps and self._lead_ps is not None and not self._capture.is_on:

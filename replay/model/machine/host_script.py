@@ -163,7 +163,7 @@ class StageCounts:
 
 
 class HostTime(NamedTuple):
-    """Time of a thread's launches, each the GPU that launches most, and number of its waits."""
+    """Time of a thread's launches, each that of the GPU with most of them, and number of its waits."""
 
     launched_ps: int
     waits: int

@@ -8,7 +8,7 @@ A block that has left is found all the same while a tile that reads it is in ser
 side by side. That is too good for a tile that begins when the other is half through, whose first
 half has left long ago. On a machine whose cache was measured (``[cache]`` of its description)
 tiles therefore read their blocks in `slices` of the inner dimension, each a block of its own
-(`replay.model.compute.tile_steps`): side by side are only tiles that are at the same slice. The
+(`replay.model.compute.tile_steps`): only tiles at the same slice are then side by side. The
 room is what the cache was seen to keep of data that all SMs read. MEASURED.md in
 ``replay/studies/validate/measurements`` compares both with measured orders of tiles.
 

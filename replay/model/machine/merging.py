@@ -144,7 +144,7 @@ class Pieces:
 
 
 class MergeUnits:
-    """Loads and reductions that merge units make one of."""
+    """Loads, reductions and meetings of GPUs at merge units."""
 
     def __init__(
         self,
@@ -342,7 +342,7 @@ class MergeUnits:
     # ---- coordination ----------------------------------------------------------------------------
 
     def meet(self, kinds: PhaseKinds, after: Tasks) -> SwitchMeeting:
-        """All GPUs wait for all at the switch, by an empty packet there and one back.
+        """Let all GPUs wait for all at the switch, by an empty packet there and one back.
 
         Parameters
         ----------

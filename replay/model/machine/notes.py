@@ -55,7 +55,7 @@ class KernelLaunches(NamedTuple):
     Attributes
     ----------
     first
-        A task from which on tasks are what they do, until those of the next.
+        Number of the first task of what they do, which ends where the next launch's begins.
     begun, rank
         (rank,) tasks at which they begin, and GPUs.
     row_ps
@@ -77,9 +77,9 @@ class SpentValues(NamedTuple):
     Attributes
     ----------
     first, past
-        The tasks are numbered from the one on, up to the other.
+        Number of the first task, and the one behind the last.
     service, latency
-        What they hold a server for, and how long after that the next may begin.
+        Values that make up their time on a server, and the latency behind it.
     each_ps
         Time of one, or (task,), where a task is several of the same: launches, gaps or small kernels
         in a row. A rest is one more that is shorter, as a launch that the host's lead hides in part.
@@ -93,7 +93,7 @@ class SpentValues(NamedTuple):
     each_ps: IntsLike | None = None
 
     def single(self, task: int, length_ps: int) -> list[tuple[int, int]]:
-        """Lengths of what a task is in a row, and how many have each."""
+        """Picoseconds of each of what a task is in a row, and how many have each."""
         if self.each_ps is None:
             return [(length_ps, 1)]
         each = int(np.broadcast_to(self.each_ps, self.past - self.first)[task - self.first])
@@ -136,7 +136,7 @@ class Notes:
     accesses
         By what accesses them, blocks of (access,) addresses and tasks.
     meetings
-        How often GPUs wait for one another, by what for: "meetings" of all, "meetings of nodes",
+        How often GPUs wait for one another, by kind: "meetings" of all, "meetings of nodes",
         "meetings of rails", "rounds of flags" and "fences" before either.
     tokens
         (token,): numbers by which the tokens of the work that is being added are remembered, where

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Pace:
-    """Lets ranks of other nodes wait for those of sampled nodes.
+    """Pace of ranks of other nodes, which wait for those of sampled nodes.
 
     Parameters
     ----------

@@ -73,7 +73,7 @@ class Hop:
 
     @property
     def is_port(self) -> bool:
-        """Tell whether payload is counted there: that on a link is, on the ports at its ends."""
+        """Tell whether payload is counted there; that of a link is, at the ports of both ends."""
         return self.of != ResourceClass.LINK
 
     def duration_ps(self, nbytes: IntsLike) -> IntsLike:

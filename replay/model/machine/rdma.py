@@ -154,11 +154,11 @@ class Rdma:
         return self._graph.add(len(rank), resource=-1, latency_ps=late_ps, kind=Kind.MARK, rank=rank, after=after)
 
     def completion_time(self, path: Path) -> Time:
-        """From the arrival of a path's messages until their sender knows."""
+        """Time from the arrival of a path's messages until their sender knows."""
         return Time(self._network.completion_ps(over_spine=len(path.hops) > _PORTS_OF_RAIL))
 
     def crossing_time(self, path: Path) -> Time:
-        """From the moment a warp has posted a path's empty writes until they are there."""
+        """Time from the moment a warp has posted a path's empty writes until they are there."""
         return Time(self._network.put_ps(over_spine=len(path.hops) > _PORTS_OF_RAIL, by="warp"))
 
     def _pass(self, hop: Hop, message: _Message, after: Tasks, rest_ps: int, priority: int = 0) -> Tasks:

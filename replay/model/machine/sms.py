@@ -42,7 +42,7 @@ class Sms:
         Resources that were made, with the name of the SMs that they are queues of: (rank,) for
         SMs that share a queue, (rank, SM, ...) for SMs that each have queues of their own.
     groups
-        The name of the queues of each entry; entries of one name are never in use at once, such as
+        Group of each entry of `queues`; entries of one group are never in use at once, such as
         those of layers of which each takes another number of SMs.
     """
 

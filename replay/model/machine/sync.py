@@ -42,7 +42,7 @@ class Sync:
         self._costs = Costs(system)
 
     def barrier(self, kinds: PhaseKinds, after: Tasks, *, stored: Stored, inside: bool = False) -> Tasks:
-        """All ranks wait for all ranks: (rank,) tasks.
+        """Let all ranks wait for all ranks: (rank,) tasks.
 
         Parameters
         ----------
@@ -122,7 +122,7 @@ class Sync:
         return self._tasks.gather(flags, dst, met)
 
     def rails(self, kinds: PhaseKinds, after: Tasks) -> Tasks:
-        """Ranks of one index in all NVLink domains wait for one another: (rank,) tasks.
+        """Let ranks of one index in all NVLink domains wait for one another: (rank,) tasks.
 
         A dissemination barrier through the NICs: in round k a rank tells the one 2^k domains on,
         and waits for the one 2^k domains before.
@@ -138,7 +138,7 @@ class Sync:
         return met
 
     def exchange_counts(self, after: Tasks, bytes_to_each: int, *, inside: bool = False) -> Ints:
-        """Every rank stores a few bytes into every other: (rank,) marks when all have arrived.
+        """Let every rank store a few bytes into every other: (rank,) marks when all have arrived.
 
         Parameters
         ----------

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class TaskBuilder:
-    """Adds tasks to one graph."""
+    """Builder of the tasks of one graph."""
 
     def __init__(self, graph: GraphBuilder, resources: Resources, notes: Notes) -> None:
         self._graph = graph

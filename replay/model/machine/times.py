@@ -150,29 +150,29 @@ class Costs:
     # ---- one SM ----------------------------------------------------------------------------------
 
     def sm_store(self, nbytes: IntsLike) -> Time:
-        """One SM stores bytes to peers or into its own GPU's memory."""
+        """One SM's stores of bytes to peers or into its own GPU's memory."""
         return Time(self._system.sm.push_ps(nbytes))
 
     def sm_load(self, nbytes: IntsLike) -> Time:
-        """One SM loads bytes from peers and stores them to its own memory."""
+        """One SM's loads of bytes from peers, and stores of them to its own memory."""
         return Time(self._system.sm.pull_ps(nbytes))
 
     def sm_copy(self, nbytes: IntsLike) -> Time:
-        """One SM copies bytes within its GPU."""
+        """One SM's copies of bytes within its GPU."""
         return Time(self._system.sm.copy_out_ps(nbytes))
 
     def sm_add(self, nbytes_in: IntsLike, nbytes_out: IntsLike) -> Time:
-        """One SM reads rows of `nbytes_in` in all, adds them up and writes `nbytes_out` of sums."""
+        """One SM's additions: reads of rows of `nbytes_in` in all, and writes of `nbytes_out` of sums."""
         return Time(self._system.sm.reduce_ps(nbytes_in, nbytes_out))
 
     # ---- single warps ----------------------------------------------------------------------------
 
     def warp_scan(self, tokens: IntsLike) -> Time:
-        """A warp looks at tokens one after the other and decides for each whether to go on."""
+        """A warp's looks at tokens one after the other, to decide for each whether to go on."""
         return Time(tokens * self._system.warps.scan_ps)
 
     def warp_copy(self, row_bytes: int, *, unroll: int, readers: float = 1.0) -> Time:
-        """A warp copies one row; see `hwmodel.warps.Warps.copy_ps`."""
+        """A warp's copy of one row; see `hwmodel.warps.Warps.copy_ps`."""
         return Time(self._system.warps.copy_ps(row_bytes, unroll, readers))
 
     def warps_add(self, sources: IntsLike, row_bytes: int, *, num_warps: int, waiting_bytes: int) -> Time:
@@ -180,7 +180,7 @@ class Costs:
         return Time(self._system.warps.reduce_ps(sources, row_bytes, num_warps=num_warps, waiting_bytes=waiting_bytes))
 
     def warps_add_late(self, sources: IntsLike, row_bytes: int) -> Time:
-        """From the end of that SM time until the sum is written."""
+        """Time from the end of `warps_add` until the sum is written."""
         return Time(self._system.warps.reduce_latency_ps(sources, row_bytes), (CACHE_LOAD, "warp.reduce_wait_ns"))
 
     def bulk_copies(self, rows: IntsLike, row_bytes: int) -> Time:
@@ -188,7 +188,7 @@ class Costs:
         return Time(self._system.warps.bulk_ps(rows, row_bytes))
 
     def bulk_late(self, sources: IntsLike, row_bytes: int) -> Time:
-        """From the end of that SM time until the sum of such rows is written."""
+        """Time from the end of `bulk_copies` until the sum of their rows is written."""
         return Time(self._system.warps.bulk_latency_ps(sources, row_bytes), (MEMORY_LOAD, "warp.reduce_wait_ns"))
 
     def choices(self, rows: IntsLike) -> Time:
@@ -198,7 +198,7 @@ class Costs:
     # ---- memory ----------------------------------------------------------------------------------
 
     def stream(self, nbytes: IntsLike | MemoryTraffic) -> Time:
-        """Device memory reads or writes bytes, as operands stream or as elementwise kernels do."""
+        """Reads or writes of device memory, as operands stream or as elementwise kernels do."""
         hbm = self._system.hbm
         if isinstance(nbytes, MemoryTraffic):
             return Time(hbm.elementwise_ps(nbytes.read, nbytes.written))
@@ -219,7 +219,7 @@ class Costs:
         return nbytes * np.minimum(waiting, room) // room
 
     def l2_access(self, nbytes: IntsLike) -> Time:
-        """All SMs together read or write bytes that are in the L2 cache."""
+        """Reads or writes by all SMs together of bytes that are in the L2 cache."""
         return Time(self._system.l2.read_ps(nbytes))
 
     def fits_cache(self, nbytes: int) -> bool:
@@ -227,7 +227,7 @@ class Costs:
         return bool(nbytes <= self._system.l2.num_bytes)
 
     def elementwise(self, nbytes: IntsLike | MemoryTraffic, least: Time = NO_TIME) -> Time:
-        """An elementwise kernel on top of its bytes, if it takes at least some time beside them."""
+        """An elementwise kernel beside its bytes, with what they lack of `least`."""
         overheads = self._system.overheads
         rows = nbytes.rows if isinstance(nbytes, MemoryTraffic) else 0
         late = Time(overheads.small_kernel_ps, (SMALL_KERNEL,)) + self.row_copies(rows)
@@ -252,7 +252,7 @@ class Costs:
         return Time(self._system.warps.cache_latency_ps, (CACHE_LOAD,))
 
     def visible(self) -> Time:
-        """From a store's arrival in a GPU's memory until other SMs of the GPU see it."""
+        """Time from a store's arrival in a GPU's memory until other SMs of the GPU see it."""
         return Time(self._system.fabric.write_visibility_ps, (VISIBILITY,))
 
     # ---- telling one another ---------------------------------------------------------------------
@@ -278,7 +278,7 @@ class Costs:
         return behind[stored]
 
     def write_through(self) -> Time:
-        """From a store to a peer until its source knows that it is in the peer's memory.
+        """Time from a store to a peer until its source knows that it is in the peer's memory.
 
         It is `behind` with the way there.
         """
@@ -304,7 +304,7 @@ class Costs:
         return Time(2 * one_way + fabric.read_access_ps, (*WAY, "gpu.remote_read_access_ns"))
 
     def entering(self, nbytes: IntsLike) -> Time:
-        """Data of loads occupies a GPU's ports in one direction."""
+        """Occupation of a GPU's ports in one direction by data of loads."""
         link = self._system.link
         return Time(link.port_duration_ps(link.response_wire_bytes(nbytes, 1)))
 
@@ -328,18 +328,18 @@ class Costs:
         return Time(self._system.overheads.poll_pinned_ps, ("overheads.poll_pinned_us",))
 
     def library_start(self, protocol: Protocol) -> Time:
-        """From the start of a kernel of NCCL with rings or trees until its first chunk leaves."""
+        """Time from the start of a kernel of NCCL with rings or trees until its first chunk leaves."""
         return Time(protocol.start_ps, (f"nccl.{protocol.name.lower()}_start_us",))
 
     def pair_start(self, *, is_ll: bool) -> Time:
-        """The same of NCCL's kernel of sends and receives, under protocol LL or Simple."""
+        """As `library_start`, of NCCL's kernel of sends and receives under protocol LL or Simple."""
         nccl = self._system.nccl
         if is_ll:
             return Time(nccl.pair_ll_start_ps, ("nccl.pair_ll_start_us",))
         return Time(nccl.pair_simple_start_ps, ("nccl.pair_simple_start_us",))
 
     def multicast_start(self) -> Time:
-        """From the start of NCCL's kernel of a collective in the switch until its first access."""
+        """Time from the start of NCCL's kernel of a collective in the switch until its first access."""
         return Time(self._system.nccl.nvls_start_ps, ("nccl.nvls_start_us",))
 
     def proxy_step(self) -> Time:
@@ -347,10 +347,10 @@ class Costs:
         return Time(self._system.nccl.proxy_step_ps, ("nccl.proxy_step_us",))
 
     def meeting(self, members: int) -> Time:
-        """Members of an NVLink domain meet inside running kernels, from when the last one arrives."""
+        """Meeting of members of an NVLink domain inside running kernels, from the last arrival on."""
         keys = ("overheads.barrier_base_ns", "overheads.barrier_per_peer_ns")
         return Time.from_keys(self._system.overheads.barrier_ps(members), *keys)
 
     def grid_barrier(self) -> Time:
-        """All thread blocks of one kernel on one GPU meet."""
+        """Meeting of all thread blocks of one kernel on one GPU."""
         return Time(self._system.overheads.grid_barrier_ps, ("overheads.grid_barrier_us",))

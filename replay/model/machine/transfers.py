@@ -164,7 +164,7 @@ class Transfers:
 
     @property
     def holds_back(self) -> bool:
-        """Tell whether messages that cannot leave keep those waiting who issue them."""
+        """Tell whether a message that cannot leave keeps its issuer waiting."""
         return self._input_buffers.are_finite
 
     def fan_out(self, rank: Ranks, peer: Ranks, scattered: Scattered = "no") -> FanOut:
@@ -282,11 +282,11 @@ class Transfers:
         )
 
     def completion_time(self, src: Ranks, dst: Ranks) -> Time:
-        """From the arrival of messages (message,) in other domains until their sources know."""
+        """Time from the arrival of messages (message,) in other domains until their sources know."""
         return self._of_paths(src, dst, self._rdma.completion_time)
 
     def crossing_time(self, src: Ranks, dst: Ranks) -> Time:
-        """From the posting of empty writes (message,) to other domains until they are there."""
+        """Time from the posting of empty writes (message,) to other domains until they are there."""
         return self._of_paths(src, dst, self._rdma.crossing_time)
 
     def _of_paths(self, src: Ranks, dst: Ranks, time: Callable[[Path], Time]) -> Time:

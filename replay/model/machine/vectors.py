@@ -48,7 +48,7 @@ class Vectors:
         return self._resources.once("vector cores", servers, make)
 
     def move(self, nbytes: IntsLike, *, quantised: bool = False) -> Time:
-        """One vector core loads `nbytes` and stores them, to peers or into its own memory.
+        """One vector core's loads of `nbytes`, and stores of them to peers or into its own memory.
 
         Parameters
         ----------
@@ -59,11 +59,11 @@ class Vectors:
         return time + Time(self._cores.quantised_row_ps, ("ai_core.quantised_row_us",)) if quantised else time
 
     def add(self, nbytes_in: IntsLike, nbytes_out: IntsLike) -> Time:
-        """One vector core loads rows of `nbytes_in` in all, and writes `nbytes_out` of sums."""
+        """One vector core's additions: loads of rows of `nbytes_in` in all, writes of `nbytes_out` of sums."""
         return Time(self._system.sm.reduce_ps(nbytes_in, nbytes_out) * self._cores.vector_cores)
 
     def sync_all(self) -> Time:
-        """All vector cores of an NPU meet inside a kernel."""
+        """Meeting of all vector cores of an NPU inside a kernel."""
         return Time(self._cores.sync_all_ps, ("ai_core.sync_all_us",))
 
     @property

@@ -43,7 +43,7 @@ def bands_items(compared: Comparison) -> list[Table | str]:
 
 
 def bands_plot(compared: Comparison) -> Plot | None:
-    """Times in the draws over the times of the comparison; None where there are no draws."""
+    """Times in the draws against those of the comparison; None where there are no draws."""
     by_time = fastest(compared.results)
     if compared.uncertainty is None:
         return None
@@ -58,18 +58,18 @@ def drawn_table(
     name: str = "bands",
     head: str = "scheme",
 ) -> Table:
-    """Bands and shares.
+    """Times in the draws, and shares of draws that each result wins.
 
     Parameters
     ----------
     names
         Of the results, in the order of the bands.
     of, per
-        What the times are of, and how many of these the results have.
+        Heading of the column of times, and the number that times are divided by.
     name
         Of the table.
     head
-        What the results are named by.
+        Heading of the column of names.
     """
     return table(
         name,
@@ -101,7 +101,7 @@ def _times(found: Uncertainty, per: int) -> list[tuple[Column, Callable[[Band], 
 
 
 def drawn_plot(found: Uncertainty, names: Sequence[str], per: int = 1, name: str = "bands") -> Plot:
-    """Times in the draws over times without; parameters are those of `drawn_table`."""
+    """Times in the draws against those of the comparison; parameters are those of `drawn_table`."""
     x = [one.nominal_us / per for one in found.bands]
     ends = [min(x), max(x)]
     is_few = found.draws <= FEW_DRAWS

@@ -177,7 +177,7 @@ def around_note(results: Sequence[Result]) -> str:
 
 
 def tuned_notes(results: Sequence[Result], *, name_all: bool = False) -> Iterator[str]:
-    """Lines on what was chosen by replay, and if asked for also on who had no choice."""
+    """Lines on options that were chosen by replay; with `name_all` also on schemes without a choice."""
     for name, scheme in zip(row_names(results, marked=False), (result.scheme for result in results), strict=True):
         if scheme.tuned:
             chosen = ", ".join(f"{option}={scheme.options[option]}" for option in scheme.tuned[0].options)
@@ -221,7 +221,7 @@ def practice_notes(results: Sequence[Result]) -> list[str]:
 
 
 def heading(*results: Result) -> str:
-    """Say what entered, of results that differ in scheme and placement alone."""
+    """Inputs that results share which differ in scheme and placement alone."""
     result = results[0]
     trace, batch, types = result.trace, result.batch, result.types
     placed = {one.placement: one for one in results}

@@ -47,7 +47,7 @@ class Arrivals(Serving[ArrivalSpec, "ArrivalSetup", ArrivalResult, ArrivalCompar
         return ArrivalSetup.of(spec, given)
 
     def replay(self, setup: ArrivalSetup, watch: ReplayWatcher) -> ArrivalResult:
-        """Nothing is observed: iterations have no schedule of their own."""
+        """Serve the requests; their iterations have no schedule to observe."""
         from replay.experiments.serve.arrivals.replay import carry_out
 
         return carry_out(setup)

@@ -87,7 +87,7 @@ def carry_out(ready: ArrivalSetup) -> ArrivalResult:
     position = caches[0].position_bytes
 
     def handover_ps(tokens: int) -> int:
-        """Every GPU of a worker sends its cache to one of the other worker."""
+        """Time until every GPU of a worker has sent its cache to one of the other worker."""
         sender, receiver = setup.prefill.system, setup.decode.system
         return handover.arrived_ps([0], [tokens * position], sender, receiver, 1, 1)
 

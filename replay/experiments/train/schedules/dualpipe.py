@@ -10,7 +10,7 @@ class DualPipe(Schedule):
     """A bidirectional pipeline with the eight steps of its published code.
 
     The first half of the micro-batches runs from the first stage to the last, the second half the
-    other way. Each stage so holds two chunks, and each chunk lies on two stages. Below, *near* is
+    other way. So each stage holds two chunks, and each chunk lies on two stages. Below, *near* is
     the chunk of the direction that enters at the nearer end of the pipeline, *far* that of the
     other.
     """

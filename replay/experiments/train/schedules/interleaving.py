@@ -16,7 +16,7 @@ class InterleavedSchedule(Schedule):
     source = "arXiv 2104.04473, as in Megatron-LM's pipeline_parallel/schedules.py"
 
     def stage_of(self, shape: ScheduleShape, chunk: int, micro_batch: int) -> int:
-        """Chunks go around the stages."""
+        """Stage of a chunk, around the stages."""
         del micro_batch
         return chunk % shape.stages
 
@@ -60,8 +60,8 @@ class InterleavedSchedule(Schedule):
 class MegatronOverlap(InterleavedSchedule):
     """Interleaved 1F1B whose turns make a forward beside a backward pass.
 
-    So that exchanges of one run beside computation of the other (Megatron-LM's overlap of
-    exchanges). Both must be there at once, so each stage is one more forward pass ahead. A pipeline
+    Exchanges of one then run beside computation of the other (Megatron-LM's overlap of exchanges).
+    Both must be there at once, so each stage is one more forward pass ahead. A pipeline
     of one stage does the same with its only chunk.
     """
 

@@ -9,7 +9,7 @@ from replay.experiments.train.schedules.base import Kind, Op, Slot
 
 
 class StageLine:
-    """Strides of a stage, in the order in which they are told.
+    """Slots of a stage, in the order in which they are added.
 
     Parameters
     ----------

@@ -10,12 +10,12 @@ class Straight(Schedule):
     """One chunk a stage."""
 
     def stage_of(self, shape: ScheduleShape, chunk: int, micro_batch: int) -> int:
-        """Chunk after chunk."""
+        """The stage with the chunk's number."""
         del shape, micro_batch
         return chunk
 
     def refuses(self, shape: ScheduleShape) -> str:
-        """Several chunks a stage are another schedule."""
+        """Reason against several chunks a stage; empty for one."""
         if shape.chunks == 1:
             return ""
         return f"{self.name} has one chunk per stage, not {shape.chunks} (vpp); interleaved has more"
@@ -28,7 +28,7 @@ class GPipe(Straight):
     source = "GPipe (arXiv 1811.06965)"
 
     def slots(self, shape: ScheduleShape, stage: int) -> list[Slot]:
-        """Micro-batches go back in the order in which they came."""
+        """Forward passes of all micro-batches, then backward passes in the same order."""
         return [(Op(kind, stage, m),) for kind in ("F", "B") for m in range(shape.micro_batches)]
 
 

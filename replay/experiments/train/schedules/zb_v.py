@@ -17,7 +17,7 @@ class ZeroBubbleV(Schedule):
     splits_backward = True
 
     def stage_of(self, shape: ScheduleShape, chunk: int, micro_batch: int) -> int:
-        """There and back."""
+        """Stage of a chunk, there and back."""
         del micro_batch
         return min(chunk, 2 * shape.stages - 1 - chunk)
 
