@@ -189,11 +189,11 @@ class CacheArgument:
 
     @property
     def tells(self) -> bool:
-        """Tell whether it is known what it holds: its batch, or at least how many columns."""
+        """Tell whether its content is known: its batch, or at least its number of columns."""
         return self.batch is not None or self.state.length is not None
 
     def changed(self) -> bool:
-        """Tell whether it is another than before the pass."""
+        """Tell whether the pass changed it."""
         return not self.state.equals(CacheState.of(self.cache))
 
 

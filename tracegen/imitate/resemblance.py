@@ -51,7 +51,7 @@ class StatisticRow:
 
     @property
     def outside(self) -> bool:
-        """Tell whether the imitation differs by more than that."""
+        """Tell whether the imitation differs by more than `limit`."""
         return not abs(self.difference) <= self.limit
 
     def to_json(self) -> dict[str, Any]:

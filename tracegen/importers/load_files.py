@@ -1,4 +1,4 @@
-"""Files of loads: which are some, and what each holds."""
+"""Files of loads: how they are recognised, and what each holds."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def parts_of_table(path: Path, suffix: str) -> list[LoadPart]:
     path
         Of a ``.csv``, ``.tsv`` or ``.parquet`` file.
     suffix
-        Which of them it is.
+        One of these suffixes.
 
     Raises
     ------

@@ -52,8 +52,8 @@ def retry(action: Callable[[], T], attempts: int | None = None) -> T:
 
     Raises
     ------
-    Interrupted
-        The last one.
+    ConnectionLoss
+        Of the last attempt.
     """
     for attempt in range((attempts or ATTEMPTS) - 1):
         with contextlib.suppress(ConnectionLoss):
@@ -63,7 +63,7 @@ def retry(action: Callable[[], T], attempts: int | None = None) -> T:
 
 
 def connect(url: str, attempts: int | None = None) -> transport.RemoteSource:
-    """A remote file, attempts included.
+    """Connect to a remote file, in several attempts if need be.
 
     Parameters
     ----------
@@ -310,7 +310,7 @@ def _name_of(entry: Entry) -> str:
 
 
 def hash_of(url: str) -> str:
-    """Give the name in the cache of what an address has.
+    """Give the name in the cache of a file that is known by its URL alone.
 
     Parameters
     ----------

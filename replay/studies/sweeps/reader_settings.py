@@ -47,7 +47,8 @@ def hold(study: Study, held: Mapping[str, Scalar]) -> Study:
     Raises
     ------
     UserError
-        If no grid has all settings, what competes differs by one, or no value of an axis has all that it varies.
+        If no grid has all settings, rivals differ by one of them, or no value of an axis sets all that it varies
+        of them.
     """
     grids, problem = [], None
     for number, grid in enumerate(study.grids):

@@ -9,8 +9,7 @@
   small (``customAllReduceUtils.h``, `HeuristicThresholdLP` and `getMaxRequiredWorkspaceSize`). Its
   two-shot kernel is taken for vLLM's.
 
-Versions that were measured are not stated; where kernels change in the rows says that these rules
-are theirs.
+The measured versions are not stated; the sizes at which kernels change in the rows fit these rules.
 """
 
 from __future__ import annotations
