@@ -55,7 +55,7 @@ class StatisticRow:
         return not abs(self.difference) <= self.limit
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """The row, JSON-ready."""
         verdict = {"allowed": self.limit, "outside": self.outside}
         difference = self.difference if np.isfinite(self.difference) else None
         return {**dataclasses.asdict(self), "difference": difference, **verdict}

@@ -74,7 +74,7 @@ def same_tokens(
 
 
 def replica_notice(first: Mapping[int, int], rows: Mapping[int, Array], *, has_tp: bool = True) -> list[str]:
-    """Tell the user of replicas that were left out.
+    """Sentences for the user on replicas that were left out.
 
     Parameters
     ----------

@@ -43,7 +43,7 @@ def holds_loads(path: Path) -> bool:
 
 
 def load_parts(path: Path) -> list[LoadPart]:
-    """Loads of one file, apart for each rank that it tells.
+    """Loads of one file, separate for each rank that it names.
 
     Parameters
     ----------

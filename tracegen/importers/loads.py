@@ -152,8 +152,8 @@ def read_loads(paths: Sequence[str | Path], tp: Callable[[], int | None] | None 
         TensorRT-LLM. Files of ranks are added up, those of ranks with the same tokens taken once;
         other files follow one another as steps.
     tp
-        Gives the number of neighbouring ranks that hold the same tokens, None to find out; asked
-        where there are several ranks. None where the user has no option to say it.
+        Called where there are several ranks: gives the number of neighbouring ranks that hold the
+        same tokens, or None to find out. No function where the user has no option to say it.
 
     Raises
     ------

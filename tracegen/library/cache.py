@@ -116,7 +116,8 @@ def fetch(cache: Path, entry: Entry, url: str, on_bytes: OnBytes | None = None) 
 
     Returns
     -------
-    Of a file whose bytes are those that the catalogue lists, and of which every value was checked.
+    Path of a file whose bytes are those that the catalogue lists, and of which every value was
+    checked.
 
     Raises
     ------
@@ -162,7 +163,7 @@ def fetch_unlisted(cache: Path, url: str, offline: bool, on_bytes: OnBytes | Non
 
     Returns
     -------
-    Of a file of which every value was checked.
+    Path of a file of which every value was checked.
 
     Raises
     ------

@@ -40,9 +40,9 @@ def parse_held(pairs: Sequence[str]) -> dict[str, Scalar]:
 def hold(study: Study, held: Mapping[str, Scalar]) -> Study:
     """Hold settings at other values in all grids.
 
-    An axis that varies one is left with its first value that does, which then has this one. Grids
-    without such a setting are left out, and so is what is said of the study's own settings: notes,
-    what papers publish, and columns over a value that is no longer there.
+    An axis that varies a held setting keeps only its first value that sets it, now to the held
+    value. Grids without such a setting are left out, and so is what is said of the study's own
+    settings: notes, what papers publish, and columns over a value that is no longer there.
 
     Raises
     ------

@@ -41,7 +41,7 @@ class Cell:
     count: int
 
     def to_json(self) -> dict[str, float | int]:
-        """As objects."""
+        """The cell as a JSON object."""
         return {"mean": self.mean, "min": self.least, "max": self.largest, "count": self.count}
 
     def is_spread(self, digits: int) -> bool:
