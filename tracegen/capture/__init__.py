@@ -5,7 +5,7 @@ killed capture left behind is turned into a trace without them.
 
 The package ``tracegen`` binds this package's function :func:`capture` to its own name,
 so that ``tracegen.capture(model, path)`` works; import everything else with
-``from tracegen.file.journal import ...``.
+``from tracegen.capture.session import ...`` and the like.
 """
 
 from __future__ import annotations

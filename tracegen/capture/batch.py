@@ -20,7 +20,7 @@ RECOMPUTED = "positions computed again because generation ran without a cache"
 
 @dataclass(frozen=True)
 class StepRows:
-    """Rows of one forward pass, batch-major: row r is sequence r // q, column r % q."""
+    """Rows of one forward pass of q columns, batch-major: row r is sequence r // q, column r % q."""
 
     keep: Array
     """Whether the row is a token of a request, bool (rows of the pass,)."""

@@ -1,4 +1,4 @@
-"""Caches of a forward pass, known by what they are: objects that it fills and is given again.
+"""Caches of a forward pass, recognised by use: objects that a pass fills and a later one is given.
 
 Their argument has had several names (``past_key_values``, ``cache_params``, ``cache``), and their
 classes are many. So every object that a pass is given or gives back, at whatever place, is looked
@@ -93,7 +93,7 @@ def length(cache: Any) -> int | None:
 
 
 def is_tuple_of_layers(value: Any, size: int) -> bool:
-    """Tell whether a value is a cache of the time before cache objects: keys and values of each layer.
+    """Tell whether a value is an old-style cache: a tuple of each layer's keys and values.
 
     Parameters
     ----------
@@ -189,11 +189,11 @@ class CacheArgument:
 
     @property
     def tells(self) -> bool:
-        """Tell whether it is known what it holds: its batch, or at least how many columns."""
+        """Tell whether its content is known: its batch, or at least its number of columns."""
         return self.batch is not None or self.state.length is not None
 
     def changed(self) -> bool:
-        """Tell whether it is another than before the pass."""
+        """Tell whether the pass changed it."""
         return not self.state.equals(CacheState.of(self.cache))
 
 

@@ -77,7 +77,7 @@ class _Thread(threading.local):
 
 
 class Follower:
-    """Numbers requests, and knows which of them a forward pass continues.
+    """Numbering of requests, and memory of which of them a forward pass continues.
 
     May be used by several threads at a time.
     """
@@ -90,7 +90,7 @@ class Follower:
         self._lock = threading.Lock()
 
     def begin_generate(self, call: generation.GenerateCall) -> None:
-        """A call of generate begins: its first decoder pass starts a batch.
+        """Begin a call of generate: its first decoder pass starts a batch.
 
         Parameters
         ----------
@@ -109,12 +109,12 @@ class Follower:
         here.call, here.batch, here.ledger = call, None, CacheLedger(generate=True)
 
     def end_generate(self) -> None:
-        """The call is over; what follows is a batch of its own."""
+        """End the call of generate; later passes start a batch of their own."""
         here = self._here
         here.call = here.batch = here.ledger = None
 
     def begin(self, given: dict[str, Any], *, encoder: bool, training: bool) -> ForwardPass:
-        """A forward pass begins.
+        """Begin a forward pass: find the requests of its rows.
 
         Parameters
         ----------
@@ -167,7 +167,7 @@ class Follower:
         )
 
     def end(self, done: ForwardPass, output: Any) -> None:
-        """A decoder's forward pass has succeeded: remember its caches.
+        """Remember the caches of a decoder's forward pass that has succeeded.
 
         Parameters
         ----------
@@ -179,7 +179,7 @@ class Follower:
         Raises
         ------
         UserError
-            If it went on from a cache of which it is not known what it held.
+            If it continued a cache whose content is not known.
         """
         filled = [one for one in done.handed if one.batch is not None or one.changed()]
         found = caches.find([*(one.cache for one in filled), output])

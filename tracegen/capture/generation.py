@@ -248,7 +248,7 @@ def _ids(value: Any) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Watcher:
-    """Whom to tell of calls of generate."""
+    """Callbacks around each call of generate."""
 
     begin: Callable[[GenerateCall], None]
     end: Callable[[], None]

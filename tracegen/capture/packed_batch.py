@@ -116,7 +116,7 @@ class PackedBatch:
         Raises
         ------
         UserError
-            If it was made before: what a cache of packed sequences goes on with is not known.
+            If called twice: how a cache of packed sequences continues is not known.
         """
         if self._used:
             msg = "a packed batch goes on from its cache, which of its sequences does is not known"

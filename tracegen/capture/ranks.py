@@ -69,7 +69,7 @@ def refuse_remains(journal: Path, option: str) -> None:
     journal
         Path that is to be written.
     option
-        By which overwriting is asked for.
+        Option by which the user asks to overwrite.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Steps become blocks of rows, and blocks go to the journal before memory grows."""
+"""Recorder of steps: rows are gathered into blocks, which go to the journal before memory grows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ F16_MAX = 65504.0
 
 
 class Recorder:
-    """Collects the rows of steps and appends them to a journal.
+    """Collector of the rows of steps, which appends them to a journal.
 
     Parameters
     ----------

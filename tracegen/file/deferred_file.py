@@ -1,4 +1,4 @@
-"""File objects behind HDF5, whose callbacks may neither raise nor deliver less than was asked for.
+"""File objects that HDF5 reads through, whose callbacks may neither raise nor deliver too little.
 
 HDF5 calls the object back from C, does not expect an exception there and takes what is in the
 buffer for the file: either ends the process sooner or later. What fails is therefore kept until
@@ -40,11 +40,11 @@ class DeferredFile(io.RawIOBase):
         self._failure: tuple[type[BaseException], str] | None = None
 
     def readable(self) -> bool:
-        """True."""
+        """Tell that it can be read."""
         return True
 
     def seekable(self) -> bool:
-        """True."""
+        """Tell that it can be moved in."""
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:

@@ -76,7 +76,7 @@ class BlockLayout:
 
 
 class JournalWriter:
-    """Appends blocks of rows to a new file; every block is given to the system whole.
+    """Writer of blocks of rows to a new file; every block is given to the system whole.
 
     A record that was begun and not ended, since the disk is full or the process was interrupted,
     is cut off before the next one, and when the file is closed.

@@ -91,7 +91,7 @@ class Balancedness(Strict):
         return counts
 
     def remark(self, num_experts: int, topk: int, tokens: Array) -> str:
-        """Sentence on what was reached, and what was chosen beside it.
+        """Sentence on the balancedness that was reached, and on the hot GPUs.
 
         Parameters
         ----------

@@ -71,7 +71,7 @@ class Spectrum:
     """Correlation of the drift from request to request."""
 
     def limit(self) -> Spectrum:
-        """Shares of at most one whole, whatever is left to the single token."""
+        """Limit lasting shares to a sum of 1 per dimension; the single token's span gets the rest."""
         lasting = np.maximum(self.shares[:, 1:], 0)
         lasting = lasting / np.maximum(lasting.sum(axis=1, keepdims=True), 1)
         most = np.sqrt(lasting[:, -2])

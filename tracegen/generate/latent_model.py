@@ -6,11 +6,11 @@ A token's score for expert ``e`` of layer ``l`` is
 
 and some of the score of a partner, if it has one (then scaled back to variance one), with
 standard normal latents ``x_s`` shared by all layers, and it visits the top-k. ``mixed`` factors
-are on latents that are sums of all scales, in proportions of their own: what goes together in a
-token and what stays together are then told by the same numbers. Such a sum counts by the square of
-what it has over :data:`QUIET`, and not below (then brought back to mean 0 and variance 1): topics
-are absent from most tokens and strong in a few, and experts that share one go together more than
-Gaussian scores of any correlation would let them.
+are on latents that are sums of all scales, in proportions of their own: the same numbers then say
+which experts go together in a token and which stay together over tokens. Such a sum counts by the
+square of what it has over :data:`QUIET`, and not below (then brought back to mean 0 and variance
+1): topics are absent from most tokens and strong in a few, and experts that share one go together
+more than Gaussian scores of any correlation would let them.
 
 The scales differ in how long a latent lasts: one token, about two (``fast``: a moving average),
 some dozens (``slow``: AR(1) within a request), a request, or a run of requests (``drift``: AR(1)

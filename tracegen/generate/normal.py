@@ -13,7 +13,7 @@ FLOOR = 0.01
 
 
 class Normal(Strict):
-    """Shares of a layer's experts are normal with a given coefficient of variation.
+    """Normally distributed shares of a layer's experts, of a given coefficient of variation.
 
     COMET (arXiv 2502.19811, figure 14) states skew as the standard deviation of an
     expert's share of the tokens *with 8 experts*, 0.032 on average in production.

@@ -1,4 +1,4 @@
-"""Numbers and texts of parameter files: read with the reason why not, written in whole units."""
+"""Numbers and texts of parameter files: read, or refused with the reason; written in whole units."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from tracegen.shared.strict import Strict
 
 
 class Remote(Strict):
-    """A share of the token-expert pairs goes to experts of other GPUs.
+    """Share of the token-expert pairs that goes to experts of other GPUs.
 
     Every GPU has equally many experts, in their order (contiguous placement). Those of the token's
     own GPU are equally likely, and so are all others. Uniform routing over N GPUs has a share of

@@ -1,4 +1,4 @@
-"""From the load that is wanted to the weights of draws that give it."""
+"""Weights of draws that give a wanted load."""
 
 import numpy as np
 

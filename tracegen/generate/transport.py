@@ -1,4 +1,4 @@
-"""Assignment of points to many sites of which every one gets its share.
+"""Assignment of points to sites so that every site gets its share.
 
 Semi-discrete optimal transport with squared distances: a site's cell are the points for which
 ``point . site + weight`` is largest, and the weights are those that give each cell its share

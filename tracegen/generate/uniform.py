@@ -7,7 +7,7 @@ from tracegen.shared.strict import Strict
 
 
 class Uniform(Strict):
-    """No parameters."""
+    """Equal weights of all experts; no parameters."""
 
     def weights(self, num_experts: int, topk: int, layer: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
         """Weight of each expert of a layer, shape (expert,): all one."""

@@ -8,7 +8,7 @@ from tracegen.shared.strict import Strict
 
 
 class Zipf(Strict):
-    """The r-th most popular expert is a token's first choice with probability ~ r^-skew.
+    """Zipf's law: the r-th most popular expert is a first choice with probability ~ r^-skew.
 
     Maximum-likelihood exponents of recorded traces lie between 0.15 (balanced:
     Mixtral, Qwen1.5-MoE), 0.4 (a mixed load on DeepSeek-V2-Lite), 0.6 (gpt-oss-20b)

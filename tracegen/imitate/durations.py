@@ -1,4 +1,4 @@
-"""Durations of what tokens share: covariances by distance, and the sums that they are.
+"""Durations of what tokens share: covariances by distance, split into parts of known spans.
 
 Every token counts the same, as it does in the statistics: a long request counts for more.
 """
@@ -29,7 +29,7 @@ _PAIRS = 6_000
 
 @dataclass(frozen=True)
 class Ruler:
-    """Shares of the parts of each span at each distance, in one trace."""
+    """Correlations that a part of each span gives tokens at each distance, in one trace."""
 
     counts: Array
     """Tokens of each request, shape (request,)."""
@@ -69,7 +69,7 @@ class Ruler:
         return np.stack([_least_squares(self.marks, one)[0] for one in curve.T])
 
     def misses(self, curve: Floats) -> float:
-        """Sum of squares that no parts make up for.
+        """Sum of squared residuals of the best split of a curve.
 
         Parameters
         ----------

@@ -31,7 +31,7 @@ _SUBSPACE = 8
 
 @dataclass
 class FactorAnalysis:
-    """Of visits to columns: the experts of all layers."""
+    """Logistic factor analysis of visits to columns, which are the experts of all layers."""
 
     bias: Single
     """Shape (column,)."""

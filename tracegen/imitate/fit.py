@@ -218,7 +218,7 @@ def _kind_spectrum(model: KindModel, real: Floats, ruler: Ruler, tokens: Tokens,
     variance = np.maximum((real @ model.axes.T).var(axis=0), 1e-12)
 
     def parts(places: Floats) -> Floats:
-        """By span, relative to the real variance, shape (dimension, span but for the token)."""
+        """Variance by span, relative to the real variance, shape (dimension, span but for the token)."""
         found = covariances(places @ model.axes.T, tokens.counts)
         by_span: Floats = ruler.split(np.einsum("dcc->dc", found[1:])) / variance[:, None]
         return by_span

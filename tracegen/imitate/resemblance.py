@@ -51,11 +51,11 @@ class StatisticRow:
 
     @property
     def outside(self) -> bool:
-        """Tell whether the imitation differs by more than that."""
+        """Tell whether the imitation differs by more than `limit`."""
         return not abs(self.difference) <= self.limit
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """The row, JSON-ready."""
         verdict = {"allowed": self.limit, "outside": self.outside}
         difference = self.difference if np.isfinite(self.difference) else None
         return {**dataclasses.asdict(self), "difference": difference, **verdict}

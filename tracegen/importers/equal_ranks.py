@@ -36,8 +36,8 @@ def same_tokens(
     tp
         Neighbouring ranks that hold the same tokens, as the user says; None to find out.
     known
-        Whether two ranks had the same tokens. Other tokens are another source, be their routes the
-        same; None where nothing but the routes tells.
+        Tells whether two ranks had the same tokens, which equal routes do not prove; None where
+        only the routes can tell.
     has_tp
         Whether the command that is asked for has an option ``--tp``.
 
@@ -74,7 +74,7 @@ def same_tokens(
 
 
 def replica_notice(first: Mapping[int, int], rows: Mapping[int, Array], *, has_tp: bool = True) -> list[str]:
-    """Tell the user of replicas that were left out.
+    """Sentences for the user on replicas that were left out.
 
     Parameters
     ----------

@@ -79,7 +79,7 @@ def expert_ids(array: Any, where: str, weights: Array | None = None) -> ExpertId
 
 
 def tell(routed: RoutedRows, found: list[ExpertIds]) -> None:
-    """Keep what arrays said beside their ids.
+    """Keep in the rows what arrays said beside their ids: experts, empty slots, notices.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Files of loads: which are some, and what each holds."""
+"""Files of loads: how they are recognised, and what each holds."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def holds_loads(path: Path) -> bool:
 
 
 def load_parts(path: Path) -> list[LoadPart]:
-    """Loads of one file, apart for each rank that it tells.
+    """Loads of one file, separate for each rank that it names.
 
     Parameters
     ----------

@@ -39,14 +39,14 @@ LARGEST = 10_000_000
 
 
 def parts_of_table(path: Path, suffix: str) -> list[LoadPart]:
-    """Loads of a table, apart for each rank that it tells.
+    """Loads of a table, separate for each rank that it names.
 
     Parameters
     ----------
     path
         Of a ``.csv``, ``.tsv`` or ``.parquet`` file.
     suffix
-        Which of them it is.
+        One of these suffixes.
 
     Raises
     ------
@@ -85,7 +85,7 @@ def columns_of(value: Any) -> dict[str, list[Any]] | None:
 
 
 def parts_of_columns(columns: Any, where: str) -> list[LoadPart]:
-    """Loads of the columns of a table, apart for each rank that it tells.
+    """Loads of the columns of a table, separate for each rank that it names.
 
     Parameters
     ----------

@@ -91,7 +91,7 @@ class Loads:
         return replace(self, counts=self.counts[:, used], layers=layers)
 
     def of_experts(self, num_experts: int | None, whose: str) -> Loads:
-        """The same loads of so many experts, those that a sparse file does not name with none.
+        """The same loads over `num_experts` experts; one that a sparse file does not name has none.
 
         Parameters
         ----------
@@ -152,8 +152,8 @@ def read_loads(paths: Sequence[str | Path], tp: Callable[[], int | None] | None 
         TensorRT-LLM. Files of ranks are added up, those of ranks with the same tokens taken once;
         other files follow one another as steps.
     tp
-        Gives the number of neighbouring ranks that hold the same tokens, None to find out; asked
-        where there are several ranks. None where the user has no option to say it.
+        Called where there are several ranks: gives the number of neighbouring ranks that hold the
+        same tokens, or None to find out. No function where the user has no option to say it.
 
     Raises
     ------
@@ -178,7 +178,7 @@ def read_loads(paths: Sequence[str | Path], tp: Callable[[], int | None] | None 
 
 
 def is_named_so(path: Path) -> bool:
-    """Tell whether a path is named as files of loads are, or a folder, where a trace could stand too.
+    """Tell whether a path that might name a trace is a folder, or named as files of loads are.
 
     Parameters
     ----------

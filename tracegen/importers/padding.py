@@ -1,4 +1,4 @@
-"""Rows of a dump that are no tokens: what tells them, how many there are, and what is done.
+"""Rows of a dump that are no tokens: found, counted, and left out or kept.
 
 A row without a route, of zeros alone, or whose weights are all zero is left out. A row that is
 there several times in a row may be real: it is counted and kept, unless the user says otherwise.

@@ -160,7 +160,7 @@ def from_sequences(sequences: list[Sequence], options: ImportOptions, **facts: A
 
 
 def prompt_lengths(own: list[int | None], ends: list[int], options: ImportOptions) -> list[int | None]:
-    """Tokens of the prompt of each request: its own word, else the user's.
+    """Tokens of the prompt of each request: as it says itself, else as the user does.
 
     Parameters
     ----------
@@ -212,7 +212,7 @@ def first_position(rows: int, start: int | None, tokens: int | None, prompt: int
     start
         Position as stated; None if it is not.
     tokens
-        Tokens of the request; None if that is not known, nothing is held against it then.
+        Tokens of the request, to check the rows by; None if that is not known.
     prompt
         Tokens of its prompt, beyond which no first row can lie.
     where

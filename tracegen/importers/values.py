@@ -1,4 +1,4 @@
-"""Single values of a dump, which may be anything: read as what they must be, or refused."""
+"""Single values of a dump, which may be of any type: read as the type wanted, or refused."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def fetch(
     out: Path | None = None,
     on_bytes: OnBytes | None = None,
 ) -> Path:
-    """Have a trace on this machine, whole and checked.
+    """Get a trace onto this machine, whole and checked.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ def fetch(
 
     Returns
     -------
-    Of the copy, or else of the file in the cache.
+    Path of the copy, or else of the file in the cache.
 
     Raises
     ------

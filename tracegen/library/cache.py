@@ -52,8 +52,8 @@ def retry(action: Callable[[], T], attempts: int | None = None) -> T:
 
     Raises
     ------
-    Interrupted
-        The last one.
+    ConnectionLoss
+        Of the last attempt.
     """
     for attempt in range((attempts or ATTEMPTS) - 1):
         with contextlib.suppress(ConnectionLoss):
@@ -63,7 +63,7 @@ def retry(action: Callable[[], T], attempts: int | None = None) -> T:
 
 
 def connect(url: str, attempts: int | None = None) -> transport.RemoteSource:
-    """A remote file, attempts included.
+    """Connect to a remote file, in several attempts if need be.
 
     Parameters
     ----------
@@ -116,7 +116,8 @@ def fetch(cache: Path, entry: Entry, url: str, on_bytes: OnBytes | None = None) 
 
     Returns
     -------
-    Of a file whose bytes are those that the catalogue lists, and of which every value was checked.
+    Path of a file whose bytes are those that the catalogue lists, and of which every value was
+    checked.
 
     Raises
     ------
@@ -162,7 +163,7 @@ def fetch_unlisted(cache: Path, url: str, offline: bool, on_bytes: OnBytes | Non
 
     Returns
     -------
-    Of a file of which every value was checked.
+    Path of a file of which every value was checked.
 
     Raises
     ------
@@ -310,7 +311,7 @@ def _name_of(entry: Entry) -> str:
 
 
 def hash_of(url: str) -> str:
-    """Give the name in the cache of what an address has.
+    """Give the name in the cache of a file that is known by its URL alone.
 
     Parameters
     ----------

@@ -36,9 +36,9 @@ def is_here(path: Path, entry: Entry) -> bool:
 def leads_out(path: Path, entry: Entry) -> bool:
     """Tell whether a file is a link to somewhere else than its catalogue's folder.
 
-    Downloads of the Hugging Face Hub are such links. Where one leads is nobody's choice but the
-    stranger's who made the folder, so its file is used only after `check_bytes`: then the stranger
-    knew all of it before.
+    Downloads of the Hugging Face Hub are such links. The stranger who made the folder chose where
+    one leads, so its file is used only after `check_bytes`: then the stranger already knew all of
+    its content.
 
     Parameters
     ----------

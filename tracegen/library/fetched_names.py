@@ -37,7 +37,7 @@ class FetchedName(BaseModel):
 
     @property
     def origin(self) -> Catalogue:
-        """Catalogue of the copy's origin, as far as it is known here."""
+        """Catalogue that the trace was fetched from, with this one entry."""
         base, _ = catalogue.index_of(self.catalogue)
         return Catalogue(self.catalogue, base, {self.trace.name: self.trace})
 

@@ -30,7 +30,7 @@ class RemoteFile(io.RawIOBase):
     Parameters
     ----------
     source
-        Whose size is known.
+        Remote file whose size is known.
     retry
         Calls a function again while it raises :class:`ConnectionLoss`.
     """
@@ -53,11 +53,11 @@ class RemoteFile(io.RawIOBase):
         self._next, self._ahead = -1, 1
 
     def readable(self) -> bool:
-        """True."""
+        """Tell that it can be read."""
         return True
 
     def seekable(self) -> bool:
-        """True."""
+        """Tell that it can be moved in."""
         return True
 
     def tell(self) -> int:

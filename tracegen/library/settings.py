@@ -76,7 +76,7 @@ class Settings:
 
     @property
     def present_cache(self) -> Path | None:
-        """The same, to look into; None for who has no home, and so has fetched nothing."""
+        """The same folder, to look into; None for a user without a home, who cannot have fetched anything."""
         try:
             return self.cache
         except UserError:

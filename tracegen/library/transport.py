@@ -25,7 +25,7 @@ LONGEST_REASON = 200
 
 
 class ConnectionRefusal(ConnectionLoss):
-    """Nobody listens at the address."""
+    """Refusal of a connection: nobody listens at the address."""
 
 
 class RemoteSource(Protocol):
@@ -44,7 +44,7 @@ class RemoteSource(Protocol):
 
         Raises
         ------
-        Interrupted, UserError
+        ConnectionLoss, UserError
         """
 
     def stream(self, start: int) -> Iterator[bytes]:
@@ -52,7 +52,7 @@ class RemoteSource(Protocol):
 
         Raises
         ------
-        Interrupted, UserError
+        ConnectionLoss, UserError
         """
 
 
@@ -68,7 +68,7 @@ def connect(url: str) -> RemoteSource:
     ------
     UserError
         If the protocol is unknown, or there is no such file.
-    Interrupted
+    ConnectionLoss
         If the server cannot be reached just now.
     """
     check_url(url)
@@ -125,7 +125,7 @@ class HttpSource:
     ------
     UserError
         If there is no such file.
-    Interrupted
+    ConnectionLoss
         If the server cannot be reached just now.
     """
 
@@ -160,7 +160,7 @@ class HttpSource:
 
         Raises
         ------
-        Interrupted
+        ConnectionLoss
             If the connection failed.
         UserError
             If the file is gone, or changed since it was opened, or the server knows no ranges.
@@ -186,7 +186,7 @@ class HttpSource:
 
         Raises
         ------
-        Interrupted
+        ConnectionLoss
             If the connection failed; what arrived was handed out.
         UserError
             If the file is gone.
@@ -277,7 +277,7 @@ class FsspecSource:
     ------
     UserError
         If a package is missing, or there is no such file.
-    Interrupted
+    ConnectionLoss
         If the service cannot be reached just now.
     """
 
@@ -313,7 +313,7 @@ class FsspecSource:
 
         Raises
         ------
-        Interrupted
+        ConnectionLoss
             If they did not arrive.
         UserError
             If the file is gone.
@@ -335,7 +335,7 @@ class FsspecSource:
 
         Raises
         ------
-        Interrupted
+        ConnectionLoss
             If the connection failed; what arrived was handed out.
         UserError
             If the file is gone, or its size is unknown.

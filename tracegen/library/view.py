@@ -93,7 +93,7 @@ def write(trace: Path, folder: Path, file: str) -> View:
     trace
         Path of the trace file.
     folder
-        That is published.
+        Folder that is published.
     file
         Path of the table, relative to the folder.
 

@@ -1,4 +1,4 @@
-"""HTTP of which every byte is counted: what a server sends has an end, in time and in bytes.
+"""HTTP of which every byte is counted: an answer is limited in time and in bytes.
 
 `http.client` waits for a server as long as each of its bytes comes in time, and reads as many
 heads, trailers and extensions of chunks as are sent. All that it reads goes through a `TransferWatch`.
@@ -40,15 +40,15 @@ _DEFAULTS = {ENV_SECONDS: 3600.0, ENV_MEGABYTES: 256.0}
 
 
 class ConnectionLoss(Exception):
-    """The connection failed in a way that may not happen again."""
+    """Failure of a connection that may not happen again: another attempt makes sense."""
 
 
 class LimitBreach(Exception):
-    """The server takes more than it is allowed; to try again would be the same."""
+    """Breach of a limit by the server; another attempt would end the same."""
 
 
 def time_limit(name: str) -> float:
-    """Most that one transfer may take.
+    """Limit of one transfer, from the environment: seconds, or megabytes.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ class TransferWatch:
 
         Raises
         ------
-        Interrupted
+        ConnectionLoss
             If it only trickles.
         LimitBreach
             If the answer has taken too long, or is far more than its content.

@@ -69,7 +69,8 @@ def of_checkpoint(model_id: str) -> tuple[ModelShape, ...]:
 
     Returns
     -------
-    None, one, or where papers use a checkpoint with other sizes several; none for an empty name.
+    No shape, one, or several where papers use a checkpoint with other sizes; none for an empty
+    name.
 
     Examples
     --------

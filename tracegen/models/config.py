@@ -32,7 +32,7 @@ def is_config(name: str) -> bool:
     Parameters
     ----------
     name
-        Of a model as users give it; of no file, perhaps, nor possible for one.
+        Of a model as users give it; there may be no such file, or no file can be named so.
     """
     if not name or name.endswith(".json"):
         return name != ""
@@ -43,7 +43,7 @@ def is_config(name: str) -> bool:
 
 
 def says_so(path: Path) -> bool:
-    """Tell whether a file says that it is a model's configuration, by the keys that all of them have."""
+    """Tell whether a file is a model's configuration, by a key that these have."""
     try:
         text = regular.read_text(path / NAME if path.is_dir() else path, MOST_BYTES)
     except (OSError, ValueError):

@@ -134,7 +134,7 @@ def first(get: Get, names: Sequence[str]) -> Any:
     Parameters
     ----------
     get
-        Of a configuration.
+        Gives a configuration's value by name; None if it has none.
     names
         In the order in which they are meant.
     """

@@ -25,8 +25,8 @@ log = logging.getLogger("moereplay.follow")
 class RoutePlan:
     """Expert ids by request and position.
 
-    A request that the plan does not have is taken for one that it has, counted round; a position
-    that its request does not have, for one of its own in the same way.
+    Numbers beyond the plan wrap around: request r is taken for r modulo the plan's number of
+    requests, and a position that its request lacks for one of its own likewise.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ class RoutePlan:
 
         Returns
         -------
-        Integer (token, layer, k), and how many tokens are not the plan's own.
+        Integer (token, layer, k), and how many tokens lie beyond the plan.
         """
         number = request % self.num_requests
         keys = number * _POSITIONS + position

@@ -33,7 +33,7 @@ log = logging.getLogger("vllm.moereplay")
 
 
 class PassRecorder:
-    """Collects passes and writes them as ``rank{r}-{n}.npz``, each file under its name when whole.
+    """Recorder of passes into files ``rank{r}-{n}.npz``, each named so only when whole.
 
     While a file cannot be written (a full disk, a folder that is gone or read-only), rows wait in
     memory, and writing is tried again every :data:`SECONDS_A_FILE`.

@@ -29,7 +29,7 @@ log = logging.getLogger("sglang.moereplay")
 
 
 def register() -> None:
-    """Have the simulated routers of this process follow, if the environment asks for it.
+    """Have the simulated routers of this process follow a plan, if the environment asks for it.
 
     Raises
     ------
@@ -49,7 +49,7 @@ def register() -> None:
 
 
 def attach(routers: SimulatedRouters) -> None:
-    """Put them into SGLang's places.
+    """Replace SGLang's own simulation by routers that follow a plan.
 
     Parameters
     ----------

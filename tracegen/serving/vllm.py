@@ -100,7 +100,7 @@ def register_strategy(simulator: Any) -> None:
     base: Any = simulator.RoutingStrategy
 
     class PlanPlaceholder(base):  # type: ignore[misc]  # a class of vLLM, which nothing is known of here
-        """Stands for the plan until a model is loaded, and its layers are known."""
+        """Stand-in for the plan until a model is loaded and its layers are known."""
 
         def route_tokens(self, *args: Any, **kwargs: Any) -> Any:
             msg = f"a router of a model that was not loaded as a whole cannot follow {FILE}"
@@ -325,7 +325,7 @@ class RunnerRecording:
         base: Any = vllm_capturer.RoutedExpertsCapturer
 
         class Capturer(base):  # type: ignore[misc]
-            """vLLM's, which also keeps in mind the layers of this process."""
+            """vLLM's capturer, which also notes the layers of this process."""
 
             def capture(self, layer_id: int, topk_ids: Any) -> None:
                 bound.add(layer_id)

@@ -53,7 +53,7 @@ class ManagedFolder:
 
     @contextlib.contextmanager
     def present(self) -> Iterator[None]:
-        """Have the folder there; one that is new and empty at the end goes again.
+        """Make the folder if it is missing; remove it at the end if it was new and is empty.
 
         Raises
         ------

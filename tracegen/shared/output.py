@@ -88,9 +88,9 @@ def check_folder(path: str | Path) -> None:
 
 @contextlib.contextmanager
 def folder(path: str | Path) -> Iterator[None]:
-    """Make a folder, and those that it is in, for what is put into it within.
+    """Make a folder and its parents, for files that are written within the context.
 
-    What was made and is empty at the end is taken away: who refuses leaves no folder behind.
+    Folders that were made and are empty at the end are removed: a refusal leaves none behind.
 
     Parameters
     ----------
@@ -176,12 +176,12 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def encode(text: str) -> bytes:
-    r"""Text in UTF-8; what is no character is shown as Python writes it.
+    r"""Text in UTF-8; half a surrogate pair becomes Python's escape of it.
 
     Parameters
     ----------
     text
-        Any; names of files have such halves of characters, and JSON may.
+        Any; names of files and JSON may hold such halves.
 
     Examples
     --------

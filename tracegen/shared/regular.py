@@ -203,7 +203,7 @@ def exists(path: str | Path) -> bool:
     Parameters
     ----------
     path
-        The name; one that is too long is not there, as one that is not there.
+        The name; one that is too long counts as not there.
     """
     try:
         Path(path).stat()
@@ -252,7 +252,7 @@ def real(path: str | Path) -> Path:
     Parameters
     ----------
     path
-        Of what may not be there.
+        Of a file that need not exist.
     """
     return Path(os.path.realpath(path))
 

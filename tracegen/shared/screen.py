@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 PIPED_WIDTH = 100
-LONGEST_ERROR = 2000  # characters: what is given may be longer than what there is to say
 """Characters in a line of what is printed into a pipe or a file."""
+LONGEST_ERROR = 2000  # characters: what is given may be longer than what there is to say
 
 
 def plain(text: str) -> str:
@@ -28,7 +28,7 @@ def plain(text: str) -> str:
     Parameters
     ----------
     text
-        Any; line breaks and tabulators stay, and spaces of any width.
+        Any; line breaks, tabs and spaces of any width stay.
 
     Examples
     --------
@@ -100,7 +100,7 @@ class _Stream(io.TextIOBase):
         return self.stream.fileno()
 
     def writable(self) -> bool:
-        """Always."""
+        """Tell that it can be written to: always."""
         return True
 
     @contextlib.contextmanager
@@ -149,7 +149,7 @@ def failure() -> OSError | None:
 
 
 def terminal(stream: TextIO) -> TextIO:
-    """The way around `guard`, for what moves the cursor on purpose.
+    """The stream itself, not guarded, for output that moves the cursor on purpose.
 
     Parameters
     ----------

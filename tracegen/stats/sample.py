@@ -54,7 +54,7 @@ class Sample:
 
 
 def sample_of(trace: RoutingTrace, seed: int) -> Sample:
-    """Put rows in order, and say which group each request is left out with.
+    """Put rows in order, and assign each request to a group of the jackknife.
 
     Raises
     ------

@@ -126,8 +126,8 @@ def window_of(
     trace
         The trace.
     layers, steps, tokens
-        First and the one behind the last, positions from 0; None, also for one of both, for as far
-        as there are.
+        First position and the one behind the last, from 0; None, for the pair or one of the two,
+        for as far as the trace reaches.
 
     Raises
     ------

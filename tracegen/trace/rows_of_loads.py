@@ -13,7 +13,7 @@ a few."""
 
 
 def rows_needed(counts: Array, topk: int) -> Array:
-    """Token rows that given loads stand for, those of the layer with most.
+    """Number of token rows in each step that given loads need, by the layer with the largest sum.
 
     Parameters
     ----------

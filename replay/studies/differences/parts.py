@@ -1,4 +1,4 @@
-"""Schema ``moereplay-difference/1``, by which two results are told apart."""
+"""Schema ``moereplay-difference/1``: what two results differ in, inputs and outcomes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ DIFFERENCE_FORMAT: Literal["moereplay-difference/1"] = "moereplay-difference/1"
 
 
 class Change(Strict):
-    """Something that entered and is not the same.
+    """An input that differs between two results.
 
     Attributes
     ----------
     what, unit
-        Such as ``system.link.links_per_gpu``, and the unit of its value if it has one.
+        Dotted name, such as ``system.link.links_per_gpu``; unit of its value, empty for none.
     before, after
         The values; None where there is none.
     schemes
-        Whose replays it entered; nothing where it entered all that both files have.
+        Schemes whose replays it is an input of; empty for all schemes in both files.
     """
 
     what: str
@@ -43,7 +43,7 @@ class TimePart(Strict):
 
 
 class QuantityDifference(Strict):
-    """Something measured or counted that is not the same."""
+    """A measured or counted quantity that differs."""
 
     name: str
     unit: str
@@ -88,11 +88,11 @@ class Difference(Document):
     Attributes
     ----------
     experiment
-        Name of what both are results of. Causes and phases are told of layers alone.
+        Experiment that both are results of. Only layers have causes and phases.
     is_same
-        Whether all that entered and all that came out is.
+        Whether all inputs and all outcomes are equal.
     inputs
-        What entered and is not.
+        Inputs that differ.
     outcomes
         Every scheme in both files, in the first one's order of time.
     only_before, only_after
@@ -100,7 +100,7 @@ class Difference(Document):
     order_before, order_after
         Schemes in both files, the fastest first.
     swapped
-        Pairs of which the first was faster before and the second is after.
+        Pairs (a, b): a was the faster before, b is after.
     notes
         What else must be known.
     """

@@ -80,7 +80,7 @@ def of_paths(paths: Iterable[CriticalPathTimes]) -> dict[tuple[str, str], int]:
 
 
 class Overhead(NamedTuple):
-    """Tasks of a path that are overhead, or whose latency is a kernel's, of one length.
+    """Overhead tasks, or kernel latencies, of one phase and one length on a path.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ class Overhead(NamedTuple):
     each_us, number
         Time of each, and how many there are.
     values
-        Of the system, that they are made of.
+        Keys of the system's values that the time is made of.
     """
 
     where: str

@@ -49,9 +49,10 @@ class Side(NamedTuple):
     time_ps
         Of all of it.
     path, gpus
-        Parts of the time on the critical path, or that it is composed of, and of the mean GPU.
+        Parts of the time, in picoseconds: of the critical path (where there is none, of the sum
+        that makes the time), and of the mean GPU.
     spans_us, busy_us
-        When each phase begins and ends, and how long something of it is in service.
+        Begin and end of each phase, and how long any of its tasks is in service.
     numbers
         What is measured or counted.
     inputs
@@ -61,7 +62,7 @@ class Side(NamedTuple):
     places
         Picoseconds of the path by code that asked for it, phase and cause.
     beside
-        Values of the system that tasks cost, and none of the path.
+        Keys of the system's values that tasks off the path use, and none on it.
     each
         Picoseconds of each GPU by what it does.
     """

@@ -24,7 +24,7 @@ class Trust(NamedTuple):
 
 
 def trusts(one: ResultBase, other: ResultBase) -> dict[str, Trust]:
-    """Find what is known of the values that both results have, by key; nothing of machines that are not to be found."""
+    """Find what is known of the values that both results have, by key; empty if a machine is not found."""
     first, second = _trusts(one), _trusts(other)
     return {key: trust for key, trust in first.items() if second.get(key) == trust}
 

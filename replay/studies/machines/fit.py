@@ -75,9 +75,10 @@ class TableLines:
     files
         Names of the logs.
     used, held_out
-        Lines that were fitted, and those that were left out for a test; with the found constants.
+        Predictions, with the found constants, of the lines that were fitted and of those held out
+        for a test.
     spread_percent
-        Nine of ten lines are off by no more, as far as the fitted ones say.
+        Error that nine of ten lines do not exceed, judged by the fitted ones.
     """
 
     files: tuple[str, ...]
@@ -233,7 +234,7 @@ def split(rows: Sequence[MeasurementRow], hold_out: float) -> tuple[list[Measure
 
 
 def outcomes(logs: Sequence[Log], hold_out: float = 0.0) -> list[Outcome]:
-    """Predictions of the lines of logs, by table, by the machine that their rows name.
+    """Predictions of the lines of logs, by table, for the machine that their rows name.
 
     Parameters
     ----------

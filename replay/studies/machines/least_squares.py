@@ -1,4 +1,4 @@
-"""Constants that bring predictions closest to measurements, and how well they are known.
+"""Least-squares fit of constants to measurements, and how well they are known.
 
 Everything is relative: errors are shares of what was measured, and a slope says by what share a
 prediction moves with a share of a constant.
@@ -53,7 +53,7 @@ def fit_values(start: Mapping[str, float], errors: Errors, rounds: int = ROUNDS)
     start
         Constants and the values to begin with.
     errors
-        Errors with given values.
+        Relative errors of all predictions with given values, (row,).
     """
     values, best, least = dict(start), dict(start), np.inf
     for _ in range(rounds):
@@ -89,7 +89,7 @@ def keep_determined(keys: Iterable[str], matrix: Reals) -> list[str]:
     """Keep the constants that lines determine.
 
     With lines that are `USUAL_ERROR` off at random, each would be known within `KNOWN_WITHIN`.
-    The one that is known least is given up until the others are; what no line shows goes first.
+    While one is not, the least known is dropped; constants that no line depends on go first.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Tool that wrote a log, by its content; every reader takes what it knows of it."""
+"""Readers of logs: the tool is recognised by the content, and each reader takes the lines it knows."""
 
 from __future__ import annotations
 

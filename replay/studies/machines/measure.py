@@ -31,7 +31,7 @@ Sample = dict[str, Any]
 
 
 class Process(NamedTuple):
-    """Rank of a process in a measurement, and on its machine, from 0."""
+    """A process of a measurement: its rank, its rank on its machine (both from 0), and the number of all."""
 
     rank: int
     local: int
@@ -44,8 +44,8 @@ def process(environment: Mapping[str, str]) -> Process:
     Raises
     ------
     UserError
-        If one is no such number, the rank is none of the processes', or they are of several
-        machines.
+        If a variable is no whole number, the rank is not below the number of processes, or they run
+        on several machines.
     """
     rank, local = (_number(environment, key, 0, 0) for key in ("RANK", "LOCAL_RANK"))
     ranks = _number(environment, "WORLD_SIZE", 1, 1)

@@ -3,8 +3,8 @@
 Formats: NVIDIA/nccl-tests a0b82b22, ``src/util.cu``: the head at lines 620 to 700 (program, counts
 of iterations, devices), columns at 738 to 763, a line at 454 to 512, JSON at 350 to 690 and in
 ``src/common.cu``. Older versions name no program; then the command above the output does, or the
-file's name. Sizes are of a whole buffer, as in the project's tables; times are those out of
-place.
+file's name. Sizes are of a whole buffer, as in the project's tables; times are those of the
+out-of-place runs.
 """
 
 from __future__ import annotations

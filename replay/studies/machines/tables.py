@@ -56,7 +56,7 @@ def predict_stream(bench: Bench, row: MeasurementRow) -> float:
 
 
 def predict_value(bench: Bench, row: MeasurementRow) -> float:
-    """Give the machine's value of what was measured by itself."""
+    """Give the machine's value of a constant that was measured directly."""
     return float(bench.system(row["system"]).spec.entry(row["key"]).value)
 
 

@@ -5,7 +5,7 @@ family of values of which the best competes; a *place* is a combination of all o
 *course* the places along the axis that has numbers. A *lead* is a share of what the other has: who
 leads by 20 % takes 20 % less time. Within `LEVEL`, which chance decides, nobody leads.
 
-The module is long because numbers of an answer and the words that say them are read together.
+The module is long because an answer's numbers and their wording belong together.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ Place = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Lead:
-    """Rivals at one place, the first and the next.
+    """Order of the rivals at one place: the first and the second.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ class Lead:
     first, second
         Rivals; no second where nobody else can run.
     value, ahead
-        Of the first, and the share of the second's by which it is better.
+        Value of the first, and by what share of the second's value it is better.
     error
         Share by which the errors of the two may move them against each other; None where none is
         known.
@@ -120,14 +120,14 @@ class LeadChange:
     Attributes
     ----------
     at
-        Between the two values of the axis, where lines through the means of the two rivals cross;
-        both scales are logarithmic where the axis allows it.
+        Value of the axis at which straight lines through the two rivals' means cross; both scales
+        are logarithmic where the axis allows it.
     low, high
         The least and the largest such place of a seed.
     num_seeds
-        Of how many seeds, and of how many in all; of none where only the least and the largest value
-        at each place are known. Between these two it then is at most, which are 0 and infinite where
-        it may be nowhere.
+        Seeds in which the lead changes, and all seeds. The first is 0 where only the least and the
+        largest value of each place are known: `low` and `high` are then outer limits, 0 and infinite
+        where the lead may not change at all.
     is_drawn
         Whether seeds draw the routing, so that a place of one of them has a spread that nobody knows.
     """
@@ -276,7 +276,7 @@ class Contest:
         return wins, max(1, len(self.grid.seeds))
 
     def against(self, rival: str, assumed: Place | None = None) -> list[tuple[Place, float, float | None]]:
-        """Compare a rival with the base: each place, the share by which it has more, and the error of that."""
+        """Compare a rival with the base: each place, the share by which the rival has more, and that share's error."""
         base = self.answer.base
         assert base is not None
         found = []
@@ -362,7 +362,7 @@ class Contest:
         Parameters
         ----------
         verb
-            Words behind the first name.
+            Verb phrase that follows the first name.
         """
         along = self.answer.along
         groups = [list(group) for _, group in itertools.groupby(course, key=lambda one: one.near)]
@@ -971,7 +971,7 @@ def numbers(labels: Sequence[str]) -> list[float] | None:
 
 
 def longest_numeric(axes: Mapping[str, Sequence[str]]) -> str | None:
-    """Axis with the most values that are numbers, of those with two and more."""
+    """Numeric axis with the most values, at least two; None if there is none."""
     numeric = [axis for axis, labels in axes.items() if len(labels) > 1 and numbers(labels)]
     return max(numeric, key=lambda axis: len(axes[axis]), default=None)
 

@@ -22,15 +22,15 @@ POLL_S = 0.5  # between looks at what others append
 class Book:
     """Outcomes of a study's replays, as they come.
 
-    A point stays ours until its rows are in the data set: who finds its file and no claim on it may
-    add its rows.
+    A point stays ours until its rows are in the data set: a process that finds its file and no
+    lease on it may add its rows.
 
     Parameters
     ----------
     plan
         The study; its tables are filled.
     store, leases
-        The folder, and who works on what in it.
+        The sweep's folder, and the leases by which processes reserve replays in it.
     tell
         Called with a line where a file of the data set cannot be read.
     """
@@ -82,7 +82,7 @@ class Book:
         self._flushed = time.monotonic()
 
     def complete(self) -> None:
-        """Append rows that a killed process left behind; a living one appends its own."""
+        """Append rows that a killed process left behind; live processes append their own."""
         if self._data is None:
             return
         keys = self._data.keys()

@@ -44,12 +44,12 @@ class ReplayedValue:
 
 
 def check_claims(table: GridTable) -> None:
-    """Refuse claims about what their grid has not.
+    """Refuse claims about columns, axes or labels that their grid lacks.
 
     Raises
     ------
     UserError
-        Saying what the grid has.
+        Saying what the grid has; also if a published number is not above 0.
     """
     headers = [column.header for column in table.columns]
     for claim in table.grid.claims:

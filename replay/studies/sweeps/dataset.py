@@ -30,7 +30,7 @@ class DataSet:
     Parameters
     ----------
     folder
-        Theirs; made with the first rows.
+        Folder of the files; made with the first rows.
     columns
         Names and types.
     tell

@@ -191,7 +191,7 @@ def _change(
 
 
 def left_out(leave_out: Sequence[Labels], axes: Axes) -> list[Labels]:
-    """Combinations that are not asked for, of the values that are left."""
+    """Excluded combinations, cut down to the values that the axes still have."""
     found = []
     for one in leave_out:
         left: Labels = {}
@@ -219,7 +219,7 @@ def free_inputs(tables: Sequence[GridTable]) -> list[FreeInput]:
 
 
 def swept_grids(tables: Sequence[GridTable]) -> set[int]:
-    """Positions of the grids whose claims the table of free inputs has, so that no other table has to."""
+    """Positions of the grids whose claims stand in the table of free inputs, and so in no other table."""
     return {table.grid.of for table in tables if isinstance(table.grid, Variation)}
 
 
@@ -278,7 +278,7 @@ def free_table(claims: Sequence[SweptClaim]) -> Table:
 
 
 def verdict(rows: Sequence[Sequence[str]]) -> str:
-    """The first published number beside those that are replayed, how many are reached, and what decides.
+    """Sentence on the first published number, its replayed range, the numbers reached, and what decides.
 
     Parameters
     ----------

@@ -165,12 +165,14 @@ def fill(value: Scalar, fixed: Mapping[str, Scalar]) -> Scalar:
 
 
 def is_meant(where: Mapping[str, Scalar | list[Scalar]], axes: Iterable[str], labels: Sequence[str]) -> bool:
-    """Tell whether a point is among those that values of axes mean.
+    """Tell whether values of axes select a point.
 
     Parameters
     ----------
+    where
+        Value or values of each axis that selects.
     axes, labels
-        Names of the axes of its grid, and the label of its value on each.
+        Names of the axes of its grid, and the label of the point's value on each.
     """
     chosen = dict(zip(axes, labels, strict=True))
     return all(

@@ -40,14 +40,15 @@ def parse_held(pairs: Sequence[str]) -> dict[str, Scalar]:
 def hold(study: Study, held: Mapping[str, Scalar]) -> Study:
     """Hold settings at other values in all grids.
 
-    An axis that varies one is left with its first value that does, which then has this one. Grids
-    without such a setting are left out, and so is what is said of the study's own settings: notes,
-    what papers publish, and columns over a value that is no longer there.
+    An axis that varies a held setting keeps only its first value that sets it, now to the held
+    value. Grids without such a setting are left out, and so is what is said of the study's own
+    settings: notes, what papers publish, and columns over a value that is no longer there.
 
     Raises
     ------
     UserError
-        If no grid has all settings, what competes differs by one, or no value of an axis has all that it varies.
+        If no grid has all settings, rivals differ by one of them, or no value of an axis sets all that it varies
+        of them.
     """
     grids, problem = [], None
     for number, grid in enumerate(study.grids):

@@ -49,7 +49,7 @@ class TraceOrigin:
 
     @property
     def key(self) -> str:
-        """Equal for equal traces."""
+        """Key that is equal for equal traces."""
         return identity(self.identity)
 
     def check(self) -> None:
@@ -73,7 +73,7 @@ class TraceOrigin:
         UserError
             If the generator cannot make it, or the trace is not of the model that is given.
         UnreadableError
-            If a file that was whole when the sweep was planned is no longer, or is another.
+            If a file is no longer whole, or not the one that the sweep was planned with.
         """
         if self.file is not None:
             try:

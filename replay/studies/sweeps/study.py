@@ -89,7 +89,7 @@ class QuantityColumn(StrictDocument):
 
     @property
     def baseline(self) -> dict[str, Scalar] | None:
-        """Values of axes of the point that it divides by or that is divided by it."""
+        """Values of axes of the baseline point, which divides this one or is divided by it."""
         return self.speedup_over if self.relative_to is None else self.relative_to
 
 
@@ -299,7 +299,7 @@ def load_study(name_or_path: str | Path) -> Study:
 
 
 def study_text(name_or_path: str | Path) -> str:
-    """Text of a study's file; arguments and errors as those of `load_study`, which are of reading."""
+    """Text of a study's file; parameters as those of `load_study`, and its errors of reading."""
     given = str(name_or_path)
     if given in study_names():
         return (resources.files(PACKAGE) / f"{given}.toml").read_text("utf-8")

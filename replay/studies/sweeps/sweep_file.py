@@ -69,9 +69,10 @@ class FreeInput(_SavedPart):
 
 
 class ClaimValue(_SavedPart):
-    """Value of a claim with some values of free inputs, an empty table for what is stated.
+    """Value of a claim with some values of free inputs; no inputs stand for the stated values.
 
-    It has no value where other points can run than as stated: how many these are.
+    It has none where the points that can run are not those of the stated values; `num_missing`
+    counts them.
     """
 
     inputs: dict[str, str]
@@ -94,7 +95,7 @@ class SweptClaim(_SavedPart):
 
     @property
     def stated_value(self) -> ClaimValue | None:
-        """With all inputs as stated."""
+        """Value with all inputs as stated."""
         return next((one for one in self._there() if not one.inputs), None)
 
     @property
@@ -124,7 +125,7 @@ class SweptClaim(_SavedPart):
         return f"{name} ({low:,.{self.digits}f} to {high:,.{self.digits}f})"
 
     def text(self, found: ClaimValue | None, *, of: bool = False) -> str:
-        """A number, and the values that it is of."""
+        """Write a number; with `of`, the values of free inputs that it is for."""
         if found is None:
             return "-"
         values = f" ({inputs_text(found.inputs)})" if of and found.inputs else ""

@@ -41,7 +41,7 @@ class Cell:
     count: int
 
     def to_json(self) -> dict[str, float | int]:
-        """As objects."""
+        """The cell as a JSON object."""
         return {"mean": self.mean, "min": self.least, "max": self.largest, "count": self.count}
 
     def is_spread(self, digits: int) -> bool:
@@ -338,7 +338,7 @@ class GridTable:
         return [*down, *headings], texts, notes
 
     def products(self, shown: Sequence[tuple[str, QuantityColumn]]) -> dict[int, tuple[int, int]]:
-        """Places of the columns whose value follows from a ratio and its baseline, each with the places of these two.
+        """Positions of columns that are a ratio times its baseline, each with the positions of these two.
 
         Parameters
         ----------

@@ -42,10 +42,10 @@ class Kinship:
         self.last: Any = None
 
     def check(self) -> None:
-        """Nothing is recorded."""
+        """Do nothing: no recorded trace is there to check."""
 
     def load(self) -> Kinship:
-        """Give what the first of them leaves to the others."""
+        """Give the holder of the setup that the first point makes and the others reuse."""
         return self
 
 
@@ -60,7 +60,7 @@ class ExperimentTask:
     id
         Identity of the replay.
     source
-        What it has in common with others.
+        Origin that it shares with other tasks: of its trace, or of its setup.
     code
         SHA-256 of the files that its schemes are of.
     refused

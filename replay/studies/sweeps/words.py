@@ -1,4 +1,4 @@
-"""Words for the axes, settings and values of studies, which are called as files call them."""
+"""Words for the axes, settings and values of studies, looked up by their names in files."""
 
 from __future__ import annotations
 

@@ -188,12 +188,12 @@ class _Again:
 
     @cached_property
     def machines(self) -> list[System]:
-        """Of each result, without a draw."""
+        """Machine of each result, nothing drawn."""
         return [self.experiment.machine(setup) for setup in self.setups]
 
     @property
     def bounds(self) -> set[str]:
-        """Names of those whose schemes are bounds."""
+        """Names of the results whose schemes are bounds."""
         if not isinstance(self.experiment, SchemeExperiment):
             return set()
         return {one.name for one in self.results if {each.name for each in one.schemes} <= UNREAL}
@@ -227,7 +227,7 @@ class _Again:
     def draw(
         self, number: int, jobs: int, most: float | None, progress: Callable[[], object] | None
     ) -> tuple[Times, dict[str, float]]:
-        """Carry all out on one drawn machine.
+        """Carry out all experiments on one drawn machine.
 
         Returns
         -------

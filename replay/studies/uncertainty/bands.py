@@ -41,7 +41,7 @@ class DrawnResult(NamedTuple):
 
 
 def check(draws: int, seed: int, of: str | Sequence[str], possible: Sequence[str]) -> list[str]:
-    """Refuse what cannot be drawn; gives what is drawn, in order.
+    """Refuse what cannot be drawn, and return what is drawn, in order.
 
     Parameters
     ----------

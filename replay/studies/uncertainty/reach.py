@@ -79,7 +79,7 @@ def reach(parts: Mapping[str, str], path: Mapping[str, int]) -> Reach:
 
 
 def between(first: Reach, second: Reach) -> float:
-    """Share by which errors may move two times against each other.
+    """Share by which errors may shift two times relative to each other.
 
     Errors of the same parts are the same error: what both have cancels.
     """

@@ -30,10 +30,10 @@ def draw_routing(trace: RoutingTrace, seed: int, number: int, num_layers: int) -
     Parameters
     ----------
     trace
-        What a generator made is made anew with another seed. Of a recorded trace, each request
-        takes the choices of a request that is drawn from all of them: those of its first token for
-        its first, and so on, over again where it has fewer, and of its prompt for its prompt. Which
-        tokens run together, and what they attend to, stays.
+        A generated trace is generated again with another seed. In a recorded one, each request
+        takes the choices of a request drawn from all of them: token by token, prompt for prompt,
+        from the beginning again where that one is shorter. Which tokens run together, and what they
+        attend to, stays.
     seed, number
         See `replay.studies.uncertainty.draws`.
     num_layers

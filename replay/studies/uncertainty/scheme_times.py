@@ -1,4 +1,4 @@
-"""Times of schemes on a drawn machine: replays of which nothing but the end is looked at."""
+"""Times of schemes on a drawn machine, by replays that record the end time alone."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ class Timer:
         system
             The machine.
         factors
-            (kind,): on the times of its tasks.
+            (kind,): factor on the times of tasks of each kind.
 
         Returns
         -------
-        None where the scheme has no code for the layers, which other routing may give.
+        None where the scheme cannot carry the layers, as may happen with drawn routing.
         """
         is_chain, ready = self._ready[index]
         ready = ready.under(ready.scheme, system)

@@ -19,7 +19,8 @@ class Race(Strict):
     Attributes
     ----------
     what
-        That they do, where the file has several, such as the size of a collective; else empty.
+        What they do, where the file has several races, such as the size of a collective; else
+        empty.
     names
         Of the results, the fastest first.
     found

@@ -5,9 +5,10 @@ others are predicted by them. Two kinds of rows count in no statistic: those who
 "recalled", from memory of arXiv 2506.12708, and those whose confidence is "low", since their page
 does not settle what they are of (``measurements/README.md``).
 
-Of the normal kernels, whose reported bandwidth is the bytes of all rows that came over the time,
-the combine alone has the structure of the low-latency one. It is replayed with fewer tokens on many
-dies, so that no replay has more than `MOST_TOKENS`; by then a bandwidth is that of long streams.
+The normal kernels' reported bandwidth is the bytes of all received rows over the time. Of these
+kernels only the combine has the structure of the low-latency one. It is replayed with fewer tokens
+on many dies, so that no replay has more than `MOST_TOKENS`; by then a bandwidth is that of long
+streams.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Attention kernels alone, forward and backward, by width of a head, heads and sequence: one H200.
 
-What PyTorch launches for a call: one kernel forward; backward one, two more around it, and one each
-for keys' and values' gradients where heads share them, as lists of training stacks have them.
+PyTorch launches one kernel forward. Backward it launches one, two more around it, and one each for
+keys' and values' gradients where heads share them, as in the lists of training stacks.
 """
 
 from __future__ import annotations

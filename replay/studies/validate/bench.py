@@ -56,7 +56,7 @@ class Bench:
         return self._systems[identity]
 
     def of_nodes(self, name: str, num_gpus: int) -> System:
-        """Load a system with as many nodes as GPUs need; tables mark several by a suffix."""
+        """Load a system with as many nodes as GPUs need; tables mark several nodes by the suffix ``-ib``."""
         return self.system(name.removesuffix("-ib"), fabric__num_domains=-(-num_gpus // NODE_GPUS))
 
     def once(self, key: Hashable, make: Callable[[], Value]) -> Value:
@@ -81,7 +81,7 @@ class Bench:
         return self.timeline(system, num_ranks, build).makespan_ps / PS_PER_US
 
     def timeline(self, system: System, num_ranks: int, build: Build) -> Timeline:
-        """Timeline of the tasks that `build` adds, which is called as by `time_us`."""
+        """Timeline of the tasks that `build` adds; parameters as those of `time_us`."""
         graph = GraphBuilder(KIND_NAMES)
         machine = Machine(system, graph, num_ranks)
         build(machine, machine.mark(machine.ranks))
@@ -89,7 +89,7 @@ class Bench:
 
 
 def one_rank(rows: Counts | list[int], shape: ExpertShape, precision: str, *, is_backward: bool = False) -> LayerWork:
-    """Experts of one rank by itself, each with so many rows: (local expert,)."""
+    """Work of one rank's experts alone; `rows` of each, (local expert,)."""
     expert = np.repeat(np.arange(len(rows), dtype=np.int32), rows)
     return LayerWork(
         expert[:, None],

@@ -7,7 +7,7 @@ from the printed share, whose fraction is unique. Here they are spread evenly ov
 sources, and all ranks are like rank 0.
 
 *The GPUs were not connected by NVLink*, though the file is called so. The same benchmark times
-FastMoE's all-to-all of the same rows: what it takes longer for more remote rows is 8 GB/s per GPU,
+FastMoE's all-to-all of the same rows: the extra time of more remote rows amounts to 8 GB/s per GPU,
 where the links of an A100 carry 240. The released code itself sends only between GPUs 0 and 1 or 2
 and 3 by loads and stores (``layers.py``), as one does where bridges connect pairs. The ports are
 given that rate, and nothing else of the benchmark is used.

@@ -90,7 +90,7 @@ def _quantise_bytes(rows: Any, columns: int) -> Any:
 
 
 def one_matrix(m: int, n: int, k: int, precision: str, num_sms: int) -> Callable[[Machine, Ints], None]:
-    """A multiplication on so many SMs, for `Bench.time_us`; nothing is quantised."""
+    """Builder, for `Bench.time_us`, of an (m, k) x (k, n) product on `num_sms` SMs, nothing quantised."""
 
     def build(machine: Machine, start: Ints) -> None:
         work = one_rank([m], ExpertShape(k, n), precision)

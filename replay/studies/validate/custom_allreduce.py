@@ -4,13 +4,12 @@
   symmetric memory with copies in and out, ``symm_mem.py``); its own kernels behind a copy.
 * SGLang's second version (``custom_all_reduce_v2.py``) stores its second shot as PyTorch does, and
   leaves what is longer than 16 MiB to NCCL. Its kernel of the shortest buffers, which pushes, is
-  taken for one that loads.
-* TensorRT-LLM goes over to two shots at a number of values, and to NCCL where its workspace is too
-  small (``customAllReduceUtils.h``, `HeuristicThresholdLP` and `getMaxRequiredWorkspaceSize`). Its
-  two-shot kernel is taken for vLLM's.
+  modelled as one that loads.
+* TensorRT-LLM changes to two shots from some number of values on, and to NCCL where its workspace
+  is too small (``customAllReduceUtils.h``, `HeuristicThresholdLP` and
+  `getMaxRequiredWorkspaceSize`). Its two-shot kernel is modelled as vLLM's.
 
-Versions that were measured are not stated; where kernels change in the rows says that these rules
-are theirs.
+The measured versions are not stated; the sizes at which kernels change in the rows fit these rules.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Decoding under one CUDA graph, kernel by kernel and as a step: Megatron-LM and vLLM, 4 x GB200.
 
 Kernels are those that `moereplay infer` has, without the gap before them, as a profiler tells their
-time. Those of an MoE layer stand in a layer, where who comes early waits: of `nvls` under
-Megatron-LM, which gathers rows, ids and weights by one kernel and sums in FP32, and of
-`nccl-allgather` under vLLM. A step is an iteration of `infer` under the engine's list, by its GPUs
-alone. Positions of a request are assumed:
-half of the 1,024 tokens that it generates, and a short prompt. Nothing is fitted to the table.
+time. MoE kernels are timed within a layer, where early GPUs wait: `nvls` under Megatron-LM, which
+gathers rows, ids and weights by one kernel and sums in FP32, and `nccl-allgather` under vLLM. A
+step is an iteration of `infer` under the engine's list, by its GPUs alone. Positions of a request
+are assumed: half of the 1,024 tokens that it generates, and a short prompt. Nothing is fitted to
+the table.
 """
 
 from __future__ import annotations

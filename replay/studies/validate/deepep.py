@@ -104,7 +104,7 @@ def predict_low_latency(bench: Bench, row: MeasurementRow) -> float:
 
 
 def whole_way_us(bench: Bench, row: MeasurementRow, scheme: Scheme, work: LayerWork) -> float:
-    """Time of both parts of a way of kernels like the low-latency ones."""
+    """Time of the sending and the receiving kernel of a row's phase together, in microseconds."""
     phase: Callable[..., Stages] = getattr(scheme, row["phase"])
 
     def build(machine: Machine, start: Ints) -> Ints:
@@ -162,7 +162,8 @@ def predict_internode_notify(bench: Bench, row: MeasurementRow) -> float:
 
     The benchmark makes the same call again and again: each GPU begins the notify kernel as much
     later than the first as it left the transmit kernel before, and waits for all that are behind
-    it. The mean of the GPUs counts. Of more tokens than are replayed they wait as long as of those.
+    it. The mean of the GPUs counts. With more tokens than are replayed, they are taken to wait no
+    longer.
     """
     build: Build = internode_notify.cached_notify
     if row["phase"] == "combine":
@@ -182,7 +183,7 @@ def predict_internode_notify(bench: Bench, row: MeasurementRow) -> float:
 def is_doubtful(rows: Sequence[MeasurementRow]) -> list[bool]:
     """(row,): whether it is of so many GPUs that the source contradicts the library's README.
 
-    There a token takes 2.3 times what it has for them, and no less with more SMs.
+    A token takes 2.3 times as long there as in the README, and no less with more SMs.
     """
     return [row["ep_size"] >= DOUBTFUL_GPUS for row in rows]
 

@@ -55,7 +55,7 @@ class KernelLine:
     name, formula
         What it is called; what it reads and writes, in the words of the list.
     mbytes, predicted_us
-        Bytes, and time from its start to its end.
+        Megabytes that it reads and writes; microseconds from its start to its end.
     published_us
         What the profile shows; empty if it has no such kernel.
     """
@@ -95,7 +95,7 @@ class Profile:
         return self._bench.time_us(self._system, 1, build) - gap
 
     def lines(self, kernels: tuple[EngineKernel, ...], sizes: stack.StackSizes) -> list[KernelLine]:
-        """Lines of a stack's list."""
+        """Lines of the kernels of an engine's list."""
         lines = []
         for kernel in map(stack.StackKernel, kernels):
             nbytes = kernel.nbytes(sizes)

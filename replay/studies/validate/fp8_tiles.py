@@ -1,7 +1,8 @@
 """Tiles that libraries of block-scaled FP8 products take for one matrix on Hopper.
 
-Both try shapes in turn and keep the one with the fewest waves of tiles over the SMs, then the one whose last wave
-has most. Which shapes they have, and when two blocks share a load, differs. Neither asks how fast a shape is.
+Both try shapes in turn and keep the one with the fewest waves of tiles over the SMs, then the one with the
+fullest last wave. Which shapes they have, and when two blocks share a load, differs. Neither asks how fast a
+shape is.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class LibraryKernels(NamedTuple):
         Share of the FP8 peak where scales of weights change within a tile and the compiler cannot know where: widths of
         which 128 has more than four remainders (``kShouldOptimize`` in DeepGEMM's sm90_fp8_gemm_1d2d.cuh).
     quantising
-        Times as long as its bytes need that the kernel before it takes, which makes FP8 of the rows.
+        Time of the kernel that converts rows to FP8 before it, over the time that its bytes need.
     """
 
     tile: Callable[[int, int, int], LibraryTile]

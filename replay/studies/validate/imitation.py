@@ -37,7 +37,7 @@ def layer_times_us(
     *,
     tokens_per_rank: int | None = None,
 ) -> list[float]:
-    """Replayed time of each layer, mean over steps, each layer by itself.
+    """Replayed time of each layer by itself, mean over steps.
 
     Nothing is tuned: traces are compared under the same split of SMs.
 

@@ -3,8 +3,8 @@
 Source: ROCm/mori, the launch configurations that it comes with, each with the time that it was
 chosen by. The kernels are no scheme here. What is predicted is a mesh's part of them: the rows of
 each pair of GPUs over its one link (dispatch stores them, combine loads them), and what a kernel
-that all GPUs take part in costs beside. So this is a test of the machine, and not of compute units
-that move rows.
+that all GPUs take part in costs beside. So this tests the machine, and not the compute units that
+move rows.
 """
 
 from __future__ import annotations

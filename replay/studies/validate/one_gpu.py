@@ -2,8 +2,8 @@
 
 The step is the kernel list of plain PyTorch (``kernel_lists/pytorch.toml``), walked as a training
 step's dense parts are (`replay.model.compute.listed_kernels`). Its host's time is that of operators among
-others, measured in a shuffled order; nothing is fitted to steps. How fast the host was in a run
-says one operator, ``add_``, that was timed then.
+others, measured in a shuffled order; nothing is fitted to steps. One operator, ``add_``, was timed
+in each run and says how fast its host was.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def stack_of(row: MeasurementRow, speed: float = 1.0) -> Stack:
 
 
 def speeds() -> dict[int, float]:
-    """By run: how fast its host was beside that of the costs, by the time of ``add_``."""
+    """Speed of each run's host over that of the run the costs are from, by the time of ``add_``."""
     times = {run: next(_add_us(run)) for run in RUNS}
     return {run: times[COSTS_RUN] / time_us for run, time_us in times.items()}
 

@@ -1,10 +1,10 @@
 """Kernels that push rows through shared memory, by bandwidth: DeepEP V2 and HybridEP.
 
-Published is what a GPU receives, own rows included, over the time of the kernel alone, in one
-NVLink domain under uniform routing. Of HybridEP that is from the first row that is pushed or asked
-for to the last that is there or added: the meetings before and behind are kernels of their own. Of
-DeepEP V2 it is from the kernel's begin to its last barrier, without the epilogue, and a row's
-expert ids (8 bytes) and gate weights (4 bytes) count. One constant was fitted to a row of HybridEP
+The published bandwidth is what a GPU receives, own rows included, over the time of the kernel
+alone, in one NVLink domain under uniform routing. HybridEP's time is from the first row pushed or
+asked for to the last that has arrived or is added: the barriers around it are kernels of their own.
+DeepEP V2's is from the kernel's begin to its last barrier, without the epilogue; a row's expert ids
+(8 bytes) and gate weights (4 bytes) count. One constant was fitted to a row of HybridEP
 (`between.LOOK_NS`), nothing to DeepEP V2.
 """
 

@@ -1,8 +1,8 @@
 """Residuals of validation by part of a layer, as data for `replay.studies.uncertainty`.
 
-A part is a mechanism that schemes share, or have alone, and of which tables have ten measurements
-and more; a few more say how far off schemes are whose error is another's (`parts.FEW`). Of each,
-the quantiles of measured over predicted time are kept: `scripts/residuals.py` writes the file.
+A part is a mechanism of one or several schemes with ten measurements or more. A few further parts
+say how far off schemes are that take another's error (`parts.FEW`). Of each, the quantiles of
+measured over predicted time are kept: `scripts/residuals.py` writes the file.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ Kernel = Callable[["Machine", int, "Ints"], "Ints"]
 
 
 def in_graph(machine: Machine, after: Ints) -> Ints:
-    """The gap before a kernel of a CUDA graph: (rank,) begins."""
+    """Add the gap before a kernel of a CUDA graph; returns when each rank begins, (rank,)."""
     gap = Time(machine.system.overheads.kernel_gap_ps("graph"))
     return machine.delay(Kind.LAUNCH, gap, after)
 

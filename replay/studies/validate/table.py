@@ -100,7 +100,7 @@ class Bound:
 
 
 def has(**settings: Any) -> Callable[[MeasurementRow], bool]:
-    """Rows whose columns have these values; without any, all of them."""
+    """Predicate of rows whose columns have these values; without values, of all rows."""
     return lambda row: all(row[column] == value for column, value in settings.items())
 
 

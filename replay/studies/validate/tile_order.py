@@ -1,4 +1,4 @@
-"""Grouped GEMMs whose tiles are a list: what an order of tiles takes, and reads from memory.
+"""Grouped GEMMs whose tiles are a list: time of an order of tiles, and bytes read from memory.
 
 The lists are those of kernels with one block on each SM, which takes tiles as they stand in the
 list. Two kernels were measured: our own (``scripts/measure_tile_order.py``), and that of TileOPs

@@ -3,10 +3,10 @@
 Measured in CUDA graphs, one phase after the other: `prepare`, `dispatch` and `combine` of the
 two-sided kernels (the combine without the sums of a token's places, which are set to zero first),
 `dispatch` and `combine` of the one-sided ones (results lie where peers read them; without the
-kernel that sanitises ids). The benchmark's routing is even: of up to 8 GPUs each has as many of
-every token's experts.
+kernel that sanitises ids). The benchmark's routing is even: up to 8 GPUs have equally many of each
+token's experts.
 
-From `MOST_TOKENS` on, every further token takes as long as the last half of these does.
+Beyond `MOST_TOKENS`, a token takes the mean time of one in the second half of these.
 """
 
 from __future__ import annotations

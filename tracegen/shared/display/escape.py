@@ -1,4 +1,4 @@
-"""Texts of strangers, in each language that something is written in: they stay texts.
+"""Escaping of strangers' texts, one function for each language that is written.
 
 A title, a licence, a note may be a link, an image, a command or a formula of the language that it
 is shown in. There is one function for each language, and everything that puts a text into a file of

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Exhibit:
-    """A thing that has a page: shown by notebooks, drawn by `plot`, and rows of a data frame."""
+    """Base of what has a page: notebooks show it, `plot` draws it, `to_dataframe` makes rows of it."""
 
     PAGE: ClassVar[str] = "replay.report.pages:page"
     """``module:function`` that makes its page."""

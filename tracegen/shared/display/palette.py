@@ -1,4 +1,4 @@
-"""Colours of charts, the same in a report and in a paper; who sees fewer colours tells them apart.
+"""Colours of charts, the same in a report and in a paper, chosen for colour-blind readers too.
 
 Of `LIGHT` and `DARK`, which have the same hues, each colour stands out of its ground by 3 to 1, as
 WCAG 2.2 asks of graphics (criterion 1.4.11). They were sought by computer, from blue, orange,
@@ -45,9 +45,9 @@ def places(page: Page) -> dict[str, int]:
     """Give every name on a page its place in the palette, the same wherever it is.
 
     In the order of their first appearance, each gets the colour that fewest have so far, of those
-    that no other name has in any of its charts. A place divided by the number of colours leaves
-    the colour. It goes as often as the round: only names of charts with more names than there are
-    colours are in a round after the first, in which lines are dashed and surfaces fainter.
+    that no other name has in any of its charts. The place modulo the number of colours is the
+    colour, and the quotient the round. Rounds after the first, of dashed lines and fainter
+    surfaces, serve charts with more names than colours.
     """
     beside: dict[str, dict[str, None]] = {}
     for chart in page.charts():

@@ -80,12 +80,12 @@ def label(text: str) -> str:
 
 
 def break_lines(text: str) -> str:
-    """A label in lines that leave room for the chart."""
+    """A label broken into at most three lines, so that the chart has room."""
     return "\n".join(textwrap.wrap(label(text), LONGEST_LABEL)[:3])
 
 
 def finite(values: Sequence[float | None], instead: float = math.nan) -> np.ndarray[Any, Any]:
-    """Numbers to draw; what is none, or endless, is left out."""
+    """Numbers to draw; missing and infinite values become `instead`."""
     found = np.array([math.nan if value is None else value for value in values], dtype=float)
     return np.where(np.isfinite(found), found, instead)
 
@@ -117,12 +117,12 @@ def _entries(names: Sequence[str]) -> list[str]:
 
 
 def wide(text: str) -> int:
-    """Letters of the longest line of a text."""
+    """Number of characters of the longest line of a text."""
     return max(map(len, text.split("\n")))
 
 
 def lines(text: str) -> int:
-    """Lines of a text."""
+    """Number of lines of a text."""
     return text.count("\n") + 1
 
 

@@ -74,7 +74,7 @@ class Colours:
         return f"{'h' if is_hatched else 'f'}{place}" + (" again" if turn else "")
 
     def stroke(self, name: str) -> str:
-        """Classes of a line; those whose colour was there before are dashed."""
+        """Classes of a line; names beyond the number of colours are dashed."""
         place, turn = self._place(name)
         return f"s{place}" + (f" d{(turn - 1) % 3 + 1}" if turn else "")
 

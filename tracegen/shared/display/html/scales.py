@@ -53,7 +53,7 @@ def linear_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def log_ticks(low: float, high: float, most: int) -> list[float]:
-    """Powers of ten from `low` to `high`, at most so many; between few of them 2 and 5 too."""
+    """Powers of ten from `low` to `high`, at most `most`; where they are few, 2 and 5 times these too."""
     first, last = _first(math.log10(low), 1), _last(math.log10(high), 1)
     decades = last - first + 1
     if decades > most:
@@ -72,7 +72,7 @@ def log_ticks(low: float, high: float, most: int) -> list[float]:
 
 @dataclass(frozen=True)
 class Scale:
-    """From values to places.
+    """Map from values to places.
 
     Attributes
     ----------

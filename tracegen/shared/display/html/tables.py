@@ -33,7 +33,7 @@ def table(content: Table, identity: str, *, is_main: bool = False) -> str:
     identity
         Of its element; no other has the same.
     is_main
-        Whether it is on paper wherever it stands.
+        Whether it is printed on paper even in a folded section.
     """
     is_broad = len(content.columns) > BROAD
     count = tag("output", class_="count", for_=identity)
@@ -59,7 +59,7 @@ def table(content: Table, identity: str, *, is_main: bool = False) -> str:
 
 
 def plain_table(content: Table) -> str:
-    """Write a table that nothing can be done with but to read it."""
+    """Write a table for reading alone: it cannot be sorted."""
     return _scroll_box(tag("table", *_rows(content, is_sortable=False)), f"Numbers: {content.title}")
 
 
