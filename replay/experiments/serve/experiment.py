@@ -94,11 +94,7 @@ class Serve(Serving[InferSpec, "ServingSetup", InferResult, InferComparison]):
     older: ClassVar[Older] = {"moereplay-infer/1": result_of_old}
 
     def setup(self, spec: InferSpec, given: SpecInputs[ServingSetup] = NOTHING) -> ServingSetup:
-<<<<<<< HEAD
         """Follow the references of a spec; no objects may be given."""
-=======
-        """Follow the references; nothing else is given."""
->>>>>>> h/doc1-1129
         from replay.experiments.serve.setup import ServingSetup
 
         return ServingSetup.of(spec, given)
