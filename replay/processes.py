@@ -1,8 +1,7 @@
-"""Fresh processes of this machine, which an interrupt ends at any time, without a word.
+"""Fresh processes on this machine, which an interrupt ends at any time, without a message.
 
-They are no pool of the standard library: that may wait for ever for a process that was killed, and
-print tracebacks when the program ends meanwhile. A pipe whose other end only one process has ends
-with it.
+A pool of the standard library may wait for ever for a process that was killed, and may print
+tracebacks when the program ends meanwhile. A pipe to one process alone closes when it ends.
 """
 
 from __future__ import annotations
@@ -216,8 +215,8 @@ def _starting() -> Iterator[None]:
 def safe_path() -> Iterator[None]:
     """Have programs of Python that begin here import nothing from the current folder.
 
-    They begin as ``python -c``, which would look for `signal` and all else in it first. What this
-    process imports from, they are told once they run.
+    They begin as ``python -c``, which would look there first for `signal` and every other module.
+    Once they run, they are told this process's import paths.
     """
     before = os.environ.get(SAFE_PATH)
     os.environ[SAFE_PATH] = "1"

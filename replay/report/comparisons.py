@@ -56,7 +56,7 @@ def labels(results: Iterable[TimedResult]) -> list[str]:
 
 
 def beside(result: TimedResult | AnyComparison, kind: type[Comparison]) -> Comparison:
-    """A comparison as it is; a result alone as one of itself."""
+    """Give a comparison as it is, and a result alone as a comparison of one."""
     if isinstance(result, kind):
         return result
     assert isinstance(result, TimedResult)
@@ -64,7 +64,7 @@ def beside(result: TimedResult | AnyComparison, kind: type[Comparison]) -> Compa
 
 
 def tables_group(head: str, tables: Iterable[Table | None], lines: Iterable[str], *more: RenderableType) -> Group:
-    """A heading, those tables that there are, lines that explain them, and what comes behind."""
+    """A heading, the tables that are not None, lines that explain them, and what follows."""
     shown = [table for table in tables if table is not None]
     text = "\n".join([*explain_words(shown), *lines])
     return Group(Text(head), *shown, Text(), Text(text), *more)
@@ -78,7 +78,7 @@ def outside_notes(system: str, compared: AnyComparison) -> Iterator[str]:
 
 
 def left_out_alike(compared: AnyComparison, head: str) -> dict[str, list[str]]:
-    """Names of schemes that are left out, by reason, without the head that has the name."""
+    """Names of schemes that are left out, by reason; `head`, which has the name, is cut off."""
     reasons: dict[str, list[str]] = {}
     for name, reason in compared.left_out.items():
         reasons.setdefault(reason.removeprefix(head.format(name)), []).append(name)
@@ -91,11 +91,11 @@ def rivals(ranking: Sequence[AnyTimed]) -> Sequence[AnyTimed]:
 
 
 def built_words(compared: AnyComparison) -> tuple[str, TimedResult | None]:
-    """Words on proposed hardware of the first of a ranking, and the fastest that needs none.
+    """Sentence on the proposed hardware of the first of a ranking, and the fastest that needs none.
 
     Returns
     -------
-    Nothing where the first needs none; None where all do.
+    Empty text and None where the first needs none; None in second place where all do.
     """
     ranking = rivals(compared.ranking)
     if label(ranking[0]) == ranking[0].name:

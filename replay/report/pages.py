@@ -73,7 +73,7 @@ def home_of(kind: type[BaseModel]) -> str:
 
 
 def there(*items: Item | RenderableType | None) -> list[Item]:
-    """Items of some that are there; text of a screen as paragraphs."""
+    """Items that are neither None nor empty; text of a screen as paragraphs."""
     found = [one.plain if isinstance(one, Text) else one for one in items]
     return [one for one in found if isinstance(one, ITEMS) and one != ""]
 

@@ -68,7 +68,7 @@ def assumptions(system: SystemDescription, *first: Item) -> Section:
 
 
 def preset(name: str, overrides: Mapping[str, Any] | None = None) -> System | None:
-    """Load a machine that comes with the package; None if the name is another's.
+    """Load a machine that comes with the package; None if there is none of the name.
 
     No file is read whose path a result names.
     """
@@ -83,10 +83,10 @@ def preset(name: str, overrides: Mapping[str, Any] | None = None) -> System | No
 
 
 def changed_values(system: SystemDescription) -> dict[str, tuple[Any, Any]]:
-    """Values that are not those of the machine's name, by key, and what they are there.
+    """Values that differ from the shipped machine of the same name, by key: (here, there).
 
-    Nothing where no machine of that name comes with the package. A value that the machine has since
-    been given is left out.
+    Empty where no machine of that name comes with the package. Values that the shipped machine
+    has gained since are left out.
     """
     named = preset(system.name)
     usual = {} if named is None else named.describe()

@@ -145,11 +145,11 @@ class AnyScheme(ABC):
         Parameters
         ----------
         options
-            Options that say of how many.
+            Options that give numbers of SMs.
         rest
             What at least one further SM must do, such as ``"compute"``; nothing if empty.
         held
-            The same by number, each by the name of what says so.
+            Further numbers of SMs, by the name of what gives them.
 
         Raises
         ------

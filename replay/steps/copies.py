@@ -75,7 +75,7 @@ def update_ps(groups: GroupTimes, plan: ParallelPlan, of: ChunkParameters, launc
     Parameters
     ----------
     launched_ps
-        What its kernels take a stack if they move nothing; bytes move meanwhile.
+        Time in which a stack launches the kernels; bytes move meanwhile.
     """
     own = -(-of.dense // (plan.dp * plan.cp)) - (-of.experts // plan.expert_dp)
     return max(_adam_ps(groups.system, own), launched_ps) + hand_out_ps(groups, plan, of)

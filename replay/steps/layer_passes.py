@@ -52,7 +52,7 @@ NO_HOPS = Hops()
 
 @dataclass(frozen=True)
 class LayerPasses:
-    """Replays passes over layers under one scheme.
+    """Passes over layers, replayed under one scheme.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class LayerPasses:
     calls
         What a stack does around the scheme's kernels, see `replay.model.machine.host.Host`.
     paired
-        The scheme of a forward pass beside a backward pass; None for that of all.
+        The scheme of a forward pass beside a backward pass; None for `scheme`.
     """
 
     system: System
@@ -385,7 +385,7 @@ def alone(causes: Mapping[Cause, Ints], activity: Activity) -> PassTime:
 
 
 def stretch_of_hosts(replayed: Callable[[Time], Stretch], lead: Time, launch: Launch | None) -> Stretch:
-    """A stretch that is replayed by its hosts' lead, with what they cost among its causes."""
+    """Replay a stretch with its hosts' lead, and tell what hosts cost among its causes."""
     found = replayed(lead)
     if launch is None or not found.pays_host:
         return found
@@ -393,10 +393,9 @@ def stretch_of_hosts(replayed: Callable[[Time], Stretch], lead: Time, launch: La
 
 
 def with_hosts(causes: Mapping[Cause, Ints], free: Mapping[Cause, Ints]) -> dict[Cause, Ints]:
-    """Causes of the same work with hosts that cost nothing, and what it takes longer as *host*.
+    """Causes of the work where hosts cost nothing, and the time that they add as *host*.
 
-    A GPU that is not faster without, such as one whose neighbours then are in its way, keeps its
-    own causes.
+    A GPU that is no faster then, since its neighbours are in its way, keeps its own causes.
     """
     longer = _sum(causes) - _sum(free)
     pays = longer > 0
@@ -407,8 +406,8 @@ def with_hosts(causes: Mapping[Cause, Ints], free: Mapping[Cause, Ints]) -> dict
 def behind_forward(ahead: PassTime, back: PassTime) -> PassTime:
     """A backward pass with the forward pass made again before it.
 
-    GPUs meet in both. When all have met in the first, each is through with it, and with what it
-    does by itself in the second, after times that are known: the last of them lets all go on.
+    GPUs meet in both. After they have met in the first, the rest of it and each GPU's own part of
+    the second take known times. All go on when the last GPU is through with these.
     """
     activity = ahead.activity + back.activity
     if not ahead.meets:

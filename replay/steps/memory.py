@@ -50,7 +50,7 @@ class StageMemory:
     weights, gradients
         Of the stage's layers, and of embedding and head where it has them.
     optimiser
-        Its own weights, and moments, sliced over all GPUs that have the same weights (ZeRO-1).
+        Its own copy of the weights, and moments, sliced over all GPUs that have these (ZeRO-1).
     activations
         What the forward passes of the micro-batches in flight keep.
     at_work
@@ -75,7 +75,7 @@ class StageMemory:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Sum of the parts."""
         return sum(asdict(self).values())
 
     def largest(self) -> list[tuple[str, int]]:

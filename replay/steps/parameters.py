@@ -45,7 +45,7 @@ class LayerParameters:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Sum of the parts."""
         return sum(getattr(self, part.name) for part in fields(self))
 
     @property

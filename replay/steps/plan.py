@@ -90,7 +90,7 @@ class ParallelPlan(Spec):
 
     @property
     def replicas(self) -> int:
-        """Groups of `peers` in a stage, which do alike but for their tokens."""
+        """Groups of `peers` in a stage, which differ in their tokens alone."""
         return self.per_stage // self.peers
 
     @property

@@ -163,7 +163,7 @@ class StepReplays:
 
     @property
     def rows(self) -> int:
-        """Rows of all passes that are replayed under a scheme, to say how long it takes.
+        """Rows of all passes that are replayed under a scheme: a measure of how long that takes.
 
         Both passes; the backward pass again where gradients of weights are put off, and both again
         beside each other. What hosts take is found by replaying every pass twice.

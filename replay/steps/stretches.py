@@ -126,7 +126,7 @@ class MoePart:
     Attributes
     ----------
     met, exchange
-        (rank,) picoseconds: all of it, and of it those in which nothing computes.
+        (rank,) picoseconds: the whole part, and those of it in which nothing computes.
     lead
         (rank,): how long before its GPU each host is through with it.
     is_held_up
@@ -152,7 +152,7 @@ class MoePart:
 class MetPart(NamedTuple):
     """Components of a `MoePart`, by rank of the graph.
 
-    The link stays, so that no other one has its number.
+    The link is kept so that no later one gets the same `id`.
     """
 
     link: ChainLink

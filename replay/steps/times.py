@@ -105,10 +105,10 @@ class StepParts:
     hop
         Rows of a micro-batch, on their way to the next stage, and gradients on their way back.
     synchronise
-        For the layers of a chunk, by the chunk's layer numbers (first, past): time in which the
-        gradients of its weights are added up over their copies, once per step.
+        By a chunk's layer numbers (first, past): picoseconds in which gradients of its weights are
+        added up over their copies, once per step.
     update
-        Likewise, time of the optimiser and of handing out updated weights.
+        Likewise, picoseconds of the optimiser and of handing out updated weights.
     hand_out
         The latter alone.
     """

@@ -68,7 +68,7 @@ def slice_experts(
     groups
         The group of ranks that has each expert, in place of the rank.
     shape
-        Of a whole expert.
+        Shape of a whole expert.
     num_slices
         Ranks of a group, N.
 

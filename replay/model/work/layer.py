@@ -142,7 +142,7 @@ class LayerWork:
         return self.with_tokens(self.expert_ids[tokens], self.source_rank[tokens])
 
     def with_tokens(self, expert_ids: npt.NDArray[np.integer[Any]], source_rank: Ints) -> LayerWork:
-        """The same layer for other tokens, without what was found out of the ones that it has.
+        """The same layer for other tokens; nothing that was derived from its own is kept.
 
         Parameters
         ----------
@@ -153,7 +153,7 @@ class LayerWork:
         return self.with_changes(expert_ids=ids, source_rank=source_rank, **nothing)
 
     def with_changes(self, **changes: Any) -> LayerWork:
-        """The same layer, but for some of what it is made from."""
+        """The same layer with some of its fields replaced."""
         return LayerWork(**{name: getattr(self, name) for name in MADE_FROM} | changes)
 
     def putting_off_weights(self) -> LayerWork:

@@ -78,7 +78,7 @@ def row_of(layer: WhichLayer, num_rows: int) -> int:
     Raises
     ------
     UserError
-        If the model is known, and there are as many rows as none of these.
+        If the model is known and the number of rows is none of these.
     """
     total, with_experts = layer.num_decoder_layers, len(layer.moe_layers)
     if not with_experts:
@@ -102,7 +102,7 @@ def of_ranks(held: Sequence[Ints]) -> LayerSlots:
 
 
 def first_of_outputs(table: Any) -> Any:
-    """The map of slots among the outputs of EPLB, whose others repeat it; other tables as they are.
+    """Take the map of slots out of the three outputs of EPLB; leave other tables as they are.
 
     ``rebalance_experts`` returns phy2log (layer, slot), log2phy (layer, expert, replica) and logcnt
     (layer, expert).

@@ -58,7 +58,7 @@ def beside(path: Path, named: str) -> Path:
     Raises
     ------
     UserError
-        If it is elsewhere: whoever made the options does not choose among all files of the user.
+        If it is elsewhere: a file of options must not open any other file of the user.
     """
     found = path.parent / named
     if not real(found).is_relative_to(real(path.parent)):

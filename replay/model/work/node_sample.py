@@ -45,10 +45,10 @@ class NodeSample:
         return np.isin(self.of_rank, self.nodes)
 
     def of_all_nodes(self, time_ps: Picoseconds) -> Ints:
-        """Time in service for all nodes' rows, from that for the rows that are left, rounded up.
+        """Scale time in service from the rows that are left to those of all nodes, rounded up.
 
-        Left are the rows between pairs of nodes of which one is sampled at least; all pairs are
-        taken to exchange as many.
+        Rows between two nodes are left if at least one is sampled. All pairs of nodes are taken to
+        exchange equally many.
         """
         nodes, others = self.num_nodes, self.num_nodes - len(self.nodes)
         pairs = nodes * (nodes - 1)

@@ -186,8 +186,8 @@ def with_reserved(spec: str, num_experts: int, num_ranks: int) -> Placement:
     Parameters
     ----------
     spec
-        ``"ultraep:SLOTS"``, or ``"moonep"``, which has a slot for a replica beside every expert; so
-        has the first where it gives no number.
+        ``"ultraep:SLOTS"`` or ``"moonep"``. The second, and the first without a number, have one slot
+        for a replica beside every expert.
 
     Raises
     ------

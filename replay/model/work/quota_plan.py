@@ -42,7 +42,7 @@ class Export(NamedTuple):
 
 @dataclass
 class Effort:
-    """Work of the planner, one step after the other, by which its kernel's time is told.
+    """Sequential steps of the planner, from which the time of its kernel follows.
 
     Attributes
     ----------

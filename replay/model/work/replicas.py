@@ -13,9 +13,9 @@ nearest     the first on the row's own GPU; where there is none, the first of al
 random      any, each as likely (SGLang, ``dynamic``)
 round-robin the next for every row of the expert on a GPU, beginning with the GPU's number; counted
             anew for every 1024 rows of the GPU (TensorRT-LLM)
-position    that of the row's place among the rows of its GPU, modulo their number (earlier vLLM)
-hash        that of the token's number on its GPU times 2^32 / golden ratio, modulo 2^32 and their
-            number, so that all rows of a token have one (vLLM 0.33)
+position    p modulo their number, p being the row's place among those of its GPU (earlier vLLM)
+hash        h modulo their number, h being the token's number on its GPU times 2^32 / golden ratio,
+            modulo 2^32, so that all rows of a token have one replica (vLLM 0.33)
 load        such that the busiest GPU has as few rows as the replicas allow; rows stay on their
             own GPU if they can. It knows the rows of all GPUs, as a planner of every step does
             (UltraEP, arXiv 2606.04101)

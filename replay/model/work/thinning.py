@@ -1,10 +1,9 @@
-"""Some of the nodes in place of all: whose ranks are replayed in full, and what is left of others.
+"""Sampled nodes, whose ranks are replayed in full, in place of all nodes.
 
-The ranks of the sampled nodes keep all that they send and are sent. Of every other rank that is
-left which a sampled node takes part in: rows between two nodes of which neither is sampled are left
-out. All ranks and tokens stay, so that who has which expert, how many count and are told, and who
-waits for whom is as in the whole. `replay.model.machine.pace` sees to it that the others, who have
-less to do, are not ahead for that.
+The ranks of the sampled nodes keep all rows that they send and receive. Other ranks keep the rows
+that they exchange with these; all other rows are left out. All ranks and tokens stay: experts have
+their homes, counts and flags go to everybody, and who waits for whom is as in the whole layer.
+`replay.model.machine.pace` keeps the other ranks, which have less to do, from running ahead.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ if TYPE_CHECKING:
 def choose(work: LayerWork, of_rank: Ints, index: Ints, number: int) -> NodeSample:
     """Choose nodes from the busiest to the least busy, at equal distances, the busiest first.
 
-    It decides how long a layer takes. The others are paced by the sampled node that is busy most
-    nearly as they are.
+    The busiest decides how long a layer takes. A node that is not sampled is paced by the sampled
+    one that is most nearly as busy.
 
     Parameters
     ----------
     of_rank, index
         (rank,): node of every rank, and its index in the node; all nodes are full.
     number
-        Nodes to choose. How busy a node is are the rows of its busiest GPU; of equals the first
-        comes first.
+        Nodes to choose. A node is as busy as its busiest GPU, by rows; of equals the first comes
+        first.
     """
     rows = np.bincount(work.pair_rank, minlength=work.num_ranks)
     num_nodes = int(of_rank.max()) + 1
@@ -49,7 +48,7 @@ def choose(work: LayerWork, of_rank: Ints, index: Ints, number: int) -> NodeSamp
 
 
 def thin(work: LayerWork, sample: NodeSample) -> LayerWork:
-    """Leave out the rows between nodes that are not sampled."""
+    """Leave out the rows that no sampled node sends or receives."""
     holds, ids = sample.holds, work.expert_ids
     meets = holds[work.source_rank][:, None] | holds[work.placement.expert_rank][ids]
     left = np.where(meets, ids, -1).astype(ids.dtype)

@@ -81,9 +81,9 @@ class Attention:
     Attributes
     ----------
     scores
-        What it computes.
+        Pairs of query and key.
     width
-        Of a head.
+        Values of a head.
     nbytes
         Bytes read and written.
     """

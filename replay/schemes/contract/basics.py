@@ -53,7 +53,7 @@ def ends(case: AnyCase) -> Iterator[str]:
 
 
 def starts(case: AnyCase) -> Iterator[str]:
-    """Nothing begins before `start`, where the ranks begin at different times."""
+    """Tasks before `start`, where the ranks begin at different times."""
     late = case.late
     graph, start_ps = late.graph, late.timeline.start_ps
     works = (graph.duration_ps > 0) | (graph.resource >= 0)
@@ -134,7 +134,7 @@ def communication(case: AnyCase) -> Iterator[str]:
 
 
 def same_again(case: AnyCase) -> Iterator[str]:
-    """A second build gives the same schedule."""
+    """Schedule of a second build against that of the first."""
     again = case.under(case.scheme)
     if again.built.graph.num_tasks != case.built.graph.num_tasks:
         yield (
@@ -148,7 +148,7 @@ def same_again(case: AnyCase) -> Iterator[str]:
 
 
 def values(case: AnyCase) -> Iterator[str]:
-    """Every value that an option names, beside its own, runs, or is refused in words."""
+    """Other values that options name: each runs, or is refused in words."""
     for one in about(case.scheme.options):
         tried: list[object] = [*one.examples]
         if isinstance(one.default, bool):

@@ -64,7 +64,7 @@ def system_for(num_ranks: int, domain_size: int | None = None, platform: str = "
 
 @cache
 def far_system(platform: str = "cuda") -> System:
-    """A system whose links are so long that all work of a small layer is short beside a way."""
+    """A system with links so long that a small layer's work is short beside their latency."""
     return hwmodel.load(SYSTEMS[platform or "cuda"][0], {"link.propagation_ns": FAR_NS})
 
 
@@ -74,7 +74,7 @@ def _domains(size: int, num: int) -> dict[str, int]:
 
 @cache
 def one_flop_per_picosecond(domain_size: int = 32, num_domains: int = 1, platform: str = "cuda") -> System:
-    """A system whose tiles take as many picoseconds as they have operations, nothing else."""
+    """A system whose tiles take exactly a picosecond per operation."""
     name = SYSTEMS[platform or "cuda"][1]
     peak = float(hwmodel.load(name).sm.num_sms)
     return hwmodel.load(

@@ -21,7 +21,7 @@ GEMMS = {Kind.GEMM1: "GEMM-1", Kind.GEMM2: "GEMM-2"}
 
 
 def experts_wait(case: Case) -> Iterator[str]:
-    """Experts wait for their rows, and owners for their experts' results."""
+    """Waits of experts for their rows, and of owners for their experts' results."""
     work, waits, sizes = case.work, case.waits, row_bytes(case)
     carried = case.carried_layer.work
     first, second = case.gemm_tasks(Kind.GEMM1), case.gemm_tasks(Kind.GEMM2)
@@ -71,7 +71,7 @@ def payload_over(graph: TaskGraph, tasks: set[int], kind: Kind, gpu: int, ports:
 
 
 def tokens_wait(case: Case) -> Iterator[str]:
-    """Experts wait for each token, and each token's sum for all its experts."""
+    """Waits of experts for each token, and of each token's sum for all its experts."""
     waits = case.waits
     sent, combined = case.tasks_of_token("sent"), case.tasks_of_token("combined")
     tiles = {kind: case.gemm_tasks(kind) for kind in GEMMS}
@@ -90,7 +90,7 @@ def tokens_wait(case: Case) -> Iterator[str]:
 
 
 def rows_return(case: Case) -> Iterator[str]:
-    """The only token of a rank waits for every row that comes back to the rank."""
+    """Wait of a rank's only token for every row that comes back to the rank."""
     graph, waits, combined = case.built.graph, case.waits, case.tasks_of_token("combined")
     back = np.flatnonzero((graph.kind == Kind.COMBINE_DOWN) & (graph.payload_bytes > 0)).tolist()
     for token, rank in enumerate(case.work.source_rank.tolist()):
@@ -106,10 +106,10 @@ def rows_return(case: Case) -> Iterator[str]:
 
 
 def stores_known(case: Case) -> Iterator[str]:
-    """Stored rows are used when the storing GPU knows that they are there, or a reason is stated.
+    """Stored rows that are used before the storing GPU knows that they are there, without a reason.
 
-    That takes a way back at least, which no barrier or flag is spared that claims to stand behind
-    the rows. On `Case.far` nothing else takes as long. Rows that were asked for need none of it.
+    To know takes a way back at least, also before a barrier or flag that claims to stand behind the
+    rows. On `Case.far` nothing else takes as long. Rows that were asked for need none of it.
     """
     far, scheme = case.far, case.scheme
     graph, timeline, fabric = far.graph, far.timeline, far.machine.system.fabric
@@ -137,7 +137,7 @@ def stores_known(case: Case) -> Iterator[str]:
 
 
 def starts(case: Case) -> Iterator[str]:
-    """Nothing begins before `start`, and no token is sent before its rank begins."""
+    """Tasks before `start`, and tokens that are sent before their rank begins."""
     yield from basics.starts(case)
     late = case.late
     added = np.arange(late.graph.num_tasks) >= late.first

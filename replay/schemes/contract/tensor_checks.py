@@ -262,7 +262,7 @@ def _by_time(run: LayerRun, kind: Kind, rank: int, when: str, what: Column) -> t
 
 
 def ends_wait(case: TensorCase) -> Iterator[str]:
-    """Every byte that comes to a GPU is waited for by the task that stands for its end."""
+    """Wait of the task that ends a GPU's layer for every byte that comes to the GPU."""
     graph = case.built.graph
     incoming = _of_kind(graph, GATHER.down, REDUCE.down)
     incoming = incoming[graph.payload_bytes[incoming] > 0]

@@ -70,7 +70,7 @@ class Scheme(AnyScheme):
     even_experts
         Whether all ranks have equally many experts.
     full_nodes
-        Why several nodes have to be full of its ranks; empty if they need not be.
+        Reason why several nodes have to be full of its ranks; empty if they need not be.
     validity
         Set-ups that its source was written for or measured on, where those are not any.
     layout
@@ -180,8 +180,8 @@ class Scheme(AnyScheme):
     def carries(self, work: LayerWork) -> CarriedLayer:
         """The layer as it is carried out: with rows of padding that travel, without dropped ones.
 
-        What the contract counts - rows on the ports, rows that are multiplied - it counts of this,
-        and that each of its rows is one of the layer, or is noted as padding or as dropped.
+        The contract counts rows on ports, and multiplied rows, of what is carried out. Each of its
+        rows must be one of the layer or noted as padding; missing rows are noted as dropped.
 
         Returns
         -------
@@ -190,7 +190,7 @@ class Scheme(AnyScheme):
         return as_it_is(work)
 
     def carries_on(self, work: LayerWork, system: System) -> CarriedLayer:
-        """Layer that is carried out, as `carries` gives it, for a scheme to which the rates of a system matter."""
+        """Layer that is carried out, see `carries`; overridden where the rates of a system matter."""
         return self.carries(work)
 
     def communication_sms(self, system: System) -> int | None:
@@ -238,14 +238,14 @@ class Scheme(AnyScheme):
           number of their expert as ``tag``. Together they multiply exactly the rows that are routed
           to the expert, on the rank that has it, and none runs before its rows are there. Tasks
           of `replay.model.compute.experts` are like this.
-        - Rows that a peer stored are used when it has been told that they are there, and has told of
+        - Rows are used when the peer that stored them knows that they are there, and has then told of
           them: `Sync.barrier` and `Sync.flag` with ``stored="each"``. `unacknowledged` says why
           where that is not so.
         - Shared experts that the layer has beside its dispatch (`LayerWork.shared`) run on the SMs
           of their rank, as `replay.model.compute.shared_experts` does it.
         - The payload on every port is that of the scheme's class of `traffic`, and of its class of
           `network` where ranks lie in several NVLink domains, to the byte.
-          Payload are the rows alone; indices, weights, counts and flags are ``meta_bytes``, or
+          Payload is the rows alone; indices, weights, counts and flags are ``meta_bytes``, or
           messages without payload.
         - What is returned comes after everything that the ranks wait for, and after everything
           that their SMs do: a later layer begins behind it, with kernels that may have all SMs. No

@@ -57,7 +57,7 @@ SLOT_ALIGNMENT = 512  # WIN_ADDR_ALIGN
 
 
 def in_turn(rank: Ranks, num_cores: int, offset: Ints | None = None) -> Ints:
-    """Order in which the rows of each rank leave, whose cores have an equal share each: (row,).
+    """Order in which rows leave, each rank's being shared evenly among its cores: (row,).
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def in_turn(rank: Ranks, num_cores: int, offset: Ints | None = None) -> Ints:
     num_cores
         Cores of a rank; the first ones have a row more where the rows cannot be divided evenly.
     offset
-        (rank,): row of its share that each core begins with, going round; the first by default.
+        (rank,): place in its share where each core begins and then goes round; 0 by default.
     """
     count = np.bincount(rank)
     place, rows = places(count), count[rank]

@@ -99,7 +99,7 @@ class FlashInferPush(Scheme):
     validity = "Hopper, one node; all types FP8, or all BF16; up to 8 experts a token"
 
     def refuses(self, work: LayerWork) -> str:
-        """FP8 GEMMs send FP8 rows back, BF16 ones have no other type."""
+        """Say if rows back, or rows to BF16 GEMMs, have another type than the GEMMs."""
         types = work.precision
         if reason := super().refuses(work):
             return reason

@@ -98,7 +98,7 @@ class Ideal(Scheme):
 
     @property
     def network(self) -> str:  # type: ignore[override]  # likewise
-        """None where rows are counted, which is in one NVLink domain."""
+        """Class of its rows between domains; empty where rows are counted, which is in one domain."""
         return "free" if self.traffic == "none" else ""
 
     def communication_sms(self, system: System) -> int | None:
@@ -106,7 +106,7 @@ class Ideal(Scheme):
         return 0
 
     def intermediates(self, work: LayerWork) -> tuple[Buffer, ...]:
-        """Nothing but weights, where it is a bound; else what the form writes."""
+        """Nothing where it is a bound; else what the form writes."""
         if self.options.form not in ("fused", "kernels"):
             return ()
         fused = self.options.form == "fused"

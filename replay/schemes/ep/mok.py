@@ -7,10 +7,10 @@ time is compared with any of this.
 - Ids go to all GPUs by multicast. Each GPU makes its schedule of them: the rows of its experts,
   each expert's padded to 256, from one source after the other. Tokens and gate weights are copied
   to where peers read them, and all GPUs meet.
-- In the kernel some SMs only move rows. Each takes every so many-th piece of 128 rows and 512
-  columns: it loads the rows' parts from their owners, waits, makes MXFP8 of them along both
-  dimensions if experts multiply that, stores them to its GPU's memory, waits, and counts the piece
-  for its *minibatch* of rows. A row comes in BF16 for every (token, expert).
+- In the kernel some SMs only move rows. They take pieces of 128 rows and 512 columns in turn. An SM
+  loads a piece from the rows' owners, waits, makes MXFP8 of it along both dimensions if experts
+  multiply that, stores it to its GPU's memory, waits, and counts it for its *minibatch* of rows. A
+  row comes in BF16 for every (token, expert).
 - Pairs of the other SMs take tasks in the order of the grid and hold their SMs while they wait:
   shared experts, then of minibatch after minibatch the tiles of the first GEMM, which wait for all
   rows of the minibatch, the activation from memory to memory, and the second GEMM.
@@ -419,7 +419,7 @@ class _Kernel:
         Parameters
         ----------
         rank, place
-            (task,): GPU, and number in the order in which its SMs take tasks, every so many-th.
+            (task,): GPU, and number in the order in which its SMs take tasks in turn.
         begins, ends
             (task,): first and last task of each.
         last

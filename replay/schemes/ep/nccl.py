@@ -63,7 +63,7 @@ class NcclOptions(Options):
         return rules_of(machine, group=group, **self._settings)
 
     def rules_on(self, system: System, num_ranks: int, group: Group) -> PairRules:
-        """The same on a system, for the communicators of a `group` of so many ranks."""
+        """Rules on a system, for the communicators of a `group` of `num_ranks` ranks."""
         return rules_on(system, num_ranks, group=group, **self._settings)
 
     def num_channels(self, system: System, num_ranks: int | None = None) -> int:
@@ -107,17 +107,17 @@ class SendsByNccl(Scheme):
 
     @property
     def network(self) -> str:  # type: ignore[override]  # an option decides; nobody sets it
-        """By the rail of the target, unless an option says otherwise."""
+        """Class of rows between nodes: by the rail of the target, unless an option says otherwise."""
         return self.options.network
 
     @property
     def full_nodes(self) -> str:  # type: ignore[override]  # likewise
-        """PXN wants nodes that are full."""
+        """Reason for full nodes, which PXN wants; else empty."""
         every = "PXN wants a GPU of every rail in each, pxn=false does not"
         return every if self.options.pxn else ""
 
     def communication_sms(self, system: System) -> int | None:
-        """One a channel."""
+        """One SM a channel."""
         return self.options.num_channels(system)
 
     def channels(self, machine: Machine, rest: str = "") -> Split:

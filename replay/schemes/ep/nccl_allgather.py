@@ -1,12 +1,12 @@
 """Dense exchange of serving engines by NCCL: all tokens' rows to all GPUs, sums scattered back.
 
-So vLLM exchanges rows by default (``allgather_reducescatter``,
+vLLM exchanges rows like this by default (``allgather_reducescatter``,
 ``distributed/device_communicators/all2all.py``): rows, ids and weights are gathered in a group,
 which is one kernel of NCCL's, and sums of all tokens are scattered by another. Megatron-Core's
 inference dispatcher without the switch gathers them by three (``token_dispatcher_inference.py``,
 ``NCCLAllGatherDispatcher``). What lies between is `replay.schemes.ep.dense_exchange`. Nobody
 waits for counts, so that a CUDA graph can hold a layer; in return all ranks have as many tokens.
-What NCCL takes, rings or the switch, is its own choice.
+NCCL itself chooses between rings and the switch.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class NcclAllGather(DenseExchange):
         return None
 
     def refuses(self, work: LayerWork) -> str:
-        """Ranks gather equally much."""
+        """Say if ranks have unequal numbers of tokens."""
         if len(set(np.diff(work.tokens_of_rank).tolist())) > 1:
             return "its ranks have equally many tokens"
         return super().refuses(work)

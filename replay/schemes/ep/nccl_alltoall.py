@@ -96,7 +96,7 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
     options: NcclOptions = NcclOptions()
 
     def stream_sms(self, work: LayerWork, system: System) -> int:
-        """One a channel of a communicator of the layer's ranks."""
+        """One SM a channel of a communicator of the layer's ranks."""
         return self.options.num_channels(system, work.num_ranks)
 
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:

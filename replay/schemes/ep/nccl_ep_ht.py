@@ -135,7 +135,7 @@ class NcclEpHt(StagedScheme):
         return self.options.num_sms
 
     def refuses_on(self, work: LayerWork, system: System) -> str:
-        """Say what of domains the code has no room for; empty if nothing."""
+        """Say why the layer's domains do not fit the code; empty if they do."""
         domains = Domains(system.fabric, work.num_ranks)
         if min(domains.size, work.num_ranks) > NODE_GPUS:
             return f"its release takes {NODE_GPUS} GPUs of a node at most, not {domains.size}"

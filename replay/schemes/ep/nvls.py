@@ -16,7 +16,7 @@ sums are of the layer's rows.
 
 That dispatcher is of one node. Over several, blocks go round the nodes of their rail, from GPU to
 GPU of one index, by puts of the GPU; each multicasts what comes and puts it on, and on the way back
-each adds the sum of its node to what comes. So NCCL's symmetric all-gather does
+each adds the sum of its node to what comes. NCCL's symmetric all-gather does so
 (``AllGather_RailRing_LsaSTMC``); its reduce-scatter (``ReduceScatter_RailA2A_LsaLDMC``) sends every
 node's sums straight to their owner, which are as many rows for each network card where all GPUs own
 as many tokens. A ring is assumed both ways.

@@ -67,9 +67,9 @@ class NetworkTraffic(NamedTuple):
     moves
         What travels, in words.
     out, in_
-        Rows that the NIC of GPU g sends and receives in the dispatch. Those of the combine are the
-        same the other way round, but that rows of classes direct and rail go back as rows to their
-        rank would go there.
+        Rows that the NIC of GPU g sends and receives in the dispatch. The combine has the same the
+        other way round, except in classes direct and rail: there a row goes back as a dispatch to
+        its owner's rank would.
     """
 
     moves: str

@@ -2,10 +2,10 @@
 
 Two kernels run at a time. The collective is launched first, on a stream of high priority, and
 keeps an SM for each of its thread blocks; the product has the others. The product goes through its
-tiles in the order in which the ring sends them, so that of a GPU's chunks the one is complete first
-that the ring sends first. Every tile of the product counts up a flag of its chunk in device memory,
-and the collective's blocks poll it: each channel of the ring has chunks of its own, which are
-blocks of columns of the rows that one GPU adds up.
+tiles in the order in which the ring sends them: the chunk that is sent first is complete first.
+Every tile of the product counts up a flag of its chunk in device memory, and the collective's
+blocks poll it: each channel of the ring has chunks of its own, which are blocks of columns of the
+rows that one GPU adds up.
 
 In the switch (``coconet-nvls``) all GPUs have to have a chunk before it can be summed, so that all
 make them in one order: a block of rows of every owner's share, then the next. A GPU that has its

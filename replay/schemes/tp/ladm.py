@@ -9,7 +9,7 @@ GPUs end together, and caches forget what is remote between them.
 What that means for a layer whose weights are sliced (CAIS, arXiv 2605.05628, compares with it):
 
 - Weights are the larger matrix, so that blocks are bound to columns: each GPU makes its columns of
-  the product that enters a half. Rows of tokens are placed by the row, and seven of eight remote.
+  the product that enters a half. Rows of tokens are placed row by row: of eight, seven are remote.
 - A block begins when it is its turn in the grid, is on an SM from then on, and asks for its rows
   then: nothing is fetched ahead of it but what its own pipeline holds. The first block of a row of
   blocks asks, the others find the rows in the cache. Rows come to a GPU once.

@@ -25,9 +25,9 @@ class NoCommunication(TensorScheme):
         super().__init__()
 
     def gather(self, kernels: TensorKernels, after: Tasks) -> Ints:
-        """Nothing is moved."""
+        """Leave rows where they are."""
         return after
 
     def reduce(self, kernels: TensorKernels, after: Tasks) -> Ints:
-        """Nothing is added up."""
+        """Leave sums as they are."""
         return after

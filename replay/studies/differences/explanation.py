@@ -103,7 +103,7 @@ class OverheadCount(Strict):
 
 
 class ValueShare(Strict):
-    """Time of both critical paths that one value of the system is.
+    """Time on both critical paths that one value of the system accounts for.
 
     Attributes
     ----------
@@ -134,14 +134,14 @@ class ValueShare(Strict):
 
 
 class CodeShare(Strict):
-    """Time of one critical path whose tasks some code asked for.
+    """Time of the tasks on one critical path that one function asked for.
 
     Attributes
     ----------
     scheme, place
         The scheme, and the file and function.
     time_us
-        All of it.
+        Time of all these tasks.
     where, what, part_us
         The phase and the cause with most of it, and their time.
     """

@@ -25,7 +25,7 @@ UNEXPOSED = frozenset({COMPUTING, GAPS, LAUNCHES, BUSY})
 
 
 def of_gpus(result: TimedResult) -> dict[tuple[str, str], int]:
-    """Activities of a GPU in the mean.
+    """Activities of the mean GPU.
 
     Returns
     -------
@@ -48,7 +48,7 @@ def of_gpus(result: TimedResult) -> dict[tuple[str, str], int]:
 def of_each(result: TimedResult) -> list[dict[str, int]]:
     """Activities of each GPU: (gpu,) picoseconds, summed likewise; each adds up to the time of all schedules.
 
-    Nothing of schedules of different numbers of GPUs.
+    Empty where schedules have different numbers of GPUs.
     """
     found: list[dict[str, int]] = []
     for measures in result.schedules:

@@ -54,12 +54,12 @@ def inputs_of(result: ResultBase) -> dict[str, Any]:
 
 
 def changes(pairs: Sequence[Pair]) -> list[Change]:
-    """Changed inputs: once if it holds for all pairs, else with the pairs it holds for."""
+    """Inputs that changed: each once if in all pairs, else with the names of its pairs."""
     return changes_of([(one.name, inputs_of(one.before), inputs_of(one.after)) for one in pairs])
 
 
 def changes_of(pairs: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]]) -> list[Change]:
-    """Do the same of what entered, by name of the pair: before, and after."""
+    """Inputs that changed, from (name of the pair, inputs before, inputs after)."""
     found: dict[tuple[str, str], tuple[Any, Any, list[str]]] = {}
     for name, before, after in pairs:
         for what in {**before, **after}:

@@ -36,7 +36,7 @@ OF_CODE: set[tuple[type, str]] = {(CriticalPathTimes, "by_place_us"), (OverheadT
 
 
 def alike(before: Any, after: Any) -> tuple[Any, Any]:
-    """Leave out of two results what an older version of one does not tell: that is no difference."""
+    """Leave out of two results what one, of an older version, does not record."""
     lacking = _lacking(before) | _lacking(after)
     return (_without(before, lacking), _without(after, lacking)) if lacking else (before, after)
 

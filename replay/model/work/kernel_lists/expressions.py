@@ -60,7 +60,7 @@ class Expression:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """Sizes and options that it speaks of."""
+        """Names of the sizes and options in it."""
         return _names(self.text)
 
     def value(self, given: Mapping[str, Value]) -> Value:
@@ -76,7 +76,7 @@ class Expression:
         return _computing(self.text)(given)
 
     def over(self, given: Mapping[str, Any], ranks: int) -> Ints:
-        """Compute it for every GPU: (rank,), from values of which some are (rank,), too."""
+        """Compute it for every GPU: (rank,). Values are numbers or (rank,)."""
         return np.broadcast_to(np.asarray(self.value(given), np.int64), ranks)
 
 

@@ -73,8 +73,7 @@ class ListRow(StrictDocument):
     collective
         What collectives do; without it, an exchange is charged by whoever moves the rows.
     law
-        Name of the law that says how long they take at least, and its two sizes; bytes alone say it
-        without one.
+        Name of the law of their least time, and its two sizes. Without one, bytes alone decide.
     group
         GPUs that a collective is among.
     gemm
@@ -163,11 +162,11 @@ class ListPart(StrictDocument):
 
     @property
     def mirror(self) -> ListPart:
-        """The part's gradients: products of inputs' and weights', for the rest twice the bytes.
+        """Kernels of the part's gradients, in the order of the forward pass.
 
-        In the order of the forward pass. What was gathered is gathered again, for gradients of
-        weights alone if heads and widths are shared, and sums of its gradient are scattered; of
-        sums that were scattered gradients are gathered.
+        A product becomes two: gradients of inputs, and of weights. Other kernels move twice the
+        bytes. A gather is repeated (among `tp` GPUs for gradients of weights alone), and its
+        gradients are scattered. For other collectives gradients are gathered.
         """
         rows = tuple(one for row in self.rows for one in _mirror(row))
         return self.model_copy(update={"direction": "backward", "rows": rows})
@@ -209,7 +208,7 @@ class ListedOperation(NamedTuple):
     Attributes
     ----------
     part, direction, graph
-        Of the part that it is in.
+        Name, pass and scope of CUDA graphs of its part.
     kernels, moves, law, gemm, groups, calls, tensors, copies, waits, events, peers, adds
         As of `ListRow`, as numbers.
     by_driver, operator, collective, group, scores, types, weights, captured, again, shared
@@ -258,7 +257,7 @@ class ListedOperation(NamedTuple):
 
 
 class RankedOperation(NamedTuple):
-    """A row, computed for GPUs that do not have as much to do as each other.
+    """A row, computed for GPUs with unequal work.
 
     Attributes
     ----------
@@ -267,7 +266,7 @@ class RankedOperation(NamedTuple):
     moves
         (rank,): bytes that its kernels read and write.
     gemm
-        (rank, 3): rows, columns and inner dimension of each product; no use if it is none.
+        (rank, 3): rows, columns and inner dimension of each product; zeros if it is none.
     """
 
     of: ListedOperation
@@ -276,7 +275,7 @@ class RankedOperation(NamedTuple):
 
     @classmethod
     def alike(cls, of: ListedOperation, ranks: int) -> RankedOperation:
-        """A row of GPUs that have as much to do as each other."""
+        """The row of GPUs with equal work."""
         gemm = np.array(of.gemm or (0, 0, 0), np.int64)
         return cls(of, np.full(ranks, of.moves, np.int64), np.broadcast_to(gemm, (ranks, 3)))
 
@@ -493,14 +492,14 @@ class KernelList(StrictDocument):
         tokens: Counts,
         positions: Ints,
     ) -> tuple[RankedOperation, ...]:
-        """Rows that GPUs launch which differ in tokens and positions, in the order of the list.
+        """Rows for GPUs with unequal tokens and positions, in the order of the list.
 
         Parameters
         ----------
         sizes, options
             As of `operations`.
         tokens, positions
-            (rank,): of each GPU, in place of those of `sizes`. No condition is of them.
+            (rank,): of each GPU, in place of those of `sizes`. Conditions must not use them.
         """
         given: dict[str, Any] = {**sizes.by_name(), **options}
         most = {**given, "tokens": int(tokens.max()), "positions": int(positions.max())}

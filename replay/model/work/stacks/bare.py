@@ -1,4 +1,4 @@
-"""Rows of the bare list for GPUs that do not have as much to do as each other."""
+"""Rows of the bare list for GPUs with unequal work."""
 
 from __future__ import annotations
 

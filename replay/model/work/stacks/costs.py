@@ -31,7 +31,7 @@ class CallCost(StrictDocument):
     Attributes
     ----------
     about
-        What it is a call of.
+        The work that the call asks for.
     forward_us, backward_us
         Microseconds for each kernel in each pass.
     around_forward_us, around_backward_us
@@ -73,11 +73,11 @@ class CallCosts:
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """Kinds of calls by the names of the settings that give them other costs: library_us."""
+        """Kind of call by the setting that replaces its cost, such as ``library_us``."""
         return {f"{name}_us": name for name in self.calls}
 
     def replace(self, us: Mapping[str, object]) -> CallCosts:
-        """Let calls take other times, in both passes and with all around them.
+        """Replace costs of calls: one time for both passes, the module around them included.
 
         Parameters
         ----------

@@ -34,7 +34,7 @@ def even_sizes(
     tokens
         Whose rows the GPU owns.
     ranks, tp, cp
-        GPUs among which experts are spread, that slice attention and dense parts, and sequences.
+        GPUs that share the experts; that slice attention and dense parts; that slice sequences.
     chunks, stages
         Of the model on a GPU, and of the pipeline.
     sharing
@@ -85,5 +85,5 @@ def facts_of(shape: ModelShape) -> Mapping[str, bool]:
 
 
 def facts_of_place(system: System, ranks: int) -> Mapping[str, str]:
-    """Options of stacks that where experts are decides: within one node nothing goes between."""
+    """Options of stacks that follow from where ranks are: all in one NVLink domain, or not."""
     return {"nodes": "one"} if ranks <= system.fabric.gpus_per_domain else {}

@@ -61,7 +61,7 @@ DISPATCHERS: Mapping[str, str] = {
 
 
 def is_bare(stack: str) -> bool:
-    """Tell whether a name is of no stack, whose hosts launch kernels.
+    """Tell whether a name stands for no stack: no host launches kernels.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def is_bare(stack: str) -> bool:
 
 
 def pays_hosts(stack: str | None) -> bool:
-    """Tell whether a stack of a whole step or engine is given, whose hosts are paid.
+    """Tell whether hosts are charged: whether the stack of a step or engine is given.
 
     Raises
     ------
@@ -178,7 +178,7 @@ class Stack:
         settings
             Options, as behind the colon of a stack's name.
         own
-            The stack whose kernels the scheme has around its own, which is it if it has the pass.
+            The stack whose kernels the scheme runs around its own; it is taken if it has the pass.
 
         Raises
         ------
@@ -196,7 +196,7 @@ class Stack:
         Parameters
         ----------
         precision
-            Type of the products that its list has; None where the list is of none of them.
+            Type of the products that are to run; None leaves it unchecked.
 
         Raises
         ------
@@ -248,7 +248,7 @@ class Stack:
             raise UserError(f"{message}; it has that of {other} queries, keys and values")
 
     def has_attention_of(self, shape: ModelShape) -> bool:
-        """Tell whether its list has a model's attention, as one of whose heads nothing is known."""
+        """Tell whether its list has a model's kind of attention, or the model's heads are not known."""
         of_latent = self.kernels.speaks_of("kv_rank", ["attention"])
         is_latent = self.kernels.has("latent attention") or of_latent
         return not shape.num_heads or (is_latent if shape.kv_lora_rank else not of_latent)
@@ -259,14 +259,14 @@ class Stack:
         return {"name": self.name, "options": dict(self.options)}
 
     def captures(self, scope: str) -> bool:
-        """Tell whether its CUDA graphs hold parts of a scope; each choice of them holds those before."""
+        """Tell whether its CUDA graphs hold a scope; each choice of `graphs` includes those before it."""
         if not scope or "graphs" not in self.options:
             return False
         choices = self.kernels.options["graphs"].choices
         return scope in choices and choices.index(scope) <= choices.index(self.options["graphs"])
 
     def with_dispatcher(self, scheme: str) -> Self | None:
-        """Give it with a scheme as the dispatcher of rows; None if its list knows none such."""
+        """Give it with a scheme as the dispatcher of rows; None if its list has no such choice."""
         known = self.kernels.options.get("dispatcher")
         of_list = DISPATCHERS.get(scheme)
         if known is None:

@@ -49,7 +49,7 @@ class BlockPairs:
     other
         (block,): a second tile of the sort that it has alone, or `NOBODY`.
     rank
-        (block,).
+        (block,): GPU that it runs on.
     """
 
     packets: Packets
@@ -113,7 +113,7 @@ def _pairs(local: Ints, remote: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 class BlockStep(NamedTuple):
-    """Something that some blocks do, one after the other with their other steps.
+    """A step of some blocks, which each does in turn with its other steps.
 
     Attributes
     ----------

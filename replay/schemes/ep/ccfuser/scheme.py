@@ -7,7 +7,7 @@ GPU, copies 64 of its own to where the backward pass wants them, multiplies its 
 columns and then the others. Kernel 2 is the mirror: the others' rows, a put of the results into the
 heap of their owner, its own rows. Nothing is deduplicated or added up on the way.
 
-What the code says against what its paper's abstract does:
+Where the code differs from its paper's abstract:
 
 - *The get is not hidden behind the block's own product.* NVSHMEM's ``get_nbi_block`` to a peer that
   is reached by loads and stores is a loop in which each thread loads 16 bytes and stores them

@@ -66,11 +66,11 @@ class Comet(FusedKernelPair):
         )
 
     def block_columns(self, hidden: int) -> int:
-        """See `FusedKernelPair`: the same for any row."""
+        """See `FusedKernelPair`: the same for every hidden size."""
         return BLOCK_COLUMNS
 
     def sends(self, work: LayerWork) -> Send:
-        """See `FusedKernelPair`: rows, four times as many together as are fetched."""
+        """See `FusedKernelPair`: rows, four times `message_rows` at a time."""
         once = self.options.rows_of == "gpus"
         return rows_back(work, 4 * self.options.message_rows, once=once)
 

@@ -26,7 +26,7 @@ HEADER_BYTES = 16  # of a low-latency row: index of the token at its source, and
 
 
 def ring_bytes(num_channels: int, num_ranks: int, num_tokens: int, hidden: int, num_nodes: int = 1) -> int:
-    """Bytes of a GPU's rings, one of so many tokens for each channel and GPU of its node."""
+    """Bytes of a GPU's rings: one of `num_tokens` for each channel and GPU of its node."""
     heads = RING_HEADS + RING_HEADS_OF_NODE * num_nodes
     row = BF16_BYTES * hidden + RING_META_BYTES
     of_node = num_ranks // num_nodes
@@ -34,14 +34,14 @@ def ring_bytes(num_channels: int, num_ranks: int, num_tokens: int, hidden: int, 
 
 
 def rdma_ring_bytes(num_channels: int, num_nodes: int, num_tokens: int, hidden: int) -> int:
-    """Bytes of a GPU's rings between nodes, for each channel and node one to send, one received."""
+    """Bytes of a GPU's rings between nodes: two for each channel and node, to send and to receive."""
     row = BF16_BYTES * hidden + RING_META_BYTES + RDMA_ROW_BYTES
     each = COUNTS_BEFORE * INT_BYTES + num_tokens * row
     return _align(2 * num_channels * num_nodes * each + RDMA_SPARE_BYTES)
 
 
 def low_latency_bytes(num_tokens: int, hidden: int, num_experts: int) -> int:
-    """Bytes of the symmetric buffer with room for so many tokens of each rank; all is doubled."""
+    """Bytes of the symmetric buffer with room for `num_tokens` of each rank; all is doubled."""
     hidden = padded_bytes(hidden, hidden)
     scales = hidden // SCALE_BLOCK * 4  # out an FP32, back the smallest and the largest value
     out = HEADER_BYTES + max(BF16_BYTES * hidden, hidden + scales)

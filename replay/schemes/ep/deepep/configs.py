@@ -55,7 +55,7 @@ def default_config(num_ranks: int, num_nodes: int, is_combine: bool) -> Config:
 
 
 def full_config(given: Config, default: Config, num_nodes: int) -> Config:
-    """A configuration with what is given, or else shipped; rings hold at least a chunk.
+    """Configuration of given values, of `default` where they are 0; rings hold at least a chunk.
 
     Raises
     ------

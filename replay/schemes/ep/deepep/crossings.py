@@ -79,7 +79,7 @@ class Crossings:
     lane, turn
         (chunk,): number of its ring, and place among the chunks of that.
     first, number
-        (lane,): first chunk of each in the order of lanes; (chunk,): chunks in that order.
+        (lane,): place of its first chunk in the order of lanes; (chunk,): chunks in that order.
     chunk_rows
         Rows of a full chunk.
     """
@@ -152,7 +152,7 @@ class Crossings:
         Parameters
         ----------
         row
-            (row,): which rows.
+            (row,): numbers of the rows.
         """
         chunk = self.chunk[row]
         place = self.turn[chunk] * self.chunk_rows + self.place[row] - ring_rows
@@ -169,7 +169,7 @@ def cross(
     ready: Tasks,
     warps: Ints,
 ) -> tuple[Ints, Ints]:
-    """Put chunks into rings at the other end: two (chunk,), posted, and seen there by a poll.
+    """Put chunks into rings at the other end: two (chunk,) tasks, when posted and when seen there.
 
     A warp posts one chunk after the other, and each of them twice: its rows, and behind them an
     addition to the tail, with a doorbell of its own. Chunks for its own node pass no NIC: a fence
@@ -219,9 +219,9 @@ def room_back(
     emptied: Ints,
     asked: Ints,
 ) -> Tasks:
-    """Tell the senders of chunks that the room of these is free: (chunk,) tasks at their end.
+    """Tell senders that the room of their chunks is free: (chunk,) tasks at their end.
 
-    Of room that nobody takes again nobody is told here; the library tells whoever has left.
+    Only of `asked` chunks is anybody told; the library tells senders that have ended, too.
 
     Parameters
     ----------

@@ -193,7 +193,7 @@ class ElasticDeepEp(StagedScheme):
         return super().refuses(work) or stack.no_gradients(self.options.stack, work)
 
     def refuses_on(self, work: LayerWork, system: System) -> str:
-        """Say what of several domains it has no code for; empty if nothing."""
+        """Say why it has no code for the layer's domains; empty if it has."""
         domains = Domains(system.fabric, work.num_ranks)
         if domains.num == 1:
             return super().refuses_on(work, system)
@@ -207,7 +207,7 @@ class ElasticDeepEp(StagedScheme):
         return super().refuses_on(work, system)
 
     def communication_sms(self, system: System) -> int | None:
-        """SMs of the option; the formula's depend on the links."""
+        """SMs of the option; None for those of the formula, which depend on the links."""
         return self.options.num_sms or None
 
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
@@ -229,7 +229,7 @@ class ElasticDeepEp(StagedScheme):
         )
 
     def interleave(self, kind: Interleave) -> Self:
-        """With SMs for kernels that something runs beside."""
+        """The scheme with `overlap`, which leaves SMs to others."""
         assert kind in self.interleaves
         return self.with_options({"overlap": True})
 

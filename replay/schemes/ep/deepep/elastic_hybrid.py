@@ -1,13 +1,13 @@
 """Rows between NVLink domains under DeepEP's second version: its hybrid mode, `allow_hybrid_mode`.
 
-An SM has up to eight channels, each with two warps. In the dispatch a channel takes every so
-manieth token; one warp copies it into a buffer that the card reads, or straight into that of its
-own node, and puts it to the GPU of the same index in every node that wants it; after six rows it
-tells that node. The other warp forwards what has come for its channel, from whichever node, to the
-GPUs of its node. In the combine the first warp of a channel sends rows that came through it back to
-the GPU that forwarded them; the second adds up those of a token, as soon as they are there, and
-puts the sum back. Every channel then tells all nodes that it is through, and hears from them.
-Nothing waits for room: buffers have a slot for every token.
+An SM has up to eight channels, each with two warps. In the dispatch channels take tokens in turn.
+One warp copies a token into a buffer that the card reads, or straight into that of its own node,
+and puts it to the GPU of the same index in every node that wants it; after six rows it tells that
+node. The other warp forwards what has come for its channel, from whichever node, to the GPUs of its
+node. In the combine the first warp of a channel sends rows that came through it back to the GPU
+that forwarded them; the second adds up those of a token, as soon as they are there, and puts the
+sum back. Every channel then tells all nodes that it is through, and hears from them. Nothing waits
+for room: buffers have a slot for every token.
 
 An SM stores and adds at the rates of other kernels, whichever warp it is. A channel has one row in
 flight and waits until it is there (1.1 us); eight of them are quicker than that rate.
@@ -45,14 +45,14 @@ COUNT_BYTES, FLAG_BYTES = 4, 8
 
 
 def channels_of_sm(out: int, back: int, shared_bytes: tuple[int, int], *, overlaps: bool) -> int:
-    """Channels of an SM: each has room for a row of either way in either warp's shared memory.
+    """Channels of an SM: both warps of each need shared memory for a row out, or for a row back.
 
     Parameters
     ----------
     out, back
         Bytes of shared memory that a row takes.
     shared_bytes
-        Of an SM, and what counting takes of it in the dispatch.
+        Shared memory of an SM, and what counting takes of it in the dispatch.
     overlaps
         Whether something is to run beside the kernels.
     """
@@ -67,7 +67,7 @@ def buffer_bytes(tokens: int, nodes: int, size: int, topk: int, out: int, back: 
     Parameters
     ----------
     tokens
-        Of a GPU at most.
+        Tokens of a GPU at most.
     nodes, size
         Nodes, and GPUs of one.
     out, back
@@ -99,7 +99,7 @@ class Hybrid(NamedTuple):
 
     @classmethod
     def of(cls, work: LayerWork, machine: Machine, sms: Ints, channels: int) -> Hybrid:
-        """Give tokens to channels in turn, so many on every SM."""
+        """Give tokens to channels in turn, `channels` of them on every SM."""
         place = places(np.diff(work.tokens_of_rank))
         crossings = Crossings.of(work, machine.domains, place % (sms.shape[1] * channels), TOLD_ROWS)
         return cls(crossings, crossings.channel // channels, sms)
@@ -122,9 +122,9 @@ class Hybrid(NamedTuple):
         *,
         is_back: bool,
     ) -> tuple[Ints, Ints]:
-        """Put chunks to the other node, each row a write: two (chunk,), there, and seen.
+        """Put chunks to other nodes, a write for each row: two (chunk,) tasks, when there and when seen.
 
-        What is for its own node lies where it is read.
+        Rows for a GPU's own node already lie where they are read.
 
         Parameters
         ----------

@@ -5,9 +5,9 @@ call before has read, and ends with one, behind which every row is there. In bet
 from memory through shared memory straight into their slot at the other GPU. Warps of their own
 count meanwhile, tell the other GPUs and, through pinned memory, the host. An epilogue on all SMs,
 which waits on its GPU already (programmatic dependent launch), brings rows to where they are wanted
-or adds them up. Between NVLink domains what moves is that of the hybrid mode (`elastic_hybrid`);
-the first barrier meets all GPUs, that behind the dispatch those of a domain, and behind the combine
-is none, since its channels hear from all nodes.
+or adds them up. Between NVLink domains rows move as the hybrid mode has it (`elastic_hybrid`).
+There the first barrier meets all GPUs, the one behind the dispatch those of a domain. The combine
+ends without one, since its channels hear from all nodes.
 
 Source: deepseek-ai/DeepEP, ``deep_ep/include/deep_ep/impls/{dispatch,dispatch_copy_epilogue,
 combine,combine_reduce_epilogue}.cuh``, barriers in ``common/comm.cuh``, sizes in

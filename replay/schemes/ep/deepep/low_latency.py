@@ -195,7 +195,7 @@ class LowLatencyDeepEp(StagedScheme):
         return experts * self._room(work) * work.num_ranks
 
     def interleave(self, kind: Interleave) -> Self:
-        """With hooks; with none of its kernels beside another but for a combine beside GEMM-2."""
+        """The scheme with hooks; for "sbo", with a combine beside GEMM-2."""
         if kind == "sbo":
             return self.with_options({"overlap_sms": self.options.overlap_sms or OVERLAP_SMS})
         return self.with_options({"hook": True, "overlap_sms": 0})

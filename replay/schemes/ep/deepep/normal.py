@@ -153,7 +153,7 @@ class DeepEp(ListedExchanges):
         return super().refuses(work) or stack.no_gradients(self.options.stack, work)
 
     def refuses_on(self, work: LayerWork, system: System) -> str:
-        """Say what of the nodes the kernels have no code for; empty if nothing."""
+        """Say why the kernels have no code for the layer's nodes; empty if they have."""
         domains = Domains(system.fabric, work.num_ranks)
         if domains.num == 1:
             return ""

@@ -45,7 +45,7 @@ class Pushes(NamedTuple):
         return cls(cut.src[order], cut.dst[order], cut.channel[order], cut.rows[order], place[cut.of_row])
 
     def in_order(self, of_sms: Ints) -> Pushes:
-        """The same groups by a number of what `sm` counts (group,), and otherwise as they were."""
+        """The same groups, sorted by a number of each (group,); equal ones keep their order."""
         order = np.argsort(of_sms, kind="stable")
         place = np.empty(len(order), np.int64)
         place[order] = np.arange(len(order))

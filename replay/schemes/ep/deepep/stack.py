@@ -231,7 +231,7 @@ STACKS = {"sglang": SGLANG, "vllm": VLLM, COMPARISON: DEEPGEMM}
 
 
 def no_gradients(name: str, work: LayerWork) -> str:
-    """Give the reason why a stack does not run a layer; empty for all but gradients in the comparison."""
+    """Say why a stack does not run a layer: DeepGEMM's comparison has no gradients; else empty."""
     if name != COMPARISON or not work.is_backward:
         return ""
     return f"stack={COMPARISON} is DeepGEMM's own comparison, which has no backward pass"

@@ -158,13 +158,13 @@ class Hub:
     # ---- tokens ----------------------------------------------------------------------------------
 
     def count_ready(self, unit: Ints, noticed: Ints) -> Tasks:
-        """Count where a token is pulled that rows of it are ready: (notice,) tasks.
+        """Count ready rows of tokens on the GPUs that pull them: (notice,) tasks.
 
         Parameters
         ----------
         unit, noticed
-            (notice,): what is ready a part of, and the arrival of the notification; of rows on the
-            GPU itself, when they are ready.
+            (notice,): the unit that ready rows belong to, and the arrival of the notification; for
+            rows on the pulling GPU, the task that makes them ready.
         """
         if not self._entries[READINESS]:
             return noticed
@@ -174,6 +174,6 @@ class Hub:
         return counted
 
     def forget_complete(self, unit: Ints, tasks: Tasks) -> None:
-        """Forget what is complete: (unit,) units and tasks where they were counted."""
+        """Forget complete units (unit,), each at a task (unit,) of the GPU that pulls it."""
         place = self._units.place[unit]
         self._touch(READINESS, tasks, place, self._token + unit, 1, drops=True)

@@ -33,7 +33,7 @@ class PushTasks(NamedTuple):
     arrived
         (copy,): visible when the copy is in its GPU's memory.
     passed_on
-        Of SMs that push rows of other domains on, and the rank of each: two (task,).
+        Two (task,): tasks of SMs that push rows of other domains on, and the rank of each.
     """
 
     arrived: Tasks

@@ -142,7 +142,7 @@ class DySharp(Scheme):
 
     @property
     def uplinks(self) -> Discipline:
-        """Requests and responses have virtual channels (section V-A), served in turn."""
+        """Discipline: virtual channels of requests and responses, served in turn (section V-A)."""
         return "turns"
 
     def communication_sms(self, system: System) -> int | None:

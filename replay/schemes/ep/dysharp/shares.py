@@ -2,9 +2,9 @@
 
 DySHARP's paper gives none. Assumed are as many as keep up with the port: more would wait for it,
 and fewer let it wait. With the switch a row leaves once for all GPUs, so that few SMs fill the
-downlinks of many. Time of products has no part in it: where these take far longer, fewer SMs are
-better. Of eight H20 and a layer of DeepSeek-V3 with 4096 tokens the fused layer takes 17.2 ms so,
-17.0 with four SMs each way and 15.7 with one; on H100 3.43, 3.41 and 4.04.
+downlinks of many. The time of GEMMs has no part in it: where they take far longer, fewer SMs are
+better. On eight H20 a fused layer of DeepSeek-V3 with 4096 tokens takes 17.2 ms with this number,
+17.0 ms with four SMs each way and 15.7 ms with one; on H100 3.43, 3.41 and 4.04 ms.
 """
 
 from __future__ import annotations

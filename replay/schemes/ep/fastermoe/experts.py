@@ -29,7 +29,7 @@ COPY = Operation("copy of results", moves="results of one call, into the buffer 
 
 
 class Experts:
-    """The experts of a layer, who run on the rows of one call after the other.
+    """Experts of a layer, which run on the rows of one call after the other.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class Experts:
         return _elementwise(machine, Kind.UNPERMUTE, MemoryTraffic(copied, copied), ranks, done, COPY)
 
     def read(self) -> None:
-        """Let all tiles read their operands; all calls have been computed."""
+        """Let all tiles read their operands, after `compute` has had all calls."""
         self._first.read()
         self._second.read()
 

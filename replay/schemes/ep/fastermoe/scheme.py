@@ -3,7 +3,7 @@
 GPUs are in groups, and in step s each sends to the group s behind its own: 8 GPUs in groups of 4
 have two steps. A step is an NCCL kernel for each expert of a GPU, with its sends and receives,
 those to itself among them. One stream has all dispatches before all combines, S0 .. Sn-1, R0 ..
-Rn-1; on another, the experts of a step, one call after the other, follow when it has come, and its
+Rn-1. On another the experts of a step run when its rows have come, one call after the other; its
 combine follows them. GEMMs have the SMs that NCCL's kernels leave.
 
 Left out: the bias of its linear layers. Its backward pass forgets to let combines wait for experts;
@@ -112,7 +112,7 @@ class FasterMoe(SendsByNccl):
     options: FasterMoeOptions = FasterMoeOptions()
 
     def refuses(self, work: LayerWork) -> str:
-        """One type of rows, groups of one size."""
+        """Say if rows differ from GEMMs in type, or groups in size."""
         if reason := super().refuses(work):
             return reason
         types, size = work.precision, self.options.group_size
@@ -123,7 +123,7 @@ class FasterMoe(SendsByNccl):
         return ""
 
     def refuses_on(self, work: LayerWork, system: System) -> str:
-        """Broadcasts of weights go round one node alone."""
+        """Say if weights would be broadcast between nodes."""
         if reason := super().refuses_on(work, system):
             return reason
         several = work.num_ranks > system.fabric.gpus_per_domain
@@ -132,7 +132,7 @@ class FasterMoe(SendsByNccl):
         return ""
 
     def carries_on(self, work: LayerWork, system: System) -> CarriedLayer:
-        """Rows for shadowed experts stay."""
+        """Layer whose rows for shadowed experts go to the copy on their GPU."""
         return with_shadows(work, self._shadow(work, partial(shadows.rates_on, system)))
 
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
@@ -245,7 +245,7 @@ class FasterMoe(SendsByNccl):
         return self.exchange(machine, kinds, pairs * work.dispatch_row_bytes, begun)
 
     def channels(self, machine: Machine, rest: str = "compute") -> Split:
-        """As every scheme's; experts run beside the kernels."""
+        """See `SendsByNccl`; experts run beside the kernels."""
         return super().channels(machine, rest)
 
 

@@ -37,7 +37,7 @@ LOOK_NS = 30  # fitted to hybrid_ep, FP8 on 16 SMs of 36 GPUs
 
 
 class Relays(NamedTuple):
-    """Relays, which pass on the rows of a layer, and what goes through network cards.
+    """GPUs that pass on the rows of a layer, and its messages through network cards.
 
     Attributes
     ----------
@@ -157,7 +157,7 @@ def _in_chunks(work: LayerWork, between: Relays, domains: Domains) -> Pushes:
 
 
 def push_time(machine: Machine, pushes: Pushes, token: Ints, out: int, stores: int) -> Time:
-    """(group,): an SM stores rows of `out` bytes, which one of its threads sends.
+    """(group,): time in which an SM stores rows of `out` bytes, which one of its threads issues.
 
     For every token, the thread walks through the GPUs of the node, and for each through the stores
     that a row takes, whether the GPU wants the row or not.

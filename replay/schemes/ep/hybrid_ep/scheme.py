@@ -5,9 +5,9 @@ and the kernels need to know is computed first from the routing of all GPUs (`pr
 dispatch pushes rows through shared memory to dense buffers, the combine pulls them (`kernels`);
 permute and unpermute are kernels on all SMs.
 
-Left out: permute and unpermute fused into the two kernels, by flags of chunks. FP8 rows to many GPUs
-by few SMs are paced by the one thread of an SM that issues stores, of every token for every GPU,
-wanted or not.
+Left out: permute and unpermute fused into the two kernels, by flags of chunks. With few SMs, FP8
+rows to many GPUs are paced by the one thread of an SM that issues stores: for every token it looks
+at every GPU, wanted or not.
 
 Source: deepseek-ai/DeepEP, branch hybrid-ep; NVIDIA/Megatron-LM ``moe/fused_a2a.py``.
 """
@@ -110,7 +110,7 @@ class HybridEp(StagedScheme):
         return self.options.num_sms
 
     def refuses(self, work: LayerWork) -> str:
-        """Its buffers are for an even number of ranks."""
+        """Say if the number of ranks is odd."""
         if reason := super().refuses(work):
             return reason
         if work.num_ranks % 2:

@@ -55,7 +55,7 @@ class BlackwellKernel(MegaKernel):
     stores_beside = True
 
     def gemms(self) -> tuple[Gemm, Gemm]:
-        """Both GEMMs; other warps activate than those that multiply."""
+        """Both GEMMs, the first without the activation, which other warps do."""
         first, second = super().gemms()
         return replace(first, activated=0), second
 

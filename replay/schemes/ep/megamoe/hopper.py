@@ -87,14 +87,14 @@ class Version:
     low
         Rows and columns of a low tile.
     high_threads
-        Of a block with high tiles, and registers of each.
+        Threads of a block with high tiles, and registers of each.
     high_passes
         Parts of a high tile's results that pass shared memory one after the other.
     second_scales
         Scales of a row of GEMM-2's operands for 128 values of the inner dimension.
     carries_from
-        Hidden width from which on high tiles carry the last step's scale in their sums, which one
-        multiplication brings to the next step's. With less the sums are brought to the step's scale
+        Hidden width from which on sums of high tiles keep the last step's scale, and one
+        multiplication brings them to the next one's. Below it, sums are brought to a step's scale
         before its products and back behind them.
     thread_sums
         Sums of high tiles that a thread has in its registers.
@@ -126,7 +126,7 @@ class Version:
         return staged_block(threads, registers, rows + columns, results + PULLING_WARPS * row_bytes)
 
     def warp_work(self, is_high: bool, hidden: int) -> tuple[WarpWork, WarpWork]:
-        """Work of the warps that multiply beside that, in either GEMM.
+        """Work of the multiplying warps besides products, in either GEMM.
 
         Low tiles have a second set of registers for what they add up, which needs no multiplication
         beyond the one of plain kernels; the sums of high tiles are scaled where they lie.
@@ -255,7 +255,7 @@ def pairs(tiles: RowTiles) -> Ints:
 
 @dataclass(frozen=True)
 class HopperKernel(MegaKernel):
-    """Blocks that take every so manieth task of one list.
+    """Blocks that take the tasks of one list in turn.
 
     Attributes
     ----------
@@ -277,11 +277,11 @@ class HopperKernel(MegaKernel):
 
     @property
     def shares_loads(self) -> bool:
-        """Pairs of blocks share those of weights."""
+        """Tell whether pairs of blocks share loads of weights."""
         return self.version.shares_weights and self._is_high
 
     def warp_work(self) -> tuple[WarpWork, WarpWork]:
-        """As the tiles are high or low."""
+        """Work as the version has it for tiles of this height."""
         first, second = self.version.warp_work(self._is_high, self.work.shape.hidden)
         whole = self.pads and self._is_high
         return replace(first, whole_tiles=whole), replace(second, whole_tiles=whole)

@@ -97,7 +97,7 @@ class MegaKernel(ABC):
 
     @property
     def num_blocks(self) -> int:
-        """Of a GPU, persistent."""
+        """Persistent blocks of a GPU."""
         return self.machine.sms.count * self.resident
 
     # ---- before the rows -------------------------------------------------------------------------
@@ -216,7 +216,7 @@ class MegaKernel(ABC):
         return first, replace(second, out_bytes=0)
 
     def warp_work(self) -> tuple[WarpWork, WarpWork]:
-        """Work of the warps that multiply beside that, in either GEMM."""
+        """Work of the multiplying warps besides products, in either GEMM."""
         return PLAIN, PLAIN
 
     @property

@@ -133,14 +133,14 @@ class MegaMoeBase(Scheme):
     keeps_results = False
 
     def refuses(self, work: LayerWork) -> str:
-        """Rows are multiplied as they come."""
+        """Say if rows would need a cast before GEMMs."""
         types = work.precision
         if types.gemm in self.gemm_types and types.dispatch != types.gemm:
             return f"its {types.gemm} GEMMs read rows as they come, which are {types.dispatch}"
         return super().refuses(work)
 
     def refuses_on(self, work: LayerWork, system: System) -> str:
-        """Blocks have as many stages as the shared memory of Hopper and Blackwell holds."""
+        """Say if shared memory, unlike that of Hopper and Blackwell, has no room for a block."""
         return lacks_room(system, self._block(work)) or super().refuses_on(work, system)
 
     def communication_sms(self, system: System) -> int:

@@ -77,11 +77,11 @@ class MegatronAllGather(Scheme):
     options: ExpertOptions = ExpertOptions()
 
     def refuses(self, work: LayerWork) -> str:
-        """As `megatron`."""
+        """Say why it, or its experts, cannot run a layer."""
         return super().refuses(work) or refusal(work, self.options)
 
     def carries(self, work: LayerWork) -> CarriedLayer:
-        """Ranks gather equally much."""
+        """Layer with equally many tokens on every rank."""
         return with_equal_tokens(work)
 
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:

@@ -50,7 +50,7 @@ class Megatron(NcclAllToAll):
     options: MegatronOptions = MegatronOptions()
 
     def refuses(self, work: LayerWork) -> str:
-        """Rows travel in the type of the tokens; grouped_gemm multiplies BF16."""
+        """Say why it, or its experts, cannot run a layer."""
         return super().refuses(work) or refusal(work, self.options)
 
     def _operands(self, work: LayerWork, machine: Machine, rows: Counts, arrived: Tasks) -> tuple[Ints, int]:
@@ -61,5 +61,5 @@ class Megatron(NcclAllToAll):
         return run_experts(machine, work, self.options, arrived)
 
     def weight_gradients(self, work: LayerWork, machine: Machine, after: Tasks) -> Ints:
-        """Run them as the experts' other GEMMs run."""
+        """Add weight gradients that were put off, run as the experts' other GEMMs are."""
         return run_weight_gradients(machine, work, self.options, after)

@@ -1,11 +1,10 @@
 """Experts of a GPU under Megatron-LM, behind whichever dispatcher.
 
 ``te``: TransformerEngine's grouped linear layer, a cuBLAS call for each expert that has rows
-(`replay.model.compute.calls`). FP8 operands are made by a kernel for each expert, since scales for
-blocks of a row have no kernel for several tensors, from rows that a kernel before the experts has
-padded to 16 an expert; one behind them takes the padding away. What at most 15 rows more of an
-expert are to the kernels in between is left out of account, and so are casts of weights, which are
-the optimizer's.
+(`replay.model.compute.calls`). A kernel for each expert makes FP8 operands, since none scales
+blocks of a row for several tensors. Before the experts a kernel pads the rows of each to a multiple
+of 16; one behind them takes the padding away. What up to 15 more rows of an expert cost the kernels
+in between is left out, and so are casts of weights, which are the optimiser's.
 
 ``cutlass``: one grouped GEMM of the grouped_gemm library, BF16 alone, which Megatron-LM has had
 before. Seven small copies bring its arguments to the GPU before each.

@@ -111,7 +111,7 @@ class MoeHub(Scheme):
 
     @property
     def uplinks(self) -> Discipline:
-        """The packet manager serves destinations in turn; a plain queue blocks behind its head."""
+        """Discipline: destinations in turn (packet manager), or a queue that blocks behind its head."""
         return "turns" if self.options.rpm else "fifo"
 
     def communication_sms(self, system: System) -> int | None:

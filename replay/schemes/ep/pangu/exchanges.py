@@ -54,7 +54,7 @@ class Exchanges:
     Parameters
     ----------
     split
-        Declares SMs that a kernel holds, by what says of how many.
+        Declares SMs that kernels hold, by the name of what gives their number.
 
     Attributes
     ----------

@@ -37,7 +37,7 @@ class PanguLayer:
     layer, carried
         The layer, and the one with equally many tokens on every rank.
     split
-        Declares SMs that a kernel holds, by what says of how many.
+        Declares SMs that kernels hold, by the name of what gives their number.
     """
 
     def __init__(

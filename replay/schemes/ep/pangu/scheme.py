@@ -90,11 +90,11 @@ class Pangu(StagedScheme):
     options: PanguOptions = PanguOptions()
 
     def carries(self, work: LayerWork) -> CarriedLayer:
-        """All-gathers have the same size on every rank."""
+        """Layer with equally many tokens on every rank."""
         return with_equal_tokens(work)
 
     def communication_sms(self, system: System) -> int | None:
-        """One a channel of NCCL's, of both communicators where parts overlap; engines take none."""
+        """One SM a channel of NCCL's, of both communicators where parts overlap; engines take none."""
         sms = held_sms(system, self.options, Domains(system.fabric, system.fabric.num_gpus))
         return sum(sms.values()) if self.options.chunks > 1 else max(sms.values(), default=0)
 

@@ -110,7 +110,7 @@ class TrtLlmAllToAll(Scheme):
     options: TrtLlmOptions = TrtLlmOptions()
 
     def refuses(self, work: LayerWork) -> str:
-        """Rows are multiplied as they come; kernels are compiled for some numbers of experts."""
+        """Say if rows need a cast before GEMMs, or no kernel takes so many experts per token."""
         types, topk = work.precision, work.expert_ids.shape[1]
         if reason := super().refuses(work):
             return reason
@@ -124,7 +124,7 @@ class TrtLlmAllToAll(Scheme):
 
     @property
     def unacknowledged(self) -> Mapping[str, str]:  # type: ignore[override]  # an option decides
-        """Lines of a queue carry its step."""
+        """Reason for the queues: the lines of a row carry their step."""
         lines = "lines of a row carry the step of its queue"
         return {} if self._one_sided else {"dispatch": lines, "combine": lines}
 

@@ -126,7 +126,7 @@ class Tutel(SendsByNccl):
     options: TutelOptions = TutelOptions()
 
     def refuses(self, work: LayerWork) -> str:
-        """Rows have the type of the tokens."""
+        """Say if rows travel in another type than that of the GEMMs."""
         if reason := super().refuses(work):
             return reason
         types = work.precision
@@ -136,11 +136,11 @@ class Tutel(SendsByNccl):
 
     @property
     def full_nodes(self) -> str:  # type: ignore[override]  # options decide; nobody sets it
-        """2DH and PXN want nodes that are full."""
+        """Reason for full nodes, which 2DH and PXN want; else empty."""
         return super().full_nodes or ("2DH exchanges rows between GPUs of one index" if self.options.use_2dh else "")
 
     def carries(self, work: LayerWork) -> CarriedLayer:
-        """Every (rank, expert) has the capacity."""
+        """Layer whose every (rank, expert) has the capacity."""
         return with_capacity(work, self.options.rows(work))
 
     def intermediates(self, work: LayerWork) -> tuple[Buffer, ...]:
@@ -289,7 +289,7 @@ class Tutel(SendsByNccl):
         return self.exchange(machine, kinds, sizes, machine.kernel(after, ROWS))
 
     def channels(self, machine: Machine, rest: str = "") -> Split:
-        """As every scheme's; experts of a chunk run beside the kernel of another."""
+        """See `SendsByNccl`; experts of a chunk run beside the kernel of another."""
         rest = "compute" if self._chunks(machine.num_ranks) > 1 else rest
         return super().channels(machine, rest)
 

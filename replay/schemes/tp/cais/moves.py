@@ -26,7 +26,7 @@ class RowArrivals(NamedTuple):
     tasks, rank
         The tasks, and the GPU that waits.
     part, slice
-        What has arrived of the rows of which part.
+        The part whose rows have arrived, and the slice of these rows.
     """
 
     tasks: Tasks

@@ -40,14 +40,14 @@ class InOrder(NamedTuple):
 def in_order(machine: Machine, layer: TensorLayer, product: Product, kind: Kind, place: Callable[..., Ints]) -> InOrder:
     """Sort row tiles, and cut them into runs that begin together.
 
-    Weights are read once for all tiles that a kernel goes through together, which therefore begin
-    when the rows of all of them are there: tiles of the same place, as many as fewest are.
+    A kernel reads weights once for the tiles that it goes through together. These begin when the
+    rows of all of them are there: `GROUP_TILES[0]` tiles of one place at most.
 
     Parameters
     ----------
     place
-        Of a rank (tile,), a chunk (tile,) and a first row (tile,): its place (tile,) among the
-        tiles of its GPU, smaller first; tiles of one place follow one another.
+        Function of ranks, chunks and first rows (tile,) each: places (tile,) among the tiles of a
+        GPU, smaller first; tiles of one place follow one another.
     """
     tiles, first_row = matrices.cut(machine, product, kind, machine.sms.compute)
     chunk = chunks_of(tiles, first_row, layer)[0]
@@ -84,7 +84,7 @@ def product(
     there
         (rank, piece): tasks with which a piece of rows is in a GPU's memory.
     tell
-        Of ranks (run,) and marks (run,): tasks (run,) with which SMs know that rows are there.
+        Function of ranks and marks (run,): tasks (run,) with which SMs know that rows are there.
     resident_blocks
         Blocks that an SM has at a time; 0 is as many as their tiles leave room for.
     """

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 class Engines:
     """Trackers, copy engines and memories of all GPUs.
 
-    A tracker counts what is stored into a piece. When nothing is missing, it lets the engine go
-    that has the command for the piece, which reads the piece from memory. Commands do not wait for
-    one another: each pays for its start, and the link is what they share.
+    A tracker counts what is stored into a piece. When the piece is complete, the engine that has its
+    command starts and reads it from memory. Commands do not wait for one another: each pays for its
+    start, and they share the link.
 
     Attributes
     ----------
     trigger
-        From the last store into a piece until its command goes, or until those who wait know.
+        Time from the last store into a piece until its command goes, or whoever waits knows.
     """
 
     def __init__(self, machine: Machine, options: T3Options) -> None:

@@ -22,7 +22,7 @@ BEFORE_TILES = -1  # the block that has made a sum goes on with it, before anoth
 
 
 def turn(rank: Ranks, chunk: Ints, num_ranks: int) -> Ints:
-    """In which turn a GPU makes a chunk, 0 first: that of its own sums is the last."""
+    """Turn in which a GPU makes a chunk, 0 first; the chunk that it owns is the last."""
     return (rank - 1 - chunk) % num_ranks
 
 
