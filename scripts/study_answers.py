@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from replay.studies.sweeps import load_study
-from replay.studies.sweeps.answer import NO_ERROR, Contest, answers, races
+from replay.studies.sweeps.answer import NO_ERROR, RaceAnswer, answers, races
 from replay.studies.sweeps.free import TITLE, verdict
 from replay.studies.sweeps.study import Study
 from replay.studies.sweeps.sweep_file import SavedGrid
@@ -117,7 +117,7 @@ def told(name: str, page: str) -> list[str]:
     """Lines of the answers that a page's tables give."""
     study = load_study(name)
     plain = study.model_copy(update={"grids": [one.model_copy(update={"seeds": []}) for one in study.grids]})
-    contests: Sequence[Contest] = races(
+    contests: Sequence[RaceAnswer] = races(
         [filled(plain, number, page, len(study.grids[number].seeds)) for number in told_grids(plain)]
     )
     free = tables(section(page, TITLE))

@@ -17,7 +17,7 @@ import uuid
 from functools import cache
 from pathlib import Path
 
-import llvmlite  # type: ignore[import-untyped]
+import llvmlite
 
 from replay.engine.backend import private, sources
 from replay.engine.backend.folder import cache_folder

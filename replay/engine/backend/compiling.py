@@ -59,7 +59,7 @@ def compiler_name() -> str:
 
 def llvmlite_version() -> str:
     """Release that is installed, of which there has to be none where nothing is compiled."""
-    from llvmlite import __version__  # type: ignore[import-untyped]
+    from llvmlite import __version__
 
     return str(__version__)
 

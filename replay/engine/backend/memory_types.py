@@ -12,7 +12,7 @@ import operator
 from functools import cache
 from typing import Any
 
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.typing.templates import (

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, cast
 
-import llvmlite.binding as llvm  # type: ignore[import-untyped]
+import llvmlite.binding as llvm
 
 from replay.engine.backend.cache import KernelFile
 from replay.engine.backend.folder import tell_of_others

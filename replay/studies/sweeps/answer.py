@@ -1,50 +1,45 @@
-"""Answers of a study's grids: who wins where, where the lead changes, and what would turn it.
-
-All is read off the numbers of the study's file. A *rival* is a value of the axis that competes, or a
-family of values of which the best competes; a *place* is a combination of all other axes, and a
-*course* the places along the axis that has numbers. A *lead* is a share of what the other has: who
-leads by 20 % takes 20 % less time. Within `LEVEL`, which chance decides, nobody leads.
-
-The module is long because an answer's numbers and their wording belong together.
-"""
+"""Answers of a study's grids in words: who wins where, where the lead changes, and what would turn it."""
 
 from __future__ import annotations
 
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from replay.experiments.base.names import UNREAL
 from replay.schemes.registry import EVERY
-from replay.studies.sweeps.words import BYTES, condition, size, together, value_words, words
+from replay.studies.sweeps.contest import LEVEL, OF_SCHEMES, Contest, Lead, Place, place_key
+from replay.studies.sweeps.phrases import (
+    MOST_TOLD,
+    capital,
+    change_words,
+    conditions,
+    count_words,
+    later_words,
+    more_words,
+    number_with_sign,
+    of_cases,
+    range_words,
+    turn_words,
+    verb_for,
+)
+from replay.studies.sweeps.words import condition, together, value_words, words
 from replay.studies.uncertainty.parts import MEASURED_ON
-from replay.studies.uncertainty.reach import Reach, between, largest, plain, sparse_errors
+from replay.studies.uncertainty.reach import plain, sparse_errors
 from replay.studies.uncertainty.residuals import UNVALIDATED
 from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
-    from replay.studies.sweeps.sweep_file import SavedAnswer, SavedCell, SavedGrid, SavedRow
+    from replay.studies.sweeps.sweep_file import SavedGrid, SavedRow
     from tracegen.shared.display.content import Cell
-
-OF_SCHEMES = "scheme"
 
 MOST_COURSES = 12
 """Courses that are told one by one; of more, the table says it."""
 
 MOST_COSTS = 6
 """Courses of comparisons with a base that are told one by one; of more, each value of an axis is."""
-
-LEVEL = 0.01
-"""Share within which two are level: half a percent either way comes from the order of tiles."""
-
-TIMES = 2.0
-"""Share from which a ratio is told in place of percents, also of lesser shares beside it."""
-
-MOST_TOLD = 3
-"""Cases, or courses, that a sentence tells one by one."""
 
 MOST_ALONG = 5
 """Values along an axis that a comparison with a base tells one by one."""
@@ -60,49 +55,6 @@ MOST_PLACES = 60
 
 NO_ERROR = "No error of such results is known here."
 
-Place = Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Lead:
-    """Order of the rivals at one place: the first and the second.
-
-    Attributes
-    ----------
-    place
-        Labels of the other axes.
-    first, second
-        Rivals; no second where nobody else can run.
-    value, ahead
-        Value of the first, and by what share of the second's value it is better.
-    error
-        Share by which the errors of the two may move them against each other; None where none is
-        known.
-    seeds
-        Of how many seeds the first is first, and how many there are.
-    near
-        Rivals that are as good as the first, in the order of the axis, it among them.
-    """
-
-    place: Place
-    first: str
-    second: str | None
-    value: float
-    ahead: float
-    error: float | None
-    seeds: tuple[int, int]
-    near: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        """The first, or all who are level."""
-        return together(self.near)
-
-    @property
-    def is_level(self) -> bool:
-        """Tell whether the second is as good."""
-        return self.second is not None and self.ahead < LEVEL
-
 
 class Margin(NamedTuple):
     """A comparison of two: the share of time between them, its error, whether seeds agree, and its words."""
@@ -113,248 +65,12 @@ class Margin(NamedTuple):
     says: str
 
 
-@dataclass(frozen=True)
-class LeadChange:
-    """Place along an axis where a rival gives the lead to another.
-
-    Attributes
-    ----------
-    at
-        Value of the axis at which straight lines through the two rivals' means cross; both scales
-        are logarithmic where the axis allows it.
-    low, high
-        The least and the largest such place of a seed.
-    num_seeds
-        Seeds in which the lead changes, and all seeds. The first is 0 where only the least and the
-        largest value of each place are known: `low` and `high` are then outer limits, 0 and infinite
-        where the lead may not change at all.
-    is_drawn
-        Whether seeds draw the routing, so that a place of one of them has a spread that nobody knows.
-    """
-
-    at: float
-    low: float
-    high: float
-    num_seeds: tuple[int, int]
-    is_drawn: bool = False
-    by_seed: bool = True
-
-    def text(self, axis: str) -> str:
-        """Its place, in no more digits than the spread over seeds leaves.
-
-        Parameters
-        ----------
-        axis
-            Name of the axis.
-        """
-        found, wanted = self.num_seeds
-        digits = math.floor(math.log10(self.at)) if self.at > 0 else 0
-        if wanted < 2 or math.isinf(self.high):
-            over = f" (perhaps nowhere, over {wanted} seeds)" if wanted > 1 else " (one draw)" if self.is_drawn else ""
-            return f"about {_number(axis, self.at, digits - (self.at < 2 * 10.0**digits))}{over}"
-        spread = self.high - self.low
-        digits = max(digits - 1, math.floor(math.log10(spread)) if spread else digits - 1)
-        at, low, high = (_number(axis, one, digits) for one in (self.at, self.low, self.high))
-        seeds = f"in {found} of {wanted} seeds" if self.by_seed else f"at most over {wanted} seeds"
-        return f"{at} ({f'{low} to {high} ' if low != high else ''}{seeds})"
-
-
-class Contest:
-    """The race of one grid.
-
-    Parameters
-    ----------
-    grid
-        One with an answer.
-    number
-        Of the grid among those of its study, from 1.
-    """
-
-    def __init__(self, grid: SavedGrid, number: int = 1) -> None:
-        assert grid.answer is not None
-        self.grid, self.answer, self.number = grid, grid.answer, number
-        self._rows: dict[tuple[tuple[str, str], ...], SavedRow] = {_key(row.labels): row for row in grid.rows}
-        self._by_seed = _values_by_seed(grid, self.answer)
-        self._labels = {axis: [one.label for one in choices] for axis, choices in grid.axes.items()}
-        labels = [label for label in self._labels[self.answer.rivals] if not self._is_bound(label)]
-        family_of = {label: family for family, members in grid.answer.families.items() for label in members}
-        self._members: dict[str, list[str]] = {}
-        for label in labels:
-            self._members.setdefault(family_of.get(label, label), []).append(label)
-        self.rivals = list(self._members)
+class RaceAnswer(Contest):
+    """A race in words."""
 
     def _rival_name(self, rival: str) -> str:
         """A rival in a sentence: a number has the words of its axis."""
         return value_words(self.answer.rivals, rival) if rival.isdecimal() else rival
-
-    def _is_bound(self, label: str) -> bool:
-        """Tell whether a rival is no software."""
-        choices = self.grid.axes[self.answer.rivals]
-        settings = next(one.settings for one in choices if one.label == label)
-        return bool(UNREAL & {label, settings.get("scheme")})
-
-    # ---- places ----------------------------------------------------------------------------------
-
-    def courses(self, assumed: Place | None = None) -> list[list[Lead]]:
-        """Standings along the axis, for each combination of the axes that remain.
-
-        Parameters
-        ----------
-        assumed
-            Labels of assumed axes; the first of each that is not there.
-        """
-        along, taken = self.answer.along, {self.answer.rivals, self.answer.along}
-        held = {axis: (assumed or {}).get(axis, self._labels[axis][0]) for axis in self.answer.assumed}
-        free = [axis for axis in self.grid.axes if axis not in taken and axis not in held]
-        found = []
-        for labels in itertools.product(*(self._labels[axis] for axis in free)):
-            place = held | dict(zip(free, labels, strict=True))
-            ats = [{}] if along is None else [{along: at} for at in _in_order(self._labels[along])]
-            course = [one for at in ats if (one := self._standing(place | at)) is not None]
-            if course:
-                found.append(course)
-        return found
-
-    def _standing(self, place: Place) -> Lead | None:
-        values = {rival: value for rival in self.rivals if (value := self._mean(place, rival)) is not None}
-        if not values:
-            return None
-        order = sorted(values, key=lambda rival: values[rival], reverse=self.answer.most)
-        first, second = order[0], order[1] if len(order) > 1 else None
-        lead = 0.0 if second is None else self._behind(values[first], values[second])
-        error = None if second is None else self._error(place, first, second)
-        near = tuple(rival for rival in values if self._behind(values[first], values[rival]) < LEVEL)
-        return Lead(place, first, second, values[first], lead, error, self._agreement(place, first), near)
-
-    def _behind(self, first: float, second: float) -> float:
-        """Share of the second of two values by which the first is better."""
-        if not second:
-            return math.inf if first else 0.0
-        return first / second - 1 if self.answer.most else 1 - first / second
-
-    def _row(self, place: Place, rival: str) -> SavedRow | None:
-        """Row of a rival; of a family, that of its best."""
-        keys = [_key({**place, self.answer.rivals: label}) for label in self._members.get(rival, [rival])]
-        rows = [row for key in keys if (row := self._rows.get(key)) is not None]
-        there = [(cell.mean, row) for row in rows if (cell := row.cells[self.answer.column]) is not None]
-        if not there:
-            return rows[0] if rows else None
-        best: SavedRow = self._best(there, key=lambda one: one[0])[1]
-        return best
-
-    def _best(self, values: Sequence[Any], key: Callable[[Any], float] | None = None) -> Any:
-        return (max if self.answer.most else min)(values, key=key)
-
-    def _cell(self, place: Place, rival: str) -> SavedCell | None:
-        row = self._row(place, rival)
-        return None if row is None else row.cells[self.answer.column]
-
-    def _mean(self, place: Place, rival: str) -> float | None:
-        cell = self._cell(place, rival)
-        return None if cell is None else cell.mean
-
-    def _error(self, place: Place, *rivals: str) -> float | None:
-        if self.answer.errors:
-            return max(map(largest, self.answer.errors))
-        errors = [row.error for rival in rivals if (row := self._row(place, rival)) is not None]
-        known = [Reach(one.share, tuple(one.parts)) for one in errors if one is not None]
-        return between(*known) if len(known) == len(rivals) else None
-
-    def _seed_values(self, place: Place, rival: str) -> list[float | None]:
-        keys = [_key({**place, self.answer.rivals: label}) for label in self._members.get(rival, [rival])]
-        by_seed = zip(*(self._by_seed[key] for key in keys if key in self._by_seed), strict=True)
-        there = [[value for value in values if value is not None] for values in by_seed]
-        return [self._best(values) if values else None for values in there]
-
-    def _agreement(self, place: Place, first: str) -> tuple[int, int]:
-        """Seeds of which a rival is first, and all."""
-        by_rival = {rival: values for rival in self.rivals if (values := self._seed_values(place, rival))}
-        wins = 0
-        for seed in range(len(by_rival.get(first, []))):
-            there = {rival: value for rival, values in by_rival.items() if (value := values[seed]) is not None}
-            wins += bool(there) and self._best(list(there), key=lambda rival: there[rival]) == first
-        return wins, max(1, len(self.grid.seeds))
-
-    def against(self, rival: str, assumed: Place | None = None) -> list[tuple[Place, float, float | None]]:
-        """Compare a rival with the base: each place, the share by which the rival has more, and that share's error."""
-        base = self.answer.base
-        assert base is not None
-        found = []
-        for one in (standing for course in self.courses(assumed) for standing in course):
-            was, now = (self._mean(one.place, name) for name in (base, rival))
-            if was and now is not None:
-                found.append((one.place, now / was - 1, self._error(one.place, base, rival)))
-        return found
-
-    # ---- crossings -------------------------------------------------------------------------------
-
-    def crossing(self, before: Lead, behind: Lead) -> LeadChange | None:
-        """Find where the lead changes between two places along the axis; None where it does not."""
-        along = self.answer.along
-        if along is None or before.first == behind.first:
-            return None
-        rivals = (before.first, behind.first)
-        low, high = (float(one.place[along]) for one in (before, behind))
-        places = list(self._along(before.place))
-        marks = [float(place[along]) for place in places]
-
-        def crossings(values: list[list[float | None]]) -> list[float]:
-            pairs = zip(itertools.pairwise(marks), itertools.pairwise(values), strict=True)
-            return [one for ends, means in pairs if (one := _crossing(ends, list(means))) is not None]
-
-        at = next(
-            (
-                one
-                for one in crossings([[self._mean(place, rival) for rival in rivals] for place in places])
-                if low <= one <= high
-            ),
-            None,
-        )
-        if at is None:
-            return None
-
-        def nearest(crossed: list[float]) -> list[float]:
-            return sorted(crossed, key=lambda one: abs(math.log(max(one, 1e-12) / max(at, 1e-12))))[:1]
-
-        found: list[float] = []
-        for seed in range(len(self.grid.seeds)):
-            crossed = crossings([[self._of_seed(place, rival, seed) for rival in rivals] for place in places])
-            found += nearest(crossed)
-        if self._by_seed and self.grid.seeds:
-            spread = found or [at]
-            crossed_in = (len(found), len(self.grid.seeds))
-            return LeadChange(at, min(spread), max(spread), crossed_in, self._is_drawn)
-        # Read off a page, a value has the least and the largest of its seeds.
-        cells = [[self._cell(place, rival) for rival in rivals] for place in places]
-        ends = [
-            [
-                [None if cell is None else getattr(cell, edge) for cell, edge in zip(row, turn, strict=True)]
-                for row in cells
-            ]
-            for turn in (("min", "max"), ("max", "min"))
-        ]
-        spread = [one for values in ends for one in nearest(crossings(values))]
-        num_seeds = max(cell.count for row in cells for cell in row if cell is not None)
-        low, high = (min(spread), max(spread)) if len(spread) == len(ends) else (0.0, math.inf)
-        return LeadChange(at, low, high, (0, num_seeds), self._is_drawn, by_seed=False)
-
-    @property
-    def _is_drawn(self) -> bool:
-        """Tell whether routing is drawn, and not recorded or of no concern."""
-        choices = (one.settings for values in self.grid.axes.values() for one in values)
-        return any("trace.kind" in one for one in (self.grid.fixed, *choices))
-
-    def _along(self, place: Place) -> Iterator[Place]:
-        along = self.answer.along
-        assert along is not None
-        for at in _in_order(self._labels[along]):
-            yield {**place, along: at}
-
-    def _of_seed(self, place: Place, rival: str, seed: int) -> float | None:
-        values = self._seed_values(place, rival)
-        return values[seed] if seed < len(values) else None
-
-    # ---- in words --------------------------------------------------------------------------------
 
     def course_text(self, course: Sequence[Lead], verb: str = "") -> str:
         """Say who leads along a course, by how much, and where the lead changes.
@@ -367,23 +83,23 @@ class Contest:
         along = self.answer.along
         groups = [list(group) for _, group in itertools.groupby(course, key=lambda one: one.near)]
         if len(groups) == 1 or along is None:
-            return f"{course[0].name}{_plural(verb, course[0])}{self._by(course)}"
+            return f"{course[0].name}{plural(verb, course[0])}{self._by(course)}"
         said = []
         for number, group in enumerate(groups):
             first, last = (group[edge].place[along] for edge in (0, -1))
             if number == 0:
                 where = f"{'at' if first == last else 'up to'} {value_words(along, last)}"
             elif number == len(groups) - 1:
-                where = f"from {_short(along, first)} to {_short(along, last)}"
-                where = f"at {_short(along, last)}, the largest replayed" if first == last else where
+                where = f"from {later_words(along, first)} to {later_words(along, last)}"
+                where = f"at {later_words(along, last)}, the largest replayed" if first == last else where
             else:
-                where = f"at {_short(along, first)}"
-                where = where if first == last else f"from {_short(along, first)} to {_short(along, last)}"
-            said.append(f"{group[0].name}{'' if number else _plural(verb, group[0])} {where}{self._by(group)}")
+                where = f"at {later_words(along, first)}"
+                where = where if first == last else f"from {later_words(along, first)} to {later_words(along, last)}"
+            said.append(f"{group[0].name}{'' if number else plural(verb, group[0])} {where}{self._by(group)}")
         # Between two who lead there may be places where they are level.
         alone = [one for one in course if not one.is_level]
         crossings = [self.crossing(one, two) for one, two in itertools.pairwise(alone)]
-        told = [one.text(along) for one in crossings if one is not None]
+        told = [change_words(one, along) for one in crossings if one is not None]
         where = f"; the lead changes at {together(told)}" if told else ""
         return f"{'; '.join(said)}{where}"
 
@@ -451,7 +167,7 @@ class Contest:
             ]
             if not shares:
                 continue
-            told = [_more([share for _, share in shares], self._much)]
+            told = [more_words([share for _, share in shares], self._much)]
             (least, low), (most, high) = (edge(shares, key=lambda one: one[1]) for edge in (min, max))
             if apart is not None and ((low <= -LEVEL and high >= LEVEL) or high - low >= apart):
                 there = self._at(most)
@@ -459,22 +175,18 @@ class Contest:
                     self.answer.along is not None
                     and there == f" at {value_words(self.answer.along, most[self.answer.along])}"
                 ):
-                    there = f" at {_short(self.answer.along, most[self.answer.along])}"
-                ends = [_more([share], self._much, (low, high)) for share in (low, high)]
+                    there = f" at {later_words(self.answer.along, most[self.answer.along])}"
+                ends = [more_words([share], self._much, (low, high)) for share in (low, high)]
                 where = self._at(least)
                 unit = f" {ends[1].partition(' ')[2]}" if where.startswith(" (") else ""
                 told = [f"{ends[0].removesuffix(unit)}{where} to {ends[1]}{there}"]
             if along is not None and low <= -LEVEL and high >= LEVEL:
                 labels = [place[along] for place, _ in shares]
-                ats = [value_words(along, labels[0]), *(_short(along, one) for one in labels[1:])]
+                ats = [value_words(along, labels[0]), *(later_words(along, one) for one in labels[1:])]
                 every = [share for _, share in shares]
-                told = [f"{_more([one], self._much, every)} at {at}" for one, at in zip(every, ats, strict=True)]
-            said.append(f"{self._rival_name(rival)} {_of_many(verb, rival)} {together(told)}")
+                told = [f"{more_words([one], self._much, every)} at {at}" for one, at in zip(every, ats, strict=True)]
+            said.append(f"{self._rival_name(rival)} {verb_for(verb, rival)} {together(told)}")
         return said
-
-    def _is_of_bound(self, place: Place) -> bool:
-        """Tell whether a place is of no software."""
-        return place.get(OF_SCHEMES) in UNREAL
 
     @property
     def _model(self) -> str:
@@ -511,10 +223,10 @@ class Contest:
             return f"{head}nobody can run" if head else "Nobody can run"
         if len(courses) == 1:
             return f"{head}{self.course_text(courses[0], self._verb)}"
-        winners = {one.name: _plural(self._verb, one) for one in every}
+        winners = {one.name: plural(self._verb, one) for one in every}
         if len(winners) == 1:
             return (
-                f"{head}{every[0].name}{winners[every[0].name]} in {_of_cases(len(every), len(every))}{self._by(every)}"
+                f"{head}{every[0].name}{winners[every[0].name]} in {of_cases(len(every), len(every))}{self._by(every)}"
             )
         if self._is_told_whole(courses):
             return f"{head}{self._courses_text(courses, self._verb, '. ')}"
@@ -573,7 +285,7 @@ class Contest:
         told = [f"{head}{self.course_text(course, verb)}" for head, course in zip(heads, courses, strict=True)]
         is_of_schemes = any(OF_SCHEMES in course[0].place for course in courses)
         return mark.join(
-            _capital(one) if n and mark == ". " and not is_of_schemes else one for n, one in enumerate(told)
+            capital(one) if n and mark == ". " and not is_of_schemes else one for n, one in enumerate(told)
         )
 
     def _edge(self) -> list[str]:
@@ -610,14 +322,14 @@ class Contest:
             said = []
             for under, of in [*((" in the experts' work alone", [bound]) for bound in bounds), *named.items()]:
                 times = [time for place, time in found if not bounds or place[OF_SCHEMES] in of]
-                low, high = (_with_sign(edge(times, default=0.0)) for edge in (min, max))
+                low, high = (number_with_sign(edge(times, default=0.0)) for edge in (min, max))
                 said.append(f"{low if low == high else f'{low} to {high}'} us{under}")
             return ", ".join(said)
 
         def rest(place: Place) -> Place:
             return {axis: label for axis, label in place.items() if axis != OF_SCHEMES}
 
-        places = {_key(rest(place)): rest(place) for found in added.values() for place, _ in found}
+        places = {place_key(rest(place)): rest(place) for found in added.values() for place, _ in found}
         if bounds and len(places) * len(others) <= MOST_COSTS:
             said = [
                 f"{self._rival_name(rival)}{self._at(at)} {time_range([one for one in found if rest(one[0]) == at])}"
@@ -653,11 +365,6 @@ class Contest:
             self._rival_lines(within=within, along=along if self._tells_along(course) else None, rivals=rivals)
         )
 
-    def _changes_sides(self, rival: str) -> bool:
-        """Tell whether a rival has less than the base at one place and more at another."""
-        shares = [share for _, share, _ in self.against(rival)]
-        return min(shares, default=0.0) <= -LEVEL and max(shares, default=0.0) >= LEVEL
-
     def _where(self, place: Place) -> str:
         """Place of a course in words."""
         return ", ".join(self._words_of({axis: label for axis, label in place.items() if axis != self.answer.along}))
@@ -679,16 +386,16 @@ class Contest:
         within = [one for one in apart if one.lead <= one.error]
         close = f" Closest is {min(within, key=lambda one: one.lead).says}." if within else ""
         num_level = len(cases) - len(apart)
-        level = f"; in {_count(num_level, len(cases))} there is none (within 1 %)" if num_level else ""
+        level = f"; in {count_words(num_level, len(cases))} there is none (within 1 %)" if num_level else ""
         agreed = sum(one.agrees for one in apart)
         seeds = (
-            f" Seeds agree in {_of_cases(agreed, len(apart))}."
+            f" Seeds agree in {of_cases(agreed, len(apart))}."
             if self._by_seed and len(self.grid.seeds) > 1 and apart
             else ""
         )
         return (
-            f"The {what} exceeds the error of {_range([one.error for one in cases])} in "
-            f"{_of_cases(len(apart) - len(within), len(cases))}{level}. "
+            f"The {what} exceeds the error of {range_words([one.error for one in cases])} in "
+            f"{of_cases(len(apart) - len(within), len(cases))}{level}. "
             f"The error is {'; '.join(self._kinds(rows))}.{close}{seeds}"
         )
 
@@ -707,18 +414,13 @@ class Contest:
                 abs(share),
                 error,
                 self._same_sign(place, rival),
-                f"{self._rival_name(rival)} with {_more([share], 'much')}{self._at(place)}",
+                f"{self._rival_name(rival)} with {more_words([share], 'much')}{self._at(place)}",
             )
             for rival in self.rivals
             if rival != base
             for place, share, error in self.against(rival, assumed)
             if error is not None
         ]
-
-    def _same_sign(self, place: Place, rival: str) -> bool:
-        """Tell whether a rival takes more than the base with every seed, or less with every seed."""
-        pairs = zip(*(self._seed_values(place, name) for name in (rival, self.answer.base or "")), strict=True)
-        return len({now > was for now, was in pairs if now is not None and was is not None}) <= 1
 
     def _kinds(self, rows: Sequence[SavedRow | None]) -> list[str]:
         """Parts of validation whose errors some points have, and whom there are few or no measurements of."""
@@ -764,12 +466,12 @@ class Contest:
             for axes in itertools.combinations(self.answer.assumed, count):
                 others = itertools.product(*(self._labels[axis][1:] for axis in axes))
                 told = [
-                    f"{_capital(together(_conditions(place)))}, {turned}."
+                    f"{capital(together(conditions(place)))}, {turned}."
                     for place in (dict(zip(axes, labels, strict=True)) for labels in others)
                     if (turned := self._turns(place))
                 ]
                 stated = together([self._labels[axis][0] for axis in axes])
-                name = _capital(together([words(axis) for axis in axes]))
+                name = capital(together([words(axis) for axis in axes]))
                 said += [f"{name}, assumed {stated}: {' '.join(told)}"] if told else []
         return said
 
@@ -786,78 +488,16 @@ class Contest:
                     verb = "takes" if self._is_time else "has"
                     for rival, place, share in self._flips(*ends)[0]:
                         less = f"{before}it takes {'less' if share > 0 else 'more'}, " if before else ""
-                        what = f"{less}{condition(axis, now)} {rival} {verb} {_more([share], self._much)}"
+                        what = f"{less}{condition(axis, now)} {rival} {verb} {more_words([share], self._much)}"
                         told.append((abs(share), f"{what}{self._at(place, mark=': ')}"))
                 else:
                     for one in self._overtakes(*ends)[0]:
                         led = f"{before}{one.second} leads, " if before else ""
-                        what = f"{led}{condition(axis, now)} {one.name} {_leads(one)}"
+                        what = f"{led}{condition(axis, now)} {one.name} {lead_words(one)}"
                         told.append((one.ahead, f"{what}{self._at(one.place, mark=': ')}"))
             if told:
                 return max(told)[1]
         return ""
-
-    def _flips(self, stated: Place, other: Place) -> tuple[list[tuple[str, Place, float]], int]:
-        """Rivals that take less with one value of an assumption and more with another, and the number of all cases."""
-        flips, count = [], 0
-        for rival in (one for one in self.rivals if one != self.answer.base):
-            was, now = (
-                {
-                    _key({n: at for n, at in place.items() if n not in self.answer.assumed}): (place, share)
-                    for place, share, _ in self.against(rival, held)
-                    if not self._is_of_bound(place)
-                }
-                for held in (stated, other)
-            )
-            both = [(was[key][1], *now[key]) for key in was if key in now]
-            flips += [
-                (rival, place, share)
-                for before, place, share in both
-                if before * share < 0 and min(abs(before), abs(share)) >= LEVEL
-            ]
-            count += len(both)
-        return flips, count
-
-    def _overtakes(self, stated: Place, other: Place) -> tuple[list[Lead], list[Lead]]:
-        """Find places where another leads, and all, with another value of what is assumed.
-
-        Who was first, and all who were level with it, must be behind by more than is level. The second
-        of a place where another leads is who was first there.
-        """
-
-        def there(courses: Sequence[Sequence[Lead]]) -> dict[tuple[tuple[str, str], ...], Lead]:
-            every = [one for course in courses for one in course]
-            free = (
-                ({name: at for name, at in one.place.items() if name not in self.answer.assumed}, one) for one in every
-            )
-            return {_key(place): one for place, one in free}
-
-        before, after = (there(self.courses(held)) for held in (stated, other))
-        found, every = [], []
-        for key, was in before.items():
-            now = after.get(key)
-            if now is None:
-                continue
-            every.append(now)
-            values = {rival: self._mean(now.place, rival) for rival in was.near}
-            ahead = {
-                rival: math.inf if value is None else self._behind(now.value, value) for rival, value in values.items()
-            }
-            if min(ahead.values()) >= LEVEL:
-                found.append(replace(now, second=was.first, ahead=ahead[was.first]))
-        return found, every
-
-    def _level_cases(self, assumed: Place) -> list[Lead]:
-        """Places of those who are level as stated, whose lead turns between two other values of an assumption."""
-        (axis, now), *more = assumed.items()
-        others = [label for label in self._labels[axis][1:] if label != now and not more]
-
-        def where(one: Lead) -> tuple[tuple[str, str], ...]:
-            return _key({name: at for name, at in one.place.items() if name not in self.answer.assumed})
-
-        level = {where(one) for course in self.courses() for one in course if one.is_level}
-        turned = [one for was in others for one in self._overtakes({axis: was}, assumed)[0] if where(one) in level]
-        return list({_key(one.place): one for one in turned}.values())
 
     def _turns(self, assumed: Place) -> str:
         """Words for what other values of assumptions say, and the cases that they turn; empty where there are none."""
@@ -866,7 +506,7 @@ class Contest:
             return ""
         cases = self._cases(assumed)
         beyond = sum(LEVEL <= one.lead > one.error for one in cases)
-        error = f"; beyond the error in {_of_cases(beyond, len(cases))}" if cases else ""
+        error = f"; beyond the error in {of_cases(beyond, len(cases))}" if cases else ""
         if self.answer.base is not None:
             flips, count = self._flips({}, assumed)
             is_short = len(courses) == 1 and self._tells_along(courses[0])
@@ -877,14 +517,14 @@ class Contest:
             told = [one for one in after if one not in before]
             told += ["all else is the same"] if len(told) < len(after) else []
             flipped = [f"{self._rival_name(rival)}{self._at(place, mark=', ')}" for rival, place, _ in flips]
-            return f"{_turn(flipped, count)}{('; ' if is_short else ', ').join(told)}{error}"
+            return f"{turn_words(flipped, count)}{('; ' if is_short else ', ').join(told)}{error}"
         found, every = self._overtakes({}, assumed)
         most = sorted(found, key=lambda one: -one.ahead)
         parted = [", ".join(self._words_of(one.place)) for one in self._level_cases(assumed)]
-        turned = _turn([", ".join(self._words_of(one.place)) for one in most], len(every), parted)
+        turned = turn_words([", ".join(self._words_of(one.place)) for one in most], len(every), parted)
         if len(courses) <= MOST_TOLD:
             return f"{turned}{self._courses_text(courses)}{error}"
-        led = "; ".join(f"{one.name} {_leads(one)}{self._at(one.place)}" for one in most[:MOST_TOLD])
+        led = "; ".join(f"{one.name} {lead_words(one)}{self._at(one.place)}" for one in most[:MOST_TOLD])
         return f"{turned}{led}{error}" if led else f"{turned}the same are first{self._by(every)}{error}"
 
     def table(self, name: str) -> Table | None:
@@ -926,7 +566,7 @@ class Contest:
         axes = [axis for axis in self.grid.axes if axis != self.answer.rivals and axis not in self.answer.assumed]
         others = [rival for rival in self.rivals if rival != base]
         column = next(one for one in self.grid.columns if one.header == self.answer.column)
-        found = {rival: {_key(place): share for place, share, _ in self.against(rival)} for rival in others}
+        found = {rival: {place_key(place): share for place, share, _ in self.against(rival)} for rival in others}
         columns = [
             *(Column(words(axis)) for axis in axes),
             Column(f"{base}: {self.answer.column}", "", f",.{column.digits}f"),
@@ -934,7 +574,7 @@ class Contest:
         ]
         rows: list[list[Cell]] = []
         for one in every:
-            shares = [found[rival].get(_key(one.place)) for rival in others]
+            shares = [found[rival].get(place_key(one.place)) for rival in others]
             cells: list[Cell] = [None if share is None else 100 * share for share in shares]
             rows.append([*(one.place[axis] for axis in axes), self._mean(one.place, base), *cells])
         return Table(name, f"More than {base}", columns, rows)
@@ -948,181 +588,24 @@ class Contest:
         return [f"{', '.join(dict.fromkeys(names))}: {text}" for text, names in found.items()]
 
 
-def answers(contests: Sequence[Contest]) -> list[tuple[str, list[str]]]:
+def answers(contests: Sequence[RaceAnswer]) -> list[tuple[str, list[str]]]:
     """Headline of each race, behind its table's title where there are several, and its lines."""
     several = len(contests) > 1
     heads = [f"{one.grid.title or f'Table {one.number}'}: " if several else "" for one in contests]
     return [(f"{head}{one.headline()}", one.lines()) for head, one in zip(heads, contests, strict=True)]
 
 
-def races(grids: Sequence[SavedGrid]) -> list[Contest]:
+def races(grids: Sequence[SavedGrid]) -> list[RaceAnswer]:
     """Races of the grids that have one."""
-    return [Contest(grid, number) for number, grid in enumerate(grids, 1) if grid.answer is not None]
+    return [RaceAnswer(grid, number) for number, grid in enumerate(grids, 1) if grid.answer is not None]
 
 
-def numbers(labels: Sequence[str]) -> list[float] | None:
-    """Values of an axis that are numbers; None where one is not, or two are the same."""
-    try:
-        found = [float(label) for label in labels]
-    except ValueError:
-        return None
-    is_scale = all(map(math.isfinite, found)) and len(set(found)) == len(found)
-    return found if is_scale else None
-
-
-def longest_numeric(axes: Mapping[str, Sequence[str]]) -> str | None:
-    """Numeric axis with the most values, at least two; None if there is none."""
-    numeric = [axis for axis, labels in axes.items() if len(labels) > 1 and numbers(labels)]
-    return max(numeric, key=lambda axis: len(axes[axis]), default=None)
-
-
-def _values_by_seed(grid: SavedGrid, answer: SavedAnswer) -> dict[tuple[tuple[str, str], ...], list[float | None]]:
-    """Values of the column that decides, seed by seed, by the labels of a row."""
-    position = [one.header for one in grid.columns].index(answer.column)
-    per_row = max(1, len(grid.seeds))
-    found: dict[tuple[tuple[str, str], ...], list[float | None]] = {}
-    for number, point in enumerate(grid.points):
-        value = None if point.values is None else point.values[position]
-        found.setdefault(_key(grid.rows[number // per_row].labels), []).append(value)
-    return found
-
-
-def _key(labels: Place) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted(labels.items()))
-
-
-def _in_order(labels: Sequence[str]) -> list[str]:
-    return sorted(labels, key=float)
-
-
-def _crossing(ends: Sequence[float], values: Sequence[Sequence[float | None]]) -> float | None:
-    """Find where two lines cross between two ends.
-
-    Parameters
-    ----------
-    ends
-        Two values of the axis.
-    values
-        [end][line].
-    """
-    (a, b), (c, d) = values
-    if a is None or b is None or c is None or d is None or min(a, b, c, d) <= 0:
-        return None
-    first, last = math.log(a / b), math.log(c / d)
-    if first == last or first * last > 0:
-        return None
-    share = first / (first - last)
-    low, high = ends
-    if low > 0:
-        return math.exp(math.log(low) + share * math.log(high / low))
-    return low + share * (high - low)
-
-
-def _number(axis: str, value: float, digits: int) -> str:
-    """A number of an axis rounded to a power of ten; bytes to a digit of their unit."""
-    if axis == BYTES:
-        power = 1024 ** (math.floor(math.log2(value)) // 10)
-        digits = math.floor(math.log10(value / power))
-        step = 10.0 ** (digits - (value / power < 2 * 10.0**digits))
-        return size(round(value / power / step) * step * power)
-    return f"{round(value, -digits):,.{max(0, -digits)}f}"
-
-
-def _short(axis: str, label: str) -> str:
-    """A further number of an axis whose words were said; else all of its words."""
-    return f"{int(label):,}" if label.isdecimal() and axis != BYTES else value_words(axis, label)
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-def _of_cases(count: int, every: int) -> str:
-    if count == every:
-        return {1: "the one case", 2: "both cases"}.get(every, f"all {every} cases")
-    return f"{count or 'none'} of {every} cases"
-
-
-def _count(count: int, every: int) -> str:
-    return f"all {every}" if count == every > 1 else str(count)
-
-
-def _plural(verb: str, one: Lead) -> str:
+def plural(verb: str, one: Lead) -> str:
     """A verb, of those who are level where several are."""
     return verb if len(one.near) == 1 else verb.replace(" is ", " are ").replace(" has ", " have ")
 
 
-def _conditions(place: Place) -> list[str]:
-    """Words for values of assumed axes, ``with`` before the first alone."""
-    first, *others = (condition(axis, label) for axis, label in place.items())
-    return [first, *(one.removeprefix("with ") for one in others)]
-
-
-def _with_sign(value: float) -> str:
-    """A number with its sign, which 0 has not."""
-    return f"{value:+,.0f}" if round(value) else "0"
-
-
-def _of_many(verb: str, rival: str) -> str:
-    """A verb, of a rival that is a number of something."""
-    return {"takes": "take", "has": "have"}[verb] if rival.isdecimal() and int(rival) != 1 else verb
-
-
-def _leads(one: Lead) -> str:
+def lead_words(one: Lead) -> str:
     """Words for a lead over who was first."""
     by = "" if math.isinf(one.ahead) else f" by {100 * one.ahead:.0f} %"
     return f"{'leads' if len(one.near) == 1 else 'lead'} {one.second}{by}"
-
-
-def _turn(turned: Sequence[str], every: int, parted: Sequence[str] = ()) -> str:
-    """Number and names of the cases that turn, in front of what is told of all; empty where there is one case.
-
-    Parameters
-    ----------
-    parted
-        Names of cases that are level as stated.
-    """
-    if not turned or every == 1:
-        but = f" but a level one ({'; '.join(parted[:MOST_TOLD])})" if parted else ""
-        return "" if every == 1 else f"no case turns{but}: "
-    more = f" and {len(turned) - MOST_TOLD} more" if len(turned) > MOST_TOLD else ""
-    verb = "turns" if len(turned) == 1 else "turn"
-    return f"{len(turned)} of {every} cases {verb} ({'; '.join(turned[:MOST_TOLD])}{more}): "
-
-
-def _more(shares: Sequence[float], much: str, beside: Sequence[float] = ()) -> str:
-    """Words for more or less, from the least share to the largest.
-
-    Parameters
-    ----------
-    much
-        What a ratio is told of: as ``long``, as ``much``.
-    beside
-        Shares that are told in the same sentence.
-    """
-    low, high = (0.0 if abs(edge(shares)) < LEVEL else edge(shares) for edge in (min, max))
-    every = [*shares, *beside]
-    least = LEVEL if max(every) >= TIMES and min(every) >= LEVEL else TIMES
-
-    def number(share: float) -> str:
-        digits = max(0, 2 - math.floor(math.log10(1 + share))) if share >= least else 0
-        return f"{1 + share:,.{digits}f}" if share >= least else f"{100 * abs(share):.0f}"
-
-    def unit(share: float) -> str:
-        return f"times as {much}" if share >= least else f"% {'more' if share > 0 else 'less'}"
-
-    def word(share: float) -> str:
-        return f"{number(share)} {unit(share)}" if share else "the same"
-
-    if word(low) == word(high):
-        return word(low)
-    if low and high and unit(low) == unit(high):
-        near, far = sorted((low, high), key=abs)
-        return f"{number(near)} to {number(far)} {unit(far)}"
-    return f"{word(low)} to {word(high)}"
-
-
-def _range(shares: Sequence[float]) -> str:
-    """Shares from the least to the largest, in percent."""
-    low, high = (f"{100 * edge(shares):.0f}" for edge in (min, max))
-    return f"{low} %" if low == high else f"{low} to {high} %"

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError, unknown
 from replay.report.command import command_words
-from replay.studies.sweeps.answer import LEVEL
 from replay.studies.sweeps.claims import column_of, replay_claim, without_value
+from replay.studies.sweeps.contest import LEVEL
 from replay.studies.sweeps.points import LABEL, axes_of, check_labels, place, show
 from replay.studies.sweeps.study import Grid, Labels, Scalar, Study
 from replay.studies.sweeps.sweep_file import ClaimValue, FreeInput, SweptClaim, inputs_text

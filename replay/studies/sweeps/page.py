@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from replay.report.command import command_words
 from replay.report.provenance import NO_COMMAND, provenance
-from replay.studies.sweeps.answer import OF_SCHEMES, answers, longest_numeric, numbers, races
+from replay.studies.sweeps.answer import answers, races
+from replay.studies.sweeps.contest import OF_SCHEMES, longest_numeric, numbers
 from replay.studies.sweeps.free import TITLE, free_table, verdict
 from replay.studies.sweeps.study import fix_words, study_names
 from replay.studies.sweeps.sweep_file import SavedSweep

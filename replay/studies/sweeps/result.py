@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from replay.experiments.base.documents import json_text
 from replay.experiments.base.experiment import EXPERIMENTS
 from replay.report.command import command_words
-from replay.studies.sweeps.answer import Contest, answers, races
+from replay.studies.sweeps.answer import RaceAnswer, answers, races
 from replay.studies.sweeps.claims import HEADINGS, NUM_LABELS, claim_lines, claims_json
 from replay.studies.sweeps.free import (
     Variation,
@@ -131,7 +131,7 @@ class SweepResult(Exhibit):
 
         return render(Group(*self.screen_tables()), WIDE)
 
-    def races(self) -> list[Contest]:
+    def races(self) -> list[RaceAnswer]:
         """Races of its grids, without those that vary free inputs."""
         return races(SavedSweep.model_validate_json(self.to_json()).shown_grids)
 

@@ -11,8 +11,8 @@ from replay.errors import UserError, unknown
 from replay.experiments.base.experiment import EXPERIMENTS
 from replay.experiments.layer.result import Result
 from replay.studies.differences.path import by_phase
-from replay.studies.sweeps.answer import longest_numeric, numbers
 from replay.studies.sweeps.columns import check_path, geometric_mean, is_time
+from replay.studies.sweeps.contest import longest_numeric, numbers
 from replay.studies.sweeps.points import Choice, axes_of, check_labels, fill, is_meant, place, show
 from replay.studies.sweeps.study import LAYER, QuantityColumn, Rivalry
 from replay.studies.sweeps.sweep_file import SavedAnswer

@@ -15,10 +15,12 @@ import pytest
 
 import replay
 from replay.errors import UserError
-from replay.studies.sweeps.answer import Contest, LeadChange, answers, races
+from replay.studies.sweeps.answer import RaceAnswer, answers, races
 from replay.studies.sweeps.claims import check_claims
+from replay.studies.sweeps.contest import LeadChange
 from replay.studies.sweeps.free import Variation, with_variations
 from replay.studies.sweeps.page import page
+from replay.studies.sweeps.phrases import change_words
 from replay.studies.sweeps.study import Rivalry, load_study, parse_study, study_names
 from replay.studies.sweeps.sweep_file import SavedGrid, SavedSweep
 from replay.studies.sweeps.table import GridTable
@@ -31,7 +33,7 @@ TOKENS = ["16", "64", "256"]
 STATED, OTHER = "arrival", "units"
 
 
-def a_race(value: Callable[..., float], error: float = 0.05, seeds: int = 3, **answer: Any) -> Contest:
+def a_race(value: Callable[..., float], error: float = 0.05, seeds: int = 3, **answer: Any) -> RaceAnswer:
     """A race of two schemes along tokens, under two orders of tiles, whose times a function gives."""
     axes = {"tokens_per_rank": TOKENS, "scheme": ["ideal", "a", "b"], "tiles": [STATED, OTHER]}
     rows, points = [], []
@@ -62,7 +64,7 @@ def a_race(value: Callable[..., float], error: float = 0.05, seeds: int = 3, **a
         }
         | answer,
     }
-    return Contest(SavedGrid.model_validate(grid))
+    return RaceAnswer(SavedGrid.model_validate(grid))
 
 
 def straight(tokens: int, scheme: str, tiles: str, seed: int) -> float:
@@ -99,7 +101,7 @@ def test_a_lead_changes_across_places_where_two_are_level() -> None:
     assert "the lead changes at 64 (in 3 of 3 seeds)." in race.headline()
 
 
-def a_grid(axes: dict[str, list[str]], value: Callable[..., float | None], **answer: Any) -> Contest:
+def a_grid(axes: dict[str, list[str]], value: Callable[..., float | None], **answer: Any) -> RaceAnswer:
     """A race of one seed whose times a function of its labels gives; None where nothing was replayed."""
     places = [dict(zip(axes, labels, strict=True)) for labels in itertools.product(*axes.values())]
     times = [(place, time) for place in places if (time := value(**place)) is not None]
@@ -112,7 +114,7 @@ def a_grid(axes: dict[str, list[str]], value: Callable[..., float | None], **ans
         "axes": {name: [{"label": one} for one in labels] for name, labels in axes.items()},
         "answer": base.answer.model_dump() | {"assumed": [], "along": None} | answer,
     }
-    return Contest(SavedGrid.model_validate(grid))
+    return RaceAnswer(SavedGrid.model_validate(grid))
 
 
 def test_of_a_family_the_best_competes() -> None:
@@ -251,7 +253,7 @@ def test_of_two_changes_read_off_a_page_each_has_its_own_spread() -> None:
         if row["labels"]["scheme"] == "b":
             cell = row["cells"]["us"]
             cell |= {"count": 3, "min": cell["mean"] - 5, "max": cell["mean"] + 5}
-    race = Contest(SavedGrid.model_validate(grid | {"points": []}))
+    race = RaceAnswer(SavedGrid.model_validate(grid | {"points": []}))
     (course,) = race.courses()
     changes = [race.crossing(before, behind) for before, behind in itertools.pairwise(course)]
     assert [16 < one.low < one.at < one.high < 64 for one in changes if one] == [True, False]
@@ -326,15 +328,22 @@ def test_seeds_that_disagree_are_told() -> None:
 
 
 def test_a_place_between_two_values_has_no_more_digits_than_are_known() -> None:
-    assert LeadChange(1398.0, 1398.0, 1398.0, (1, 1)).text("tokens_per_rank") == "about 1,400"
-    assert LeadChange(640.0, 640.0, 640.0, (0, 1), is_drawn=True).text("tokens_per_rank") == "about 600 (one draw)"
-    assert LeadChange(170.0, 170.0, 170.0, (0, 3)).text("experts") == "170 (in 0 of 3 seeds)"
-    extremes = LeadChange(22.0, 19.0, 25.0, (0, 3), by_seed=False).text("experts")
+    assert change_words(LeadChange(1398.0, 1398.0, 1398.0, (1, 1)), "tokens_per_rank") == "about 1,400"
+    assert (
+        change_words(LeadChange(640.0, 640.0, 640.0, (0, 1), is_drawn=True), "tokens_per_rank")
+        == "about 600 (one draw)"
+    )
+    assert change_words(LeadChange(170.0, 170.0, 170.0, (0, 3)), "experts") == "170 (in 0 of 3 seeds)"
+    extremes = change_words(LeadChange(22.0, 19.0, 25.0, (0, 3), by_seed=False), "experts")
     assert extremes == "22 (19 to 25 at most over 3 seeds)"
-    assert LeadChange(18.0, 0.0, math.inf, (0, 3)).text("experts") == "about 18 (perhaps nowhere, over 3 seeds)"
-    assert LeadChange(640.0, 640.0, 640.0, (1, 1)).text("tokens_per_rank") == "about 600"
-    assert LeadChange(9_428_418.0, 9_428_418.0, 9_428_418.0, (0, 0)).text("bytes") == "about 9 MiB"
-    assert LeadChange(414.0, 398.0, 455.0, (3, 3)).text("tokens_per_rank") == "410 (400 to 460 in 3 of 3 seeds)"
+    assert (
+        change_words(LeadChange(18.0, 0.0, math.inf, (0, 3)), "experts") == "about 18 (perhaps nowhere, over 3 seeds)"
+    )
+    assert change_words(LeadChange(640.0, 640.0, 640.0, (1, 1)), "tokens_per_rank") == "about 600"
+    assert change_words(LeadChange(9_428_418.0, 9_428_418.0, 9_428_418.0, (0, 0)), "bytes") == "about 9 MiB"
+    assert (
+        change_words(LeadChange(414.0, 398.0, 455.0, (3, 3)), "tokens_per_rank") == "410 (400 to 460 in 3 of 3 seeds)"
+    )
 
 
 def test_the_model_is_named() -> None:
