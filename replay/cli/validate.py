@@ -59,7 +59,7 @@ def validate(
             help="Predict a table's rows with other values of a column, such as ep_size=32,64; repeatable.",
         ),
     ] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print only the errors, as a Markdown table.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print only the errors, as Markdown tables.")] = False,
     json_: Annotated[Path | None, file_option("--json", help="Write every row to this file.")] = None,
     *,
     deliver: Delivery,
@@ -91,7 +91,9 @@ def validate(
     names = of_system(tables or list(TABLES), system)
     if list_:
         for name in names:
-            print(f"{name}: {TABLES[name].title} ({len(TABLES[name].rows())} rows)")
+            table, rows = TABLES[name], TABLES[name].rows()
+            kinds = sorted({f"; {cell[1]}" for row in rows if (cell := table.cell(row))})
+            print(f"{name}: {table.title} ({len(rows)} rows{''.join(kinds)})")
         return
     overrides = entries_of(set_ or [])
     if at:
@@ -114,7 +116,7 @@ def _deliver(outcomes: list[Outcome], json_: Path | None, deliver: Delivery, *, 
         write_text(json_, json.dumps(report.as_json(outcomes), indent=1))
     deliver(lambda: page(outcomes))
     if markdown:
-        print(report.markdown_table(outcomes), end="")
+        print(report.markdown_tables(outcomes), end="")
     else:
         found = report.error_tables(outcomes)
         show(*found, "", *(line for table in found for line in table.explanations()))

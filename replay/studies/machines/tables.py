@@ -17,7 +17,7 @@ from replay.model.work.layer import ExpertShape
 from replay.studies.validate.bench import Bench, one_rank
 from replay.studies.validate.catalog import TABLES as PUBLISHED
 from replay.studies.validate.compute import DEEPGEMM_DENSE, one_matrix
-from replay.studies.validate.table import EVERY, Bound, MeasurementRow, MeasurementTable
+from replay.studies.validate.table import EVERY, Bound, MeasurementRow, MeasurementTable, WorkKind
 
 if TYPE_CHECKING:
     from replay.model.arrays import Ints
@@ -75,7 +75,14 @@ OWN = (
         (Bound("all", 10, EVERY),),
         predict_stream,
     ),
-    MeasurementTable("matrices", "Products by libraries", "m", (Bound("all", 10, EVERY),), predict_matrix),
+    MeasurementTable(
+        "matrices",
+        "Products by libraries",
+        "m",
+        (Bound("all", 10, EVERY),),
+        predict_matrix,
+        kind=WorkKind.PRODUCTS,
+    ),
 )
 
 CONSTANTS: Mapping[str, tuple[str, ...]] = {

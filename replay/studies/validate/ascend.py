@@ -20,7 +20,7 @@ from functools import partial
 from replay.schemes.ep.cann_ep import CannEp
 from replay.studies.validate.bench import Bench
 from replay.studies.validate.compute import one_matrix
-from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, has
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, WorkKind, has
 
 SYSTEM = "cloudmatrix384"
 MOST_TOKENS = 32768  # of all dies together
@@ -56,6 +56,7 @@ def predict_gemm(bench: Bench, row: MeasurementRow) -> float:
 CANN_EP = MeasurementTable(
     name="cann_ep",
     title="CANN's dispatch and combine, 8 to 256 dies of a CloudMatrix384",
+    kind=WorkKind.ROWS,
     size="ep_size",
     bounds=(
         Bound("dispatch", 15, has(phase="dispatch")),
@@ -77,6 +78,7 @@ CANN_EP_NORMAL = replace(
 GEMM = MeasurementTable(
     name="ascend_gemm",
     title="decoding projections on one die of an Atlas A3, BF16, 16 rows",
+    kind=WorkKind.PRODUCTS,
     size="k",
     bounds=(
         Bound("24 cores", 15, lambda row: row["blocks"] >= 24),

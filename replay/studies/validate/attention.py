@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hwmodel.attention import Scores
 from hwmodel.units import PS_PER_US
 from replay.model.work.transformer_layer import Sizes
-from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, has
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, WorkKind, has
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -58,6 +58,7 @@ def _is_short(row: MeasurementRow) -> bool:
 TABLE = MeasurementTable(
     name="attention",
     title="Attention kernels of cuDNN, H200",
+    kind=WorkKind.PRODUCTS,
     size="sequence",
     bounds=(
         Bound("forward", 6, has(**{"pass": "forward"})),

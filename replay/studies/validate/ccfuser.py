@@ -25,7 +25,7 @@ from replay.model.work.placement import place
 from replay.schemes.ep.ccfuser.blocks import TILE_ROWS, BlockPairs
 from replay.schemes.ep.ccfuser.kernels import gemm2_and_put, get_and_gemm1
 from replay.studies.validate.bench import Bench
-from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, has
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, WorkKind, has
 
 if TYPE_CHECKING:
     from replay.model.arrays import Ints
@@ -97,6 +97,7 @@ def _kernel(work: LayerWork, row: MeasurementRow, machine: Machine, start: Ints)
 TABLE = MeasurementTable(
     name="ccfuser",
     title="CCFuser's two fused kernels, 4 x A100 whose GPUs exchange 8 GB/s",
+    kind=WorkKind.ROWS,
     size="remote_tiles",
     bounds=(
         Bound("get and GEMM-1", 15, has(kernel="get_gemm1")),

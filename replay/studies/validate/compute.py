@@ -22,7 +22,7 @@ from replay.model.work.precision import SCALE_BLOCK
 from replay.studies.validate.bench import Bench, one_rank
 from replay.studies.validate.fp8_tiles import LibraryKernels, deepgemm_tile, tensorrt_tile
 from replay.studies.validate.skew import draws
-from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, has
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, WorkKind, has
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -314,6 +314,7 @@ def _moe(work: LayerWork, row: MeasurementRow, machine: Machine, start: Ints) ->
 GEMM = MeasurementTable(
     name="gemm",
     title="Dense GEMM, BF16 (cuBLAS) and block-scaled FP8 (TensorRT-LLM, DeepGEMM), H100",
+    kind=WorkKind.PRODUCTS,
     size="m",
     bounds=(
         Bound("BF16, m >= 256", 8, lambda row: row["m"] >= SMALL_M and not _is_fp8(row)),
@@ -337,6 +338,7 @@ GEMM_FEW_TILES = replace(
 MOE_SKEWED = MeasurementTable(
     name="moe_skewed",
     title="Expert computation of one rank (TensorRT-LLM), skewed routing, H100",
+    kind=WorkKind.EXPERTS,
     size="global_tokens",
     bounds=(
         Bound("balanced", 10, has(distribution="balanced")),
@@ -392,6 +394,7 @@ MOE_UNGATED = replace(
 MOE = MeasurementTable(
     name="moe_compute",
     title="Expert computation of one rank (TensorRT-LLM), balanced routing, H100",
+    kind=WorkKind.EXPERTS,
     size="global_tokens",
     bounds=(
         Bound("fewer pairs than experts", 10, _is_small),

@@ -26,7 +26,7 @@ from replay.studies.validate import symmetric_memory
 from replay.studies.validate.bench import Bench
 from replay.studies.validate.nccl import time_collective
 from replay.studies.validate.symmetric_memory import in_graph
-from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, Prediction, has
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, Prediction, WorkKind, has
 from tracegen.shared.errors import quote_names
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ def predict(bench: Bench, row: MeasurementRow) -> Prediction:
 TABLE = MeasurementTable(
     name="custom_allreduce",
     title="One-shot, two-shot and NCCL all-reduce of inference engines, 2, 4 and 8 x H100",
+    kind=WorkKind.COLLECTIVES,
     size="bytes",
     bounds=(Bound("all", 20, has()),),
     predict=predict,

@@ -28,7 +28,7 @@ from replay.model.work.precision import Precision
 from replay.schemes.ep.nccl_allgather import NcclAllGather
 from replay.schemes.ep.nvls import Nvls
 from replay.studies.validate.bench import uniform_work
-from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, WorkKind
 from tracegen.models import load
 
 if TYPE_CHECKING:
@@ -196,6 +196,14 @@ def _exchanges(row: MeasurementRow) -> bool:
     return row["kernel"] in ("all-gather", "reduce-scatter")
 
 
+def _kind(row: MeasurementRow) -> WorkKind:
+    if _exchanges(row):
+        return WorkKind.COLLECTIVES
+    if row["kernel"] in ("up", "down", "index maps", "sum of a token's rows"):
+        return WorkKind.EXPERTS
+    return WorkKind.STEPS if row["kernel"] in ("whole step", "graph node") else WorkKind.PRODUCTS
+
+
 def _is(*kernels: str) -> Callable[[MeasurementRow], bool]:
     return lambda row: row["kernel"] in kernels
 
@@ -203,6 +211,7 @@ def _is(*kernels: str) -> Callable[[MeasurementRow], bool]:
 TABLE = MeasurementTable(
     name="decode_ledger",
     title="Decoding of Qwen3-30B under a CUDA graph, Megatron-LM and vLLM, 4 x GB200",
+    kind=_kind,
     size="tokens_per_rank",
     systems=("gb200-nvl72",),
     bounds=(

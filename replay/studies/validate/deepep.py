@@ -23,7 +23,7 @@ from replay.schemes.ep.deepep.messages import NODE_GPUS
 from replay.schemes.ep.deepep.normal import DeepEp, DeepEpOptions
 from replay.schemes.ep.staged_schemes import Stages, through
 from replay.studies.validate.bench import Bench, Build, Value, even_work, uniform_work
-from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, has
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, WorkKind, has
 
 if TYPE_CHECKING:
     from replay.engine import Timeline
@@ -191,6 +191,7 @@ def is_doubtful(rows: Sequence[MeasurementRow]) -> list[bool]:
 TABLE = MeasurementTable(
     name="deepep_normal",
     title="DeepEP V1 normal kernels, 8 x H100",
+    kind=WorkKind.ROWS,
     size="tokens_per_rank",
     bounds=(
         Bound("dispatch", 6, has(phase="dispatch")),
@@ -215,6 +216,7 @@ B200 = replace(
 LOW_LATENCY = MeasurementTable(
     name="deepep_low_latency",
     title="DeepEP V1 low-latency kernels, 8 x H100",
+    kind=WorkKind.ROWS,
     size="tokens_per_rank",
     bounds=(Bound("all", 10, has()),),
     predict=predict_low_latency,
@@ -231,12 +233,14 @@ LOW_LATENCY_INTERNODE = replace(
     LOW_LATENCY,
     name="deepep_low_latency_internode",
     title="DeepEP V1 low-latency kernels, 16 x H100 on two nodes",
+    kind=WorkKind.ROWS_BETWEEN,
     bounds=(Bound("all", 15, has()),),
 )
 INTERNODE = replace(
     TABLE,
     name="deepep_internode",
     title="DeepEP V1 normal kernels, 16 x H100 on two nodes, without notify",
+    kind=WorkKind.ROWS_BETWEEN,
     bounds=(Bound("all", 10, has()),),
     predict=predict_internode,
     measured="transmit_us",

@@ -36,7 +36,7 @@ from replay.schemes.ep.deepep import stack
 from replay.studies.validate.bench import Bench, one_rank
 from replay.studies.validate.compute import GRAPH_GAP_US, SYSTEM
 from replay.studies.validate.skew import draws
-from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, has
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, WorkKind, has
 
 if TYPE_CHECKING:
     from replay.model.arrays import Ints
@@ -116,6 +116,7 @@ def _contiguous(work: LayerWork, row: MeasurementRow, machine: Machine, start: I
 TABLE = MeasurementTable(
     name="moe_deepgemm",
     title="Expert computation of one rank (SGLang, DeepGEMM), even and skewed routing, H100",
+    kind=WorkKind.EXPERTS,
     size="global_tokens",
     bounds=(
         Bound("contiguous, even", 6, has(layout="contiguous", distribution="uniform")),

@@ -22,7 +22,7 @@ from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape, LayerWork, Precision
 from replay.schemes.ep.megamoe.scheme import MEGAMOE_HOPPER
 from replay.studies.validate.bench import Bench
-from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, has
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, WorkKind, has
 
 if TYPE_CHECKING:
     from replay.engine import Timeline
@@ -70,6 +70,7 @@ def work_of(row: MeasurementRow) -> LayerWork:
 TABLE = MeasurementTable(
     name="fused_layers",
     title="MegaMoE's kernel for Hopper, 8 x H100",
+    kind=WorkKind.ROWS,
     size="tokens_per_rank",
     bounds=(
         Bound("GEMM-2 behind GEMM-1", 10, has(measure="kernel", order="lag")),
@@ -84,6 +85,7 @@ TABLE = MeasurementTable(
 ALONE = MeasurementTable(
     name="fused_kernel",
     title="MegaMoE's kernel for Hopper in waves, one GPU",
+    kind=WorkKind.EXPERTS,
     size="tokens_per_rank",
     bounds=(
         Bound("H100", 15, has(system="dgx-h100")),

@@ -8,7 +8,7 @@ import numpy as np
 
 from replay.model.machine.kinds import DISPATCH
 from replay.studies.validate.bench import Bench
-from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, has
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, WorkKind, has
 
 if TYPE_CHECKING:
     from replay.model.arrays import Ints
@@ -46,6 +46,7 @@ def predict(bench: Bench, row: MeasurementRow) -> float:
 TABLE = MeasurementTable(
     name="links",
     title="NVLink bandwidth, 8 x H800 and 8 x H100",
+    kind=WorkKind.COLLECTIVES,
     size="bandwidth_GB_per_s",
     bounds=(Bound("all", 3, has()),),
     predict=predict,

@@ -16,7 +16,7 @@ import numpy as np
 from hwmodel.units import PS_PER_US
 from replay.model.machine.kinds import COMBINE, DISPATCH
 from replay.studies.validate.bench import Bench
-from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, has
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, WorkKind, has
 
 if TYPE_CHECKING:
     from replay.model.arrays import Ints
@@ -60,6 +60,7 @@ def _row_bytes(row: MeasurementRow) -> int:
 TABLE = MeasurementTable(
     name="mori_ep",
     title="MoRI's dispatch and combine over the links of 2, 4 and 8 MI300X and MI355X",
+    kind=WorkKind.ROWS,
     size="tokens_per_rank",
     bounds=(
         Bound("MI300X dispatch", 10, has(system="mi300x", kernel="dispatch")),

@@ -19,7 +19,7 @@ from replay.model.collectives.pair_rules import rules_on
 from replay.model.collectives.point_to_point import all_to_all
 from replay.model.machine.kinds import DISPATCH
 from replay.studies.validate.bench import Bench
-from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, Prediction, has
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, Prediction, WorkKind, has
 
 if TYPE_CHECKING:
     from replay.model.arrays import Ints
@@ -84,6 +84,7 @@ def predict_bus(bench: Bench, row: MeasurementRow) -> Prediction:
 TABLE = MeasurementTable(
     name="nccl_collectives",
     title="NCCL collectives, 2, 4 and 8 x H100",
+    kind=WorkKind.COLLECTIVES,
     size="bytes",
     bounds=(
         Bound("1 MB and more", 10, lambda row: row["bytes"] >= MEGABYTE),
@@ -105,6 +106,7 @@ B200 = replace(
 BUS = MeasurementTable(
     name="nccl_bus_bandwidth",
     title="Bus bandwidth of large collectives by number of GPUs, H100, H200 and H800",
+    kind=WorkKind.COLLECTIVES,
     size="bytes",
     bounds=(
         Bound("all-reduce, as NCCL runs", 10, has(collective="all_reduce", algorithm="nccl")),

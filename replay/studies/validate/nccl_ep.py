@@ -10,10 +10,11 @@ predictions are for the system's own.
 
 from __future__ import annotations
 
+from replay.schemes.ep.deepep.messages import NODE_GPUS
 from replay.schemes.ep.nccl_ep import NcclEp
 from replay.studies.validate.bench import Bench
 from replay.studies.validate.deepep import whole_way_us
-from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, has
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, WorkKind, has
 
 
 def predict(bench: Bench, row: MeasurementRow) -> float:
@@ -26,6 +27,7 @@ def predict(bench: Bench, row: MeasurementRow) -> float:
 TABLE = MeasurementTable(
     name="nccl_ep",
     title="NCCL EP's low-latency kernels, 8 to 64 x H100 on one to eight nodes",
+    kind=lambda row: WorkKind.ROWS_BETWEEN if row["ep_size"] > NODE_GPUS else WorkKind.ROWS,
     size="ep_size",
     bounds=(Bound("all", 10, has()),),
     predict=predict,

@@ -23,7 +23,7 @@ from replay.model.work.stacks.costs import load_costs
 from replay.model.work.stacks.stack import Stack
 from replay.model.work.transformer_layer import Sizes
 from replay.studies.validate.bench import Bench
-from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, measurements
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, WorkKind, measurements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -156,6 +156,7 @@ def _by_host(run: int) -> Callable[[MeasurementRow], bool]:
 TABLE = MeasurementTable(
     name="one_gpu_steps",
     title="Training steps of a small MoE transformer on one GPU (PyTorch), H200",
+    kind=WorkKind.STEPS,
     size="tokens",
     bounds=(
         Bound("eager, by the host", 30, _by_host(COSTS_RUN)),

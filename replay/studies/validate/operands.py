@@ -24,7 +24,7 @@ from replay.model.compute.row_tiles import row_tiles
 from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape
 from replay.studies.validate.bench import Bench, one_rank
-from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, has
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, WorkKind, has
 
 if TYPE_CHECKING:
     from replay.model.arrays import Ints
@@ -82,6 +82,7 @@ def predict(bench: Bench, row: MeasurementRow) -> float:
 TABLE = MeasurementTable(
     name="operand_gemms",
     title="One product by each path of operands (Triton), H100 and H200",
+    kind=WorkKind.PRODUCTS,
     size="warps",
     bounds=(
         Bound("mma.sync, TMA", 8, has(instruction="mma.sync", path="TMA")),

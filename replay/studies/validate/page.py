@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from replay.report.command import command_words
 from replay.report.provenance import provenance
 from replay.studies.sweeps.words import words
-from replay.studies.validate.report import ERROR_COLUMNS, as_json
+from replay.studies.validate.report import ERROR_COLUMNS, as_json, machine_tables
 from replay.studies.validate.validation_file import SavedValidation
 from tracegen.shared.display.content import Axis, Column, Line, Page, Plot, Section, Table
 
@@ -37,13 +37,14 @@ def page(given: Sequence[Outcome] | SavedValidation) -> Page:
         if len(parts) > 1
         else "The bound on the error holds"
     )
+    machines = machine_tables([one.model_dump() for one in found.machines])
     command = command_words(["moereplay", "validate", *(table.name for table in tables)])
     return Page(
         title="Predicted against measured",
         summary=f"{rows:,} published measurements in {len(tables)} tables were predicted by the "
         f"code of the replays. {holds}.",
         sections=[
-            Section("How large are the errors?", [errors_table(tables)]),
+            Section("How large are the errors?", [*machines, errors_table(tables)]),
             *(_section(table) for table in tables),
             provenance({"tables": len(tables), "measurements": rows}, command=command),
         ],

@@ -22,7 +22,7 @@ from replay.schemes.ep.deepep.messages import NODE_GPUS
 from replay.schemes.ep.hybrid_ep import kernels as hybrid
 from replay.schemes.ep.hybrid_ep.scheme import HybridEpOptions
 from replay.studies.validate.bench import Bench
-from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, has
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, WorkKind, has
 
 if TYPE_CHECKING:
     from replay.engine import Timeline
@@ -98,6 +98,7 @@ def _span_us(timeline: Timeline, first: Kind, last: Kind) -> float:
 HYBRID_EP = MeasurementTable(
     name="hybrid_ep",
     title="HybridEP's kernels alone, 8 x B200, 8 to 36 x GB200",
+    kind=WorkKind.ROWS,
     size="num_gpus",
     bounds=(
         Bound("dispatch, FP8", 15, has(row_type="fp8")),
@@ -113,6 +114,7 @@ HYBRID_EP = MeasurementTable(
 HYBRID_EP_INTERNODE = MeasurementTable(
     name="hybrid_ep_internode",
     title="HybridEP's kernels alone, 16 to 64 x H100 on two to eight nodes",
+    kind=WorkKind.ROWS_BETWEEN,
     size="num_gpus",
     bounds=(
         Bound("4 SMs", 20, has(num_sms=FEWEST_SMS)),
@@ -126,6 +128,7 @@ HYBRID_EP_INTERNODE = MeasurementTable(
 DEEPEP_V2 = MeasurementTable(
     name="deepep_v2",
     title="DeepEP V2's kernels without epilogue, 8 x B200",
+    kind=WorkKind.ROWS,
     size="num_sms",
     bounds=(Bound("all", 20, has()),),
     predict=partial(_bandwidth, replayed=_elastic_us),

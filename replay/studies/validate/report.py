@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from replay.studies.validate.table import WorkKind, error_statistics
 from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
@@ -47,15 +51,54 @@ def error_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
     return rows
 
 
-def markdown_table(outcomes: Sequence[Outcome]) -> str:
-    """Errors by table and part, as VALIDATION.md shows them."""
+def machine_cells(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """Errors of all times of a machine and kind of work: the machines by name, kinds in their order."""
+    errors: defaultdict[tuple[str, WorkKind], list[float]] = defaultdict(list)
+    for outcome in outcomes:
+        for row, error, out in zip(outcome.rows, outcome.errors_percent, outcome.left_out, strict=True):
+            if (cell := outcome.table.cell(row)) and not out:
+                errors[cell].append(error)
+    order = list(WorkKind)
+    return [
+        {"machine": cell[0], "kind": str(cell[1]), **error_statistics(np.array(errors[cell]))}
+        for cell in sorted(errors, key=lambda one: (one[0], order.index(one[1])))
+    ]
+
+
+def machine_tables(cells: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """A table of `machine_cells`, machines down and kinds of work across; none without cells."""
+    if not cells:
+        return []
+    kinds = [kind for kind in WorkKind if any(one["kind"] == kind for one in cells)]
+    texts = {(one["machine"], one["kind"]): f"{one['mean']:.1f} / {one['p95']:.1f} ({one['count']})" for one in cells}
+    return [
+        Table(
+            "machines",
+            "Errors by machine and kind of work: mean / p95 in % (rows)",
+            [Column("machine"), *(Column(kind) for kind in kinds)],
+            [
+                (machine, *(texts.get((machine, kind)) for kind in kinds))
+                for machine in dict.fromkeys(one["machine"] for one in cells)
+            ],
+        )
+    ]
+
+
+def markdown_tables(outcomes: Sequence[Outcome]) -> str:
+    """Errors by machine and kind of work, and by table and part, between VALIDATION.md's marks."""
     from replay.studies.sweeps.table import markdown
 
-    return "\n".join(markdown(COLUMNS, error_rows(outcomes), labels=NUM_LABELS)) + "\n"
+    found = {
+        table.name: markdown([column.heading for column in table.columns], table.texts(), labels=len(table.columns))
+        for table in machine_tables(machine_cells(outcomes))
+    }
+    found["errors"] = markdown(COLUMNS, error_rows(outcomes), labels=NUM_LABELS)
+    blocks = ("\n".join([f"<!-- {name} -->", *lines, f"<!-- /{name} -->\n"]) for name, lines in found.items())
+    return "\n".join(blocks)
 
 
 def error_tables(outcomes: Sequence[Outcome]) -> list[Table]:
-    """Errors by table and part, and the rows that are furthest off."""
+    """Errors by machine and kind of work, by table and part, and the rows that are furthest off."""
     errors: list[tuple[Cell, ...]] = []
     worst: list[tuple[Cell, ...]] = []
     for outcome in outcomes:
@@ -88,6 +131,7 @@ def error_tables(outcomes: Sequence[Outcome]) -> list[Table]:
             for index in outcome.worst(3)
         ]
     return [
+        *machine_tables(machine_cells(outcomes)),
         Table(
             "errors",
             "Predicted against measured: errors",
@@ -115,6 +159,7 @@ def as_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "holds": all_hold(outcomes),
+        "machines": machine_cells(outcomes),
         "tables": [
             {
                 "name": outcome.table.name,

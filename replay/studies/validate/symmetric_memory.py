@@ -17,7 +17,7 @@ from replay.model.collectives.multimem_kernels import SAMPLE
 from replay.model.machine.kinds import DISPATCH, Kind
 from replay.model.machine.times import Time
 from replay.studies.validate.bench import Bench
-from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, Prediction, has
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, Prediction, WorkKind, has
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -91,6 +91,7 @@ H100, B200 = "dgx-h100", "hgx-b200"
 TABLE = MeasurementTable(
     name="symmetric_memory",
     title="All-reduce of PyTorch and vLLM on registered memory, 6 and 8 x H100, 8 x B200",
+    kind=WorkKind.COLLECTIVES,
     size="bytes",
     systems=(H100, B200),
     bounds=(
@@ -108,6 +109,7 @@ TABLE = MeasurementTable(
 GB200 = MeasurementTable(
     name="in_switch",
     title="All-reduce in the switch with four thread blocks, 4 and 8 x GB200",
+    kind=WorkKind.COLLECTIVES,
     size="bytes",
     systems=("gb200-nvl72",),
     bounds=(

@@ -6,6 +6,7 @@ import csv
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -80,6 +81,17 @@ class Prediction(NamedTuple):
     kernel: str
 
 
+class WorkKind(StrEnum):
+    """Kind of work that was measured, in the words of VALIDATION.md."""
+
+    ROWS = "rows of experts, one domain"
+    ROWS_BETWEEN = "rows of experts, several nodes"
+    COLLECTIVES = "collectives, links"
+    PRODUCTS = "products, attention"
+    EXPERTS = "MoE compute"
+    STEPS = "steps"
+
+
 @dataclass(frozen=True)
 class Bound:
     """Promise about one part of a table.
@@ -135,6 +147,8 @@ class MeasurementTable:
         call; none of what all schemes share, such as links and multiplications.
     belongs
         Which rows of the file the table has; all by default.
+    kind
+        Kind of work of all rows or of each; None where no time of any work was measured.
     """
 
     name: str
@@ -149,6 +163,17 @@ class MeasurementTable:
     others: tuple[str, ...] = ()
     schemes: tuple[str, ...] = ()
     belongs: Callable[[MeasurementRow], bool] = EVERY
+    kind: WorkKind | Callable[[MeasurementRow], WorkKind] | None = None
+
+    def cell(self, row: MeasurementRow) -> tuple[str, WorkKind] | None:
+        """Machine and kind of work of a row; None where no time of any work was measured.
+
+        Nodes between which something passes are the same machine as one of them.
+        """
+        if self.kind is None:
+            return None
+        machine = str(row.setting.get("system", self.systems[0])).removesuffix("-ib")
+        return machine, self.kind if isinstance(self.kind, WorkKind) else self.kind(row)
 
     @property
     def unit(self) -> str:
@@ -184,6 +209,20 @@ def _read(table: str, file: str, measured: str, others: tuple[str, ...]) -> tupl
         setting = {key: int(v) if v.isdecimal() else v for key, v in record.items() if key not in others}
         rows.append(MeasurementRow(table, line, setting, value))
     return tuple(rows)
+
+
+def error_statistics(errors_percent: Reals) -> dict[str, float]:
+    """Count, mean, median and 95th percentile of absolute errors, and bias, in percent; of no error the count alone."""
+    if not len(errors_percent):
+        return {"count": 0}
+    absolute = np.abs(errors_percent)
+    return {
+        "count": len(errors_percent),
+        "mean": float(absolute.mean()),
+        "median": float(np.median(absolute)),
+        "p95": float(np.percentile(absolute, 95)),
+        "bias": float(errors_percent.mean()),
+    }
 
 
 @dataclass(frozen=True)
@@ -238,18 +277,8 @@ class Outcome:
         return np.array([holds(row) for row in self.rows], dtype=bool) & ~self.left_out
 
     def statistics(self, which: npt.NDArray[np.bool_]) -> dict[str, float]:
-        """Count, mean, median and 95th percentile of the absolute error, and bias, in percent."""
-        errors = self.errors_percent[which]
-        if not len(errors):
-            return {"count": 0}
-        absolute = np.abs(errors)
-        return {
-            "count": len(errors),
-            "mean": float(absolute.mean()),
-            "median": float(np.median(absolute)),
-            "p95": float(np.percentile(absolute, 95)),
-            "bias": float(errors.mean()),
-        }
+        """Errors of some rows, as `error_statistics` sums them up."""
+        return error_statistics(self.errors_percent[which])
 
     def checks(self) -> list[tuple[Bound, dict[str, float], bool]]:
         """Every bound with its part's statistics, and whether it holds."""

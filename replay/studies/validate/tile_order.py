@@ -18,7 +18,7 @@ from replay.model.compute.tile_steps import add_steps
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
 from replay.studies.validate.bench import Bench
-from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, has
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, WorkKind, has
 from replay.studies.validate.tile_lists import BLOCK_M, OUT_BYTES, GroupedShape, tile_list
 
 if TYPE_CHECKING:
@@ -139,6 +139,7 @@ def _bounds(h100: tuple[float, float], h200: tuple[float, float]) -> tuple[Bound
 TIME = MeasurementTable(
     name="tile_order",
     title="Grouped GEMMs by lists of tiles (Triton), H100 and H200",
+    kind=WorkKind.EXPERTS,
     size="rows",
     bounds=_bounds((10, 15), (15, 20)),
     predict=predict_time,
@@ -151,6 +152,7 @@ READ = replace(
     TIME,
     name="tile_order_bytes",
     title="What grouped GEMMs by lists of tiles read from memory (Triton), H100 and H200",
+    kind=None,
     bounds=_bounds((10, 5), (10, 5)),
     predict=predict_read,
     measured="read_bytes",
@@ -161,6 +163,7 @@ READ = replace(
 TILEOPS = MeasurementTable(
     name="tileops",
     title="TileOPs' grouped GEMM of 256 experts, row tile by row tile and in groups of 8, H200",
+    kind=WorkKind.EXPERTS,
     size="rows",
     bounds=(Bound("all", 25, has()),),
     predict=predict_time,
@@ -171,6 +174,7 @@ TILEOPS_BYTES = replace(
     TILEOPS,
     name="tileops_bytes",
     title="What TileOPs' grouped GEMM moves through memory, row tile by row tile, H200",
+    kind=None,
     bounds=(Bound("all", 20, has()),),
     predict=predict_moved,
     measured="moved_bytes",

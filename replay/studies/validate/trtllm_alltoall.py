@@ -20,7 +20,7 @@ from replay.model.work.layer import ExpertShape, LayerWork, Precision
 from replay.model.work.placement import place
 from replay.schemes.ep.trtllm import one_sided, two_sided
 from replay.studies.validate.bench import Bench
-from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, has
+from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, WorkKind, has
 
 if TYPE_CHECKING:
     from replay.model.arrays import Ints
@@ -83,6 +83,7 @@ def even_ranks(num_ranks: int, tokens: int, num_experts: int, topk: int, hidden:
 TABLE = MeasurementTable(
     name="trtllm_alltoall",
     title="TensorRT-LLM's NVLink all-to-all, 4 and 8 x GB200",
+    kind=WorkKind.ROWS,
     size="tokens_per_rank",
     bounds=(
         Bound("one-sided, dispatch", 8, has(side="one", phase="dispatch")),

@@ -10,13 +10,11 @@ from tracegen.shared.display.exhibit import Exhibit
 from tracegen.shared.display.frames import flat
 
 
-class SavedPart(BaseModel):
-    """Errors of some rows of a table, in percent, and their bound.
+class SavedErrors(BaseModel):
+    """Errors of some rows, in percent.
 
     Attributes
     ----------
-    bound_mean_percent, holds
-        What the mean must not exceed, and whether it does not.
     count, mean, median, p95, bias
         Rows; mean, median and 95th percentile of the error without its sign; mean error. Without
         any rows there is only the count.
@@ -24,14 +22,26 @@ class SavedPart(BaseModel):
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
-    name: str
-    bound_mean_percent: float
-    holds: bool
     count: int
     mean: float | None = None
     median: float | None = None
     p95: float | None = None
     bias: float | None = None
+
+
+class SavedPart(SavedErrors):
+    """Errors of a part of a table, what their mean must not exceed, and whether it does not."""
+
+    name: str
+    bound_mean_percent: float
+    holds: bool
+
+
+class SavedMachineErrors(SavedErrors):
+    """Errors of a kind of work on a machine."""
+
+    machine: str
+    kind: str
 
 
 class SavedMeasurement(BaseModel):
@@ -87,12 +97,13 @@ class SavedTable(BaseModel):
 
 
 class SavedValidation(BaseModel, Exhibit):
-    """All tables that were predicted."""
+    """All tables that were predicted, and errors by machine and kind of work, which older files lack."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False, populate_by_name=True)
 
     schema_: Literal["moereplay-validation/1"] = Field(alias="schema")
     holds: bool
+    machines: list[SavedMachineErrors] = []
     tables: list[SavedTable]
 
     def _rows(self) -> list[dict[str, Any]]:

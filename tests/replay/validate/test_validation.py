@@ -1,11 +1,15 @@
 """Every table must stay within its bounds, and VALIDATION.md must show the present errors."""
 
+import dataclasses
 import itertools
 import json
 import math
+import re
+from collections import defaultdict
 from functools import cache
 from importlib import resources
 
+import networkx as nx
 import numpy as np
 import pytest
 from long_tables import by_length, is_long, kind_of, spread_rows
@@ -17,7 +21,7 @@ from replay.studies.validate.bench import Bench, even_work, uniform_work
 from replay.studies.validate.catalog import TABLES, of_system
 from replay.studies.validate.compute import gemm_outliers
 from replay.studies.validate.page import page
-from replay.studies.validate.table import EVERY, Bound, MeasurementRow, MeasurementTable, Outcome, predict
+from replay.studies.validate.table import EVERY, Bound, MeasurementRow, MeasurementTable, Outcome, WorkKind, predict
 from replay.studies.validate.validation_file import SavedValidation
 
 MOST_TOKENS = 512
@@ -47,11 +51,14 @@ def on_cheap_rows(name):
     return predict(TABLES[name], Bench(), rows[:: max(1, len(rows) // some)])
 
 
-def documented_lines():
-    """Lines of the error table in VALIDATION.md, headings left out."""
-    text = (resources.files("replay.studies.validate") / "VALIDATION.md").read_text("utf-8")
-    table = text.partition("<!-- errors -->\n")[2].partition("<!-- /errors -->")[0]
-    return table.splitlines()
+def lines_between(text, name="errors"):
+    """Lines between the marks of a table."""
+    return text.partition(f"<!-- {name} -->\n")[2].partition(f"<!-- /{name} -->")[0].splitlines()
+
+
+def documented_lines(name="errors"):
+    """Lines of a table in VALIDATION.md."""
+    return lines_between((resources.files("replay.studies.validate") / "VALIDATION.md").read_text("utf-8"), name)
 
 
 def cells(line):
@@ -108,20 +115,96 @@ def test_each_row_of_a_fused_layer_is_within_15_percent(predicted):
     assert np.abs(errors).max() < 15
 
 
-def test_the_documented_table_has_every_part_in_the_command_s_form():
-    """Numbers of rows and bounds, of all tables, without predicting anything."""
-    unpredicted = [
+def unpredicted():
+    """Outcomes of all tables, without predicting anything."""
+    return [
         Outcome(table, table.rows(), np.ones(len(table.rows())), out)
         for table in TABLES.values()
         for out in [np.array((table.is_outlier or (lambda rows: [False] * len(rows)))(table.rows()))]
     ]
+
+
+def test_the_documented_table_has_every_part_in_the_command_s_form():
+    """Numbers of rows and bounds, of all tables."""
     exact = {0, 1, 2, 7}  # table, part, rows, bound; the other columns need predictions
-    wanted = report.markdown_table(unpredicted).splitlines()
+    wanted = lines_between(report.markdown_tables(unpredicted()))
     assert cells(documented_lines()[0]) == cells(wanted[0])
     assert len(documented_lines()) == len(wanted)
     for line, other in zip(documented_lines()[2:], wanted[2:], strict=True):
         found, expected = cells(line), cells(other)
         assert [found[i] for i in exact] == [expected[i] for i in exact]
+
+
+def machine_errors(lines):
+    """(machine, kind of work) to mean, 95th percentile and number of rows, as a table has them."""
+    headings = cells(lines[0])
+    return {
+        (machine, kind): tuple(map(float, re.fullmatch(r"(\S+) / (\S+) \\?\((\d+)\\?\)", text).groups()))
+        for machine, *texts in map(cells, lines[2:])
+        for kind, text in zip(headings[1:], texts, strict=True)
+        if text != "-"
+    }
+
+
+def test_documented_errors_of_machines_follow_from_those_of_the_documented_parts():
+    """As many rows in every cell, and as large a sum of errors in all cells that share parts."""
+    found = machine_errors(documented_lines("machines"))
+    wanted = machine_errors(lines_between(report.markdown_tables(unpredicted()), "machines"))
+    assert {cell: one[2] for cell, one in found.items()} == {cell: one[2] for cell, one in wanted.items()}
+    shared, sums = nx.Graph(), defaultdict(float)
+    for table, name, count, mean, *_ in map(cells, (line.replace("\\", "") for line in documented_lines()[2:])):
+        (holds,) = (bound.holds for bound in TABLES[table].bounds if bound.name == name)
+        of = {TABLES[table].cell(row) for row in TABLES[table].rows() if holds(row)} - {None}
+        nx.add_path(shared, sorted(of))
+        if of:
+            sums[min(of)] += int(count) * float(mean)
+    assert set(shared) == set(found)
+    for group in nx.connected_components(shared):
+        rows = sum(found[cell][2] for cell in group)
+        mean = sum(found[cell][0] * found[cell][2] for cell in group) / rows
+        assert mean == pytest.approx(sum(sums[cell] for cell in group) / rows, abs=0.1), group  # both are rounded
+
+
+def test_errors_of_a_machine_and_kind_by_hand():
+    def row(system, size, measured):
+        return MeasurementRow("t", 2, {"system": system, "size": size}, measured)
+
+    rows = (row("a", 1, 100.0), row("a-ib", 9, 100.0), row("b", 1, 200.0), row("a", 1, 100.0), row("a", 1, 100.0))
+    kind = lambda row: WorkKind.ROWS_BETWEEN if row["size"] > 8 else WorkKind.ROWS  # noqa: E731
+    table = MeasurementTable(
+        "t", "t", "size", (Bound("all", 50, EVERY),), lambda *_: 0.0, systems=("a", "b"), kind=kind
+    )
+    first = Outcome(table, rows, np.array([110.0, 70.0, 150.0, 80.0, 900.0]), np.array([False] * 4 + [True]))
+    rates = dataclasses.replace(table, name="rates", measured="bus_GB_per_s", kind=WorkKind.ROWS)
+    second = Outcome(rates, rows[:1], np.array([130.0]), np.zeros(1, bool))
+    nothing = Outcome(
+        dataclasses.replace(table, name="counts", kind=None), rows[:1], np.array([900.0]), np.zeros(1, bool)
+    )
+    found = report.machine_cells([first, second, nothing])
+    assert [(one["machine"], one["kind"], one["count"]) for one in found] == [
+        ("a", "rows of experts, one domain", 3),
+        ("a", "rows of experts, several nodes", 1),
+        ("b", "rows of experts, one domain", 1),
+    ]
+    assert [one["mean"] for one in found] == pytest.approx([(10 + 20 + 30) / 3, 30, 25])
+    assert [one["bias"] for one in found] == pytest.approx([(10 - 20 - 30) / 3, -30, -25])
+    assert found[0]["p95"] == pytest.approx(29)
+    (shown,) = report.machine_tables(found)
+    assert shown.texts() == [["a", "20.0 / 29.0 (3)", "30.0 / 30.0 (1)"], ["b", "25.0 / 25.0 (1)", "-"]]
+    assert not report.machine_tables(report.machine_cells([nothing]))
+    saved = SavedValidation.model_validate(json.loads(json.dumps(report.as_json([first, second, nothing]))))
+    assert [one.model_dump() for one in saved.machines] == found
+    assert next(iter(page(saved).sections[0].items)) == shown
+
+
+def test_every_time_is_of_one_machine_and_kind_and_no_count_of_bytes():
+    seen = set()
+    for table in TABLES.values():
+        found = {table.cell(row) for row in table.rows()}
+        assert (None in found) == (table.unit == "bytes"), table.name
+        assert {cell[0] for cell in found - {None}} <= set(table.systems), table.name
+        seen |= {cell[1] for cell in found - {None}}
+    assert seen == set(WorkKind)
 
 
 def test_the_tables_are_the_published_ones():
@@ -383,7 +466,7 @@ def test_the_command_ends_with_0_where_bounds_hold_and_1_where_not(tmp_path, cap
     drawn = {path.name for path in (tmp_path / "p").iterdir()}
     assert {"links-predicted.svg", "links-error.svg"} <= drawn
     _, said = command(capsys, "links", "--markdown")
-    assert cells(said.out.splitlines()[2])[:3] == ["links", "all", "18"]
+    assert cells(lines_between(said.out)[2])[:3] == ["links", "all", "18"]
     code, said = command(capsys, "linkz")
     assert code == 2 and "Traceback" not in said.err
     code, said = command(capsys, "links", "--set", "link.efficiency=0.5")
@@ -426,3 +509,4 @@ def test_the_command_lists_tables_of_one_system(capsys):
     _, said = command(capsys, "--list", "--system", "hgx-h800")
     named = [line.partition(":")[0] for line in said.out.splitlines()]
     assert named == ["links", "nccl_bus_bandwidth"]
+    assert all(line.endswith("rows; collectives, links)") for line in said.out.splitlines())
