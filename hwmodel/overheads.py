@@ -79,7 +79,7 @@ class Overheads:
         )
 
     def kernel_gap_ps(self, mode: Literal["stream", "graph"] = "stream") -> int:
-        """Idle time between two dependent kernels of one GPU.
+        """Time from the work of a kernel to that of the next one: an end, a gap and a start.
 
         Parameters
         ----------

@@ -18,7 +18,7 @@ from hwmodel.compute import gradient_type
 
 SYSTEM = hwmodel.load("dgx-h100")
 COMPUTE = SYSTEM.compute
-GRAPH_GAP_US = 1.2
+GRAPH_GAP_US = SYSTEM.spec.overheads.kernel_gap_graph_us.value
 
 DTYPES = st.sampled_from(["bf16", "fp8", "fp32"])
 row_lists = st.lists(st.integers(0, 700), max_size=12)

@@ -55,6 +55,11 @@ class Bench:
             self._systems[identity] = hwmodel.load(name, {**self.overrides, **dotted})
         return self._systems[identity]
 
+    def in_graphs(self, name: str, **settings: Any) -> System:
+        """Load a system whose kernels follow one another as in a CUDA graph; `settings` as of `system`."""
+        gap_us = self.system(name).spec.overheads.kernel_gap_graph_us.value
+        return self.system(name, overheads__kernel_gap_stream_us=gap_us, **settings)
+
     def of_nodes(self, name: str, num_gpus: int) -> System:
         """Load a system with as many nodes as GPUs need; tables mark several nodes by the suffix ``-ib``."""
         return self.system(name.removesuffix("-ib"), fabric__num_domains=-(-num_gpus // NODE_GPUS))

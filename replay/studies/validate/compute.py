@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from replay.model.work.layer import LayerWork
 
 SYSTEM = "dgx-h100"
-# Both tables were measured in CUDA graphs: the preset's overheads.kernel_gap_graph_us takes the
-# place of its kernel_gap_stream_us.
-GRAPH_GAP_US = 1.2
 SMALL_TILE = 64  # rows of the lowest tile
 SMALL_M = 256  # rows below which a GEMM belongs to the part "m < 256"
 OUTLIER_FACTOR = 1.35  # of the time of a larger size of the same shape
@@ -148,7 +145,7 @@ def predict_gemm(bench: Bench, row: MeasurementRow) -> float:
         kernels = LIBRARY_FP8[row["library"]]
         library = kernels.settings(m, n, plain.num_sms)
         quantising = kernels.quantising
-    system = bench.system(machine_of(row), overheads__kernel_gap_stream_us=GRAPH_GAP_US, **library)
+    system = bench.in_graphs(machine_of(row), **library)
     work = one_rank([m], ExpertShape(k, n), "fp8" if fp8 else "bf16")
     found = found_operands(system, row)
 
@@ -235,7 +232,7 @@ def _is_small(row: MeasurementRow) -> bool:
 def predict_moe(bench: Bench, row: MeasurementRow) -> float:
     """Predict a time in microseconds of the fused operator: sort, expand, two GEMMs, finish."""
     precision = "fp8" if row["moe_dtype"] == "fp8_block" else "bf16"
-    system = bench.system(machine_of(row), overheads__kernel_gap_stream_us=GRAPH_GAP_US)
+    system = bench.in_graphs(machine_of(row))
     shape = ExpertShape(row["hidden"], row["intermediate"], gated=row["gated"] == "yes")
     works = (one_rank(rows, shape, precision) for rows in _measured_rows(row))
     kernels = _moe_deepgemm if precision == "fp8" and is_blackwell(row) else _moe

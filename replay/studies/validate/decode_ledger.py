@@ -1,7 +1,7 @@
 """Decoding under one CUDA graph, kernel by kernel and as a step: Megatron-LM and vLLM, 4 x GB200.
 
-Kernels are those that `moereplay infer` has, without the gap before them, as a profiler tells their
-time. MoE kernels are timed within a layer, where early GPUs wait: `nvls` under Megatron-LM, which
+Kernels are those that `moereplay infer` has, with what a profiler counts as kernel of the gap before
+them. MoE kernels are timed within a layer, where early GPUs wait: `nvls` under Megatron-LM, which
 gathers rows, ids and weights by one kernel and sums in FP32, and `nccl-allgather` under vLLM. A
 step is an iteration of `infer` under the engine's list, by its GPUs alone. Positions of a request
 are assumed: half of the 1,024 tokens that it generates, and a short prompt. Nothing is fitted to
@@ -57,6 +57,9 @@ STACKS = {
 }
 """What launched a step, by engine and trace: the later one has the fusions of its pull requests."""
 
+IDLE_US = 0.5
+"""Of the gap before a kernel, what the ledger's profile counts as nobody's; the rest is starts and ends of kernels."""
+
 IN_A_ROW: Mapping[str, tuple[Kind, ...]] = {
     "all-gather": dataclasses.astuple(DISPATCH),
     "index maps": (Kind.LAYOUT,),
@@ -72,15 +75,16 @@ IN_A_ROW: Mapping[str, tuple[Kind, ...]] = {
 
 def predict(bench: Bench, row: MeasurementRow) -> float:
     """Predict a time in microseconds."""
-    system = bench.system(row["system"], overheads__kernel_gap_stream_us=0.0)
     if row["kernel"] == "whole step":
         return _step_us(bench, row)
+    overheads = bench.system(row["system"]).overheads
     if row["kernel"] == "graph node":  # of a kernel that moves next to nothing
-        overheads = system.overheads
         return (overheads.small_kernel_ps + overheads.kernel_gap_ps("graph")) / PS_PER_US
+    counted_us = max(overheads.kernel_gap_ps("graph") / PS_PER_US - IDLE_US, 0)
+    system = bench.system(row["system"], overheads__kernel_gap_stream_us=counted_us)
     shape = load(row["model"])
     if row["kernel"] in BESIDE:
-        return BESIDE[row["kernel"]](system, shape, row) / PS_PER_US
+        return counted_us + BESIDE[row["kernel"]](system, shape, row) / PS_PER_US
     work = _work(shape, row)
     if row["trace"] == "clean":
         return bench.time_us(system, row["ep_size"], lambda m, at: _alone(row, work, m, at))

@@ -34,7 +34,7 @@ from replay.model.machine.times import Time
 from replay.model.work.layer import ExpertShape
 from replay.schemes.ep.deepep import stack
 from replay.studies.validate.bench import Bench, one_rank
-from replay.studies.validate.compute import GRAPH_GAP_US, SYSTEM
+from replay.studies.validate.compute import SYSTEM
 from replay.studies.validate.skew import draws
 from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, WorkKind, has
 
@@ -73,8 +73,8 @@ def measured_rows(row: MeasurementRow) -> list[Ints]:
 def predict(bench: Bench, row: MeasurementRow) -> float:
     """Predict a time in microseconds."""
     is_graph = row["layout"] == "masked"
-    gap = {"overheads__kernel_gap_stream_us": GRAPH_GAP_US} if is_graph else {}
-    system, build = bench.system(SYSTEM, **gap), _masked_kernels if is_graph else _contiguous
+    system = bench.in_graphs(SYSTEM) if is_graph else bench.system(SYSTEM)
+    build = _masked_kernels if is_graph else _contiguous
     shape = ExpertShape(row["hidden"], row["intermediate"])
     works = (one_rank(rows, shape, "fp8") for rows in measured_rows(row))
     return float(np.mean([bench.time_us(system, 1, partial(build, work, row)) for work in works]))
