@@ -30,12 +30,23 @@ is_half_made() {
 
 # Usage: pip_install ARGUMENT...    what `pip install` takes; into .venv
 # Python compiles the modules that it imports; pip would compile five times as many, tests of numba and all.
+later=
+[ -n "${PYTHONDONTWRITEBYTECODE:-}" ] || later=--no-compile
 pip_install() {
-    local later=
-    [ -n "${PYTHONDONTWRITEBYTECODE:-}" ] || later=--no-compile
     touch .venv/.moereplay-unfinished &&
         .venv/bin/python -m pip install --quiet --disable-pip-version-check $later "$@" &&
         rm .venv/.moereplay-unfinished
+}
+
+# Makes .venv with the pip that comes with Python: by Python's own pip, where there is one; venv's way compiles all of it.
+make_venv() {
+    local wheels
+    wheels=$("$python" -c 'import ensurepip; print(ensurepip.__path__[0])' 2>/dev/null)/_bundled
+    {
+        "$python" -m venv --without-pip .venv &&
+            "$python" -m pip --python .venv/bin/python install --quiet --disable-pip-version-check $later --no-index \
+                --find-links "$wheels" pip
+    } > /dev/null 2>&1 || "$python" -m venv .venv
 }
 
 # One at a time, where there is flock: two would install into, or delete, the same folder.
@@ -51,7 +62,7 @@ if [ ! -e .venv ]; then
     mkdir .venv
     echo "$root" > .venv/.moereplay-made
     touch .venv/.moereplay-unfinished
-    "$python" -m venv .venv || return 1
+    make_venv || return 1
 fi
 .venv/bin/python -c "import pip" 2>/dev/null || {
     echo "There is no Python with pip in .venv, which was not made here: remove it, and start again." >&2

@@ -5,8 +5,7 @@ set -euo pipefail
 source "$(dirname "$0")/_venv.sh" ""  # no extra, whatever options are given here
 
 mkdir -p out
-# Two processes, since 24 layers under all schemes are worth the second one's start; the numbers are the same.
-moereplay compare gpt-oss-20b-decode --jobs 2 --json out/gpt-oss-20b-decode.json \
+moereplay compare gpt-oss-20b-decode --json out/gpt-oss-20b-decode.json \
     --html out/gpt-oss-20b-decode.html "$@"
 echo
 echo "Every number behind the table: $root/out/gpt-oss-20b-decode.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,6 +13,7 @@ from replay.cli.options import options_of, settings_of
 from replay.cli.results import COMMON, ExperimentCommand, ResultCall, asks, beside, command_with, hide
 from replay.cli.screen import progress, show, tell
 from replay.errors import RefusedError
+from replay.experiments.base.estimate import UnfitError
 from replay.experiments.base.experiment import EXPERIMENTS, SpecInputs, execute
 from replay.experiments.base.result import allowed_by
 from replay.experiments.base.scheme_experiment import AnySchemeExperiment, SchemeExperiment, with_schemes
@@ -134,7 +136,7 @@ class ComparisonCall(ExperimentCommand):
         steps, unit
             What progress counts, and how many each scheme has.
         jobs
-            Processes where none are asked for.
+            Processes where none are asked for, if their memory together is there; else one.
         more
             Further parameters of `SchemeExperiment.compare`.
 
@@ -151,17 +153,24 @@ class ComparisonCall(ExperimentCommand):
         with progress(count * steps, unit) as bar:
             if "folder" in more:
                 more["found"] = bar.resume
-            compared = (compare or experiment.compare)(
+            comparing = partial(
+                compare or experiment.compare,
                 spec=wanted.spec,
                 schemes=wanted.schemes,
                 baseline=wanted.baseline,
                 options=wanted.options,
-                jobs=jobs if self.words["jobs"] is None else self.words["jobs"],
                 max_memory=self.max_memory,
                 progress=bar.update,
                 report=tell,
                 **more,
             )
+            asked = self.words["jobs"]
+            try:
+                compared = comparing(jobs=jobs if asked is None else asked)
+            except UnfitError:
+                if asked is not None or jobs == 1:
+                    raise
+                compared = comparing(jobs=1)  # which has all the memory
         compared = then(compared)
         self.finish(compared)
         show(experiment.screen_tables(compared, details=self.words["details"]))

@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from replay.experiments.layer.result import Result
     from tracegen import RoutingTrace
 
-MANY_LAYERS = 96
+MANY_REPLAYS = 200
+"""Replays of one layer from which on the start of two processes takes less time than they save."""
+
 PLACEMENT_HELP = str(RunSpec.model_fields["placement"].description)
 
 
@@ -144,15 +146,18 @@ def compare(
         specs: Sequence[Any] = call.before.specs
         placement = list(dict.fromkeys(one.placement for one in specs))
     more = {"folder": out} if is_whole else {}
+    rows = len(set(placement or [""]))  # of each scheme
+    layers = _num_steps(spec, trace) if is_whole else num_layers(spec, trace)
+    schemes = wanted.schemes or LAYER.usual_schemes(spec, {})
     with _kept_in(out):
         found = call.carry_out(
             dataclasses.replace(wanted, spec=spec),
             compare=partial(compared, trace, placements=placement or None),
             then=lambda one: one if drawn is None else _assess(one, trace, drawn),
             objects={"trace": trace},
-            steps=len(set(placement or [""])) * (_num_steps(spec, trace) if is_whole else num_layers(spec, trace)),
-            unit="step" if is_whole else "layer" if num_layers(spec, trace) > 1 else "scheme",
-            jobs=num_processors() if is_whole else _worth_two(spec, trace),
+            steps=rows * layers,
+            unit="step" if is_whole else "layer" if layers > 1 else "scheme",
+            jobs=num_processors() if is_whole else usual_jobs(len(schemes) * rows * layers),
             **more,
         )
     if found is not None and not is_whole:
@@ -258,9 +263,9 @@ def num_layers(spec: RunSpec, trace: RoutingTrace) -> int:
     return number if spec.sample_layers is None else min(number, spec.sample_layers)
 
 
-def _worth_two(spec: RunSpec, trace: RoutingTrace) -> int:
-    """Two processes where starting them takes less time than they save."""
-    return 2 if num_layers(spec, trace) >= MANY_LAYERS else 1
+def usual_jobs(num_replays: int) -> int:
+    """Processes that share so many replays of a layer: two, of `MANY_REPLAYS` on two processors."""
+    return 2 if num_replays >= MANY_REPLAYS and num_processors() > 1 else 1
 
 
 def _show_tuned(results: Sequence[Result], *, name_all: bool) -> None:
