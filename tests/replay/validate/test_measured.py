@@ -310,6 +310,21 @@ def test_no_product_is_faster_than_the_tensor_cores():
     assert all(float(row["error"]) < 0.005 for row in rows_of("operand_gemms"))
 
 
+def test_a_wide_tile_takes_longer_beside_its_steps_whatever_brings_its_operands():
+    # A step has as many bytes in each type, so a line through the types' times ends at what a tile takes beside steps.
+    steps = {"fp8": 4096 // 128, "bf16": 4096 // 64, "tf32": 4096 // 32}
+    times = defaultdict(dict)
+    for row in rows_of("operand_gemms"):
+        if row["stages"] == "4":  # one block has an SM for itself, with either width
+            rows, columns, _ = (int(side) for side in row["tile"].split("x"))
+            waves = math.ceil(8192 * 8192 / (rows * columns) / 132)
+            key = (columns, row["system"], row["instruction"], row["path"], row["warps"])
+            times[key][steps[row["dtype"]]] = float(row["time_us"]) / waves
+    beside = {key: np.polyfit(list(of), list(of.values()), 1)[1] for key, of in times.items()}
+    assert Counter(key[0] for key in beside) == {256: 8, 128: 16}
+    assert all(4.1 < us < 5.2 if key[0] == 256 else -0.7 < us < 2.5 for key, us in beside.items())
+
+
 def test_memory_serves_operands_at_least_once_and_no_faster_than_it_can():
     for row in rows_of("tile_order"):
         shape = LISTS.GroupedShape(row["model"], int(row["experts"]), int(row["rows"]), int(row["k"]), int(row["n"]))
