@@ -8,6 +8,8 @@ pulled from buffers that others have written, a kernel of one thread meets all G
 behind either kernel. The FIFO (10 to 12 rows) never holds up an SM here: 10 rows of 14 KB in a
 round trip of 1 us are 140 GB/s, more than an SM adds up.
 
+Left out: blocks of the combine share each chunk, in groups of four tokens.
+
 Source: deepseek-ai/DeepEP, branch hybrid-ep, ``csrc/hybrid_ep/backend/hybrid_ep_backend.cuh``.
 """
 
