@@ -170,7 +170,10 @@ def test_errors_of_a_machine_and_kind_by_hand():
         return MeasurementRow("t", 2, {"system": system, "size": size}, measured)
 
     rows = (row("a", 1, 100.0), row("a-ib", 9, 100.0), row("b", 1, 200.0), row("a", 1, 100.0), row("a", 1, 100.0))
-    kind = lambda row: WorkKind.ROWS_BETWEEN if row["size"] > 8 else WorkKind.ROWS  # noqa: E731
+
+    def kind(row):
+        return WorkKind.ROWS_BETWEEN if row["size"] > 8 else WorkKind.ROWS
+
     table = MeasurementTable(
         "t", "t", "size", (Bound("all", 50, EVERY),), lambda *_: 0.0, systems=("a", "b"), kind=kind
     )
@@ -320,6 +323,18 @@ def test_a_wrong_constant_is_noticed(table, change):
     assert sum(numbers.get("mean", 0) for _, numbers, _ in wrong.checks()) > 1.15 * sum(
         numbers.get("mean", 0) for _, numbers, _ in right.checks()
     )
+
+
+@pytest.mark.parametrize("kernel", ["attention", "all-gather"])
+def test_a_kernel_of_the_ledger_has_the_gap_before_it_but_what_is_nobody_s(kernel):
+    row = next(row for row in TABLES["decode_ledger"].rows() if row["kernel"] == kernel and row["engine"] == "megatron")
+
+    def predicted(gap_us):
+        return predict(TABLES["decode_ledger"], Bench({"overheads.kernel_gap_graph_us": gap_us}), [row]).predicted[0]
+
+    # The profile's own graph node: 0.85 us of kernel and 0.5 us of gap.
+    assert predicted(1.2) - predicted(0.5) == pytest.approx(0.7)
+    assert predicted(0.5) == predicted(0.2)
 
 
 def made_up(measured, predicted, left_out=None):
