@@ -177,6 +177,40 @@ def push_time(machine: Machine, pushes: Pushes, token: Ints, out: int, stores: i
     return Time.longer(costs.sm_store(pushes.rows * out), walked)
 
 
+def pull(machine: Machine, sms: Ints, pulls: Pushes, row_bytes: tuple[int, int], begun: Tasks) -> Tasks:
+    """Load the rows of sums from wherever they lie: (row,) tasks that they are in shared memory.
+
+    Parameters
+    ----------
+    sms
+        (rank, SM): channels of the warps that load.
+    row_bytes
+        Values of a row, and all of it.
+    begun
+        (rank,): the kernel has begun.
+    """
+    values, whole = row_bytes
+    loaded = machine.serve(
+        sms[pulls.src, pulls.sm],
+        machine.costs.sm_add(pulls.rows * whole, 0),
+        late=machine.costs.memory_load(),
+        kind=COMBINE.send,
+        rank=pulls.src,
+        after=begun[pulls.src],
+    )
+    arrived, remote = loaded.copy(), pulls.src != pulls.dst
+    arrived[remote] = machine.transfers.load(
+        COMBINE,
+        pulls.src[remote],
+        pulls.dst[remote],
+        values,
+        loaded[remote],
+        rows=pulls.rows[remote],
+        meta_bytes=whole - values,
+    ).arrived
+    return arrived[pulls.of_row]
+
+
 def dispatch(
     work: LayerWork,
     machine: Machine,
@@ -247,26 +281,7 @@ def combine(
     between = Relays.of(work, machine.domains, chunk)
     pulls = _in_chunks(work, between, machine.domains)
     sms = split.channels("hybrid-ep", num_sms)[:, _sm_of_turn(between, machine.domains, num_sms)]
-    loaded = machine.serve(
-        sms[pulls.src, pulls.sm],
-        costs.sm_add(pulls.rows * back, 0),
-        late=costs.memory_load(),
-        kind=COMBINE.send,
-        rank=pulls.src,
-        after=begun[pulls.src],
-    )
-    arrived, remote = loaded.copy(), pulls.src != pulls.dst
-    reader, other = pulls.src[remote], pulls.dst[remote]
-    arrived[remote] = machine.transfers.load(
-        COMBINE,
-        reader,
-        other,
-        row,
-        loaded[remote],
-        rows=pulls.rows[remote],
-        meta_bytes=back - row,
-    ).arrived
-    arrived = arrived[pulls.of_row]
+    arrived = pull(machine, sms, pulls, (row, back), begun)
     # Sums of a chunk for another node, which go back as they lie in memory.
     inside = split.channels("hybrid-ep, adding inside", num_sms, on="hybrid-ep")
     block, relay = between.chunk % num_sms, between.relay

@@ -170,40 +170,24 @@ def pull_rows(
     begun
         (rank,): the kernel has begun.
     """
-    row, costs, (num_sms, chunk_tokens) = work.combine_row_bytes, machine.costs, shape
+    num_sms, chunk_tokens = shape
     if machine.num_domains > 1:
         return between.combine(work, machine, split, shape, (rows.out, rows.back), begun)
     sm = _sm_of_token(work, num_sms, chunk_tokens)
     pulls = Pushes.of(work.copy_source, work.copy_rank, sm[work.copy_token], work.num_ranks)
-    loaded = machine.serve(
-        split.channels("hybrid-ep", num_sms)[pulls.src, pulls.sm],
-        costs.sm_add(pulls.rows * rows.back, 0),
-        late=costs.memory_load(),
-        kind=COMBINE.send,
-        rank=pulls.src,
-        after=begun[pulls.src],
+    arrived = between.pull(
+        machine, split.channels("hybrid-ep", num_sms), pulls, (work.combine_row_bytes, rows.back), begun
     )
-    arrived, remote = loaded.copy(), pulls.src != pulls.dst
-    owner, other = pulls.src[remote], pulls.dst[remote]
-    arrived[remote] = machine.transfers.load(
-        COMBINE,
-        owner,
-        other,
-        row,
-        loaded[remote],
-        rows=pulls.rows[remote],
-        meta_bytes=rows.back - row,
-    ).arrived
     adders = split.channels("hybrid-ep, adding", num_sms, on="hybrid-ep")
     owner = work.source_rank
     added = machine.serve(
         adders[owner, sm],
-        costs.sm_add(0, np.full(work.num_tokens, rows.back)),
+        machine.costs.sm_add(0, np.full(work.num_tokens, rows.back)),
         kind=COMBINE.receive,
         rank=owner,
         after=begun[owner],
     )
-    machine.order(arrived[pulls.of_row], added[work.copy_token])
+    machine.order(arrived, added[work.copy_token])
     sums = MemoryTraffic(read=0, written=np.full(work.num_tokens, rows.back))
     written = machine.stream(COMBINE.memory, sums, owner, added)
     machine.notes.follow("combined", np.arange(work.num_tokens), written)
