@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,7 +26,6 @@ from replay.studies.validate.bench import Bench, Build, Value, even_work, unifor
 from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, WorkKind, has
 
 if TYPE_CHECKING:
-    from replay.engine import Timeline
     from replay.model.arrays import Ints, Picoseconds
     from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
@@ -114,47 +113,35 @@ def whole_way_us(bench: Bench, row: MeasurementRow, scheme: Scheme, work: LayerW
     return bench.time_us(bench.of_nodes(row["system"], n), n, build)
 
 
-class _Transmit(NamedTuple):
-    """A transmit kernel between nodes that all GPUs begin together.
-
-    Attributes
-    ----------
-    makespan_us
-        Until the last is through with it.
-    left
-        (rank,): from the first GPU that leaves it until each does.
-    """
-
-    makespan_us: float
-    left: Time
-
-
-def _transmit(bench: Bench, row: MeasurementRow, tokens: int, draw: Callable[..., LayerWork]) -> _Transmit:
+def _transmit(bench: Bench, row: MeasurementRow, tokens: int, draw: Callable[..., LayerWork]) -> Picoseconds:
+    """(rank,): how long each GPU is in a transmit kernel between nodes that all begin together."""
     scheme = DeepEp().with_options({"num_sms": row["num_sms"], **INTERNODE_RINGS})
     kernel = scheme.dispatch_kernel if row["phase"] == "dispatch" else scheme.combine_kernel
 
-    def replay(work: LayerWork) -> _Transmit:
-        timeline, ends_ps = _ends(bench, row, partial(kernel, work))
-        return _Transmit(timeline.makespan_ps / PS_PER_US, Time(ends_ps - ends_ps.min()))
+    def replay(work: LayerWork) -> Picoseconds:
+        return _ends(bench, row, partial(kernel, work))
 
     return _once(bench, row, tokens, draw, replay)
 
 
-def _ends(bench: Bench, row: MeasurementRow, build: Build) -> tuple[Timeline, Picoseconds]:
-    """Timeline of what `build` adds between nodes, and (rank,) the end of each rank's last task."""
+def _ends(bench: Bench, row: MeasurementRow, build: Build) -> Picoseconds:
+    """(rank,): when the last task ends of what `build` adds between nodes."""
     n, last = row["ep_size"], np.zeros(0, np.int64)
 
     def adds(machine: Machine, start: Ints) -> None:
         nonlocal last
         last = build(machine, start)
 
-    timeline = bench.timeline(bench.of_nodes(row["system"], n), n, adds)
-    return timeline, timeline.end_ps[last]
+    return bench.timeline(bench.of_nodes(row["system"], n), n, adds).end_ps[last]
 
 
 def predict_internode(bench: Bench, row: MeasurementRow) -> float:
-    """Predict a transmit time in microseconds; the notify kernel is measured apart."""
-    return _normal(row, lambda tokens, draw: _transmit(bench, row, tokens, draw).makespan_us)
+    """Predict a transmit time in microseconds; the notify kernel is measured apart.
+
+    The benchmark times the kernel on one GPU, which has left it when its own rows are through, not
+    when everybody's are. The mean of the GPUs counts.
+    """
+    return _normal(row, lambda tokens, draw: float(_transmit(bench, row, tokens, draw).mean()) / PS_PER_US)
 
 
 def predict_internode_notify(bench: Bench, row: MeasurementRow) -> float:
@@ -169,15 +156,15 @@ def predict_internode_notify(bench: Bench, row: MeasurementRow) -> float:
     if row["phase"] == "combine":
         tokens = np.full(row["ep_size"], row["tokens_per_rank"], np.int64)
         build = partial(internode_notify.combine_notify, tokens, row["num_sms"] // 2)
-    late = _transmit(bench, row, min(row["tokens_per_rank"], _most(row)), uniform_work).left
+    left = _transmit(bench, row, min(row["tokens_per_rank"], _most(row)), uniform_work)
+    late = Time(left - left.min())
 
     def behind(machine: Machine, start: Ints) -> Ints:
         ended: Ints = build(machine, machine.delay(Kind.DISPATCH_SYNC, late, start))
         return ended
 
-    _, ends_ps = _ends(bench, row, behind)
     gap_ps = bench.of_nodes(row["system"], row["ep_size"]).overheads.kernel_gap_ps()
-    return float((ends_ps - late.ps).mean() - gap_ps) / PS_PER_US
+    return float((_ends(bench, row, behind) - late.ps).mean() - gap_ps) / PS_PER_US
 
 
 def is_doubtful(rows: Sequence[MeasurementRow]) -> list[bool]:

@@ -157,7 +157,8 @@ def test_the_way_of_a_row_back_to_its_owner(expert: int) -> None:
     costs, row, payload = machine.costs, 2 * HIDDEN + 16, 2 * HIDDEN
     warps = machine.system.warps
     memory, cache = costs.memory_load().ps, costs.cache_load().ps
-    sent = 2 * memory + cache + cache  # row, source and weights; out; told
+    # The row, its source and weights; stored, and waited for until it is there.
+    sent = 2 * memory + (costs.visible().ps if expert % 8 == 0 else there_ps(machine))
     steps = payload // 512
     # One source and the sum; a wait for each step, and for the source.
     summed = steps * (2 * warps.bulk_copy_ps + memory + warps.reduce_wait_ps)
@@ -198,6 +199,13 @@ def test_a_forwarding_warp_reads_the_tail_of_every_node_that_it_has_rows_from() 
     chosen = forwarded & (graph.duration_ps == tail + a_row)
     assert chosen.sum() == 4
     assert np.unique(graph.resource[chosen]).size == 1
+
+
+def test_a_sending_warp_waits_until_a_row_is_there_before_it_brings_the_next() -> None:
+    graph, machine = built(one_row(9, 10), "combine", nodes(2), num_sms=4, rdma_combine_chunk=8)
+    sent = (graph.kind == Kind.COMBINE_SEND) & (graph.rank == 9)
+    a_row = 2 * machine.costs.memory_load().ps + there_ps(machine)
+    assert graph.duration_ps[sent].tolist() == [5 * a_row] * 2  # two channels
 
 
 def test_the_sum_at_the_forwarder_takes_as_many_copies_as_rows_and_sums() -> None:

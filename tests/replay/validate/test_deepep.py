@@ -10,7 +10,6 @@ from loops import every
 from one_layer import replay_layer
 
 from hwmodel.units import PS_PER_US
-from replay.model.machine.times import Time
 from replay.schemes import SCHEMES
 from replay.schemes.ep.deepep.normal import DeepEp, DeepEpOptions
 from replay.studies.validate import deepep
@@ -53,20 +52,20 @@ def test_a_notify_kernel_waits_for_the_gpu_that_left_the_kernel_before_last(monk
     first, bench = deepep.INTERNODE_NOTIFY.rows()[0], Bench()
 
     def took(late_us: int) -> float:
-        left = Time(np.array([0] * 15 + [late_us * PS_PER_US]))
-        monkeypatch.setattr(deepep, "_transmit", lambda *_: deepep._Transmit(0.0, left))
+        left = np.array([0] * 15 + [late_us * PS_PER_US])
+        monkeypatch.setattr(deepep, "_transmit", lambda *_: left)
         return deepep.predict_internode_notify(bench, first)
 
     # 15 of 16 wait for 160 us; the last finds the flags of their first barrier there already.
     assert 145 < took(160) - took(0) < 150
 
 
-def test_gpus_leave_a_transmit_kernel_at_different_times() -> None:
+def test_a_transmit_kernel_ends_on_each_gpu_when_its_own_rows_are_through() -> None:
     row = MeasurementRow("", 0, {**deepep.INTERNODE.rows()[0].setting, "tokens_per_rank": 64}, 0.0)
     bench = Bench()
-    left = np.asarray(deepep._transmit(bench, row, 64, uniform_work).left.ps)
-    assert left.min() == 0
-    assert 0 < left.max() < deepep.predict_internode(bench, row) * PS_PER_US
+    left = deepep._transmit(bench, row, 64, uniform_work)
+    assert 0 < left.min() < left.max()
+    assert deepep.predict_internode(bench, row) == pytest.approx(sum(left.tolist()) / 16 / PS_PER_US)
 
 
 def test_rows_of_the_normal_kernels_on_64_gpus_count_in_no_statistic() -> None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from replay.model.machine import rings
 from replay.model.machine.kinds import COMBINE, Kind
-from replay.model.machine.times import MemoryTraffic
+from replay.model.machine.times import MemoryTraffic, Time
 from replay.model.work.ragged import pieces_from
 from replay.schemes.ep.deepep.crossings import Crossings, NormalKernel, cross, room_back
 from replay.schemes.ep.deepep.internode import META_BYTES, WEIGHT_BYTES, row_bytes
@@ -104,8 +104,9 @@ def _to_forwarders(
 ) -> tuple[Ints, Ints, Ints]:
     """Send rows within the node and add them up: (piece,) tasks and ranks; (sum,) tasks.
 
-    Rows of a GPU for a sum travel together in the model. Its warp tells of them chunk by chunk, for
-    which it waits until they have left shared memory.
+    Rows of a GPU for a sum travel together in the model. A warp brings a row into shared memory,
+    then its source and weights, stores all of it, and waits until it is in the other GPU's memory
+    before it brings the next (``tma_store_wait``).
 
     Parameters
     ----------
@@ -126,16 +127,14 @@ def _to_forwarders(
     by, to = work.copy_rank[copy].astype(np.int64), crossings.forwarder[chunk]
     lane = crossings.lane[chunk] * NODE_GPUS + domains.local(by)
     pieces = rings.Chunks(by, to, crossings.channel[chunk], cut.size, lane, cut.of_entry)
-    # The row, then its source and weights, then out of shared memory before the next.
-    a_row = costs.memory_load() * 2 + costs.cache_load()
-    told = costs.cache_load() * -(-pieces.rows // config.chunk)
+    a_row = costs.memory_load() * 2 + Time.where(by != to, costs.write_through(), costs.visible())
     senders = sms.warp_lanes("deepep-nvl-send", channels, NODE_GPUS, discipline="voq")
     sent = rings.send(
         machine,
         COMBINE,
         pieces,
         senders[by, pieces.channel, domains.local(to)],
-        a_row * pieces.rows + told,
+        a_row * pieces.rows,
         row[0],
         begun,
         meta_bytes=row[1],
