@@ -15,7 +15,7 @@ from replay.schemes.ep.deepep.normal import DeepEp, DeepEpOptions
 from replay.studies.validate import deepep
 from replay.studies.validate.bench import Bench, even_work, uniform_work
 from replay.studies.validate.catalog import TABLES
-from replay.studies.validate.table import MeasurementRow
+from replay.studies.validate.table import MeasurementRow, has
 
 
 @pytest.mark.extended
@@ -74,3 +74,35 @@ def test_rows_of_the_normal_kernels_on_64_gpus_count_in_no_statistic() -> None:
     for table in (deepep.INTERNODE, deepep.INTERNODE_NOTIFY):
         assert table.is_outlier is not None
         assert table.is_outlier(rows) == [False, False, True, True]
+
+
+def test_a_run_whose_dispatch_takes_more_sm_time_than_on_more_sms_counts_in_no_statistic() -> None:
+    for table in (deepep.INTERNODE, deepep.INTERNODE_NOTIFY):
+        assert table.is_outlier is not None
+        rows = table.rows()
+        out = {
+            (row["num_sms"], row["tokens_per_rank"], row["phase"])
+            for row, is_out in zip(rows, table.is_outlier(rows), strict=True)
+            if is_out
+        }
+        sizes = [256 << doubled for doubled in range(10)]
+        assert out == {(12, tokens, phase) for tokens in sizes for phase in ("dispatch", "combine")}
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(("tokens", "phase"), [(8192, "dispatch"), (1024, "combine"), (2048, "combine")])
+def test_one_slow_card_explains_that_run(tokens: int, phase: str) -> None:
+    # The card's share is fitted to the dispatch. What a call takes with its notify kernel, which
+    # waits for the last GPU, is then right for the combine, too.
+    setting = {"num_sms": 12, "tokens_per_rank": tokens, "phase": phase}
+    (transmit,), (notify,) = (
+        filter(has(**setting), table.rows()) for table in (deepep.INTERNODE, deepep.INTERNODE_NOTIFY)
+    )
+    measured = transmit.measured + notify.measured
+
+    def error(bench: Bench) -> float:
+        called = deepep.predict_internode(bench, transmit) + deepep.predict_internode_notify(bench, notify)
+        return called / measured - 1
+
+    assert error(Bench()) < -0.09
+    assert abs(error(Bench({"fabric.slow": ["nic 3 = 0.355"]}))) < 0.06
