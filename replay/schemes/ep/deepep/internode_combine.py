@@ -115,7 +115,7 @@ def _to_forwarders(
     row
         Payload of a row, and what travels beside it.
     """
-    work, machine, config, channels, sms, begun = kernel
+    work, machine, _, channels, sms, begun = kernel
     costs, domains = machine.costs, machine.domains
     of_copy = sums.of_row[crossings.of_copy]
     key = of_copy * NODE_GPUS + domains.local(work.copy_rank)
