@@ -1,11 +1,11 @@
 """Decoding under one CUDA graph, kernel by kernel and as a step: Megatron-LM and vLLM, 4 x GB200.
 
 Kernels are those that `moereplay infer` has, with what a profiler counts as kernel of the gap before
-them. MoE kernels are timed within a layer, where early GPUs wait: `nvls` under Megatron-LM, which
-gathers rows, ids and weights by one kernel and sums in FP32, and `nccl-allgather` under vLLM. A
-step is an iteration of `infer` under the engine's list, by its GPUs alone. Positions of a request
-are assumed: half of the 1,024 tokens that it generates, and a short prompt. Nothing is fitted to
-the table.
+them and, where events timed them, what these add. MoE kernels are timed within a layer, where early
+GPUs wait: `nvls` under Megatron-LM, which gathers rows, ids and weights by one kernel and sums in
+FP32, and `nccl-allgather` under vLLM. A step is an iteration of `infer` under the engine's list, by
+its GPUs alone. Positions of a request are assumed: half of the 1,024 tokens that it generates, and
+a short prompt. No prediction is fitted to the table.
 """
 
 from __future__ import annotations
@@ -50,15 +50,22 @@ SUMS = {"megatron": Precision("bf16", combine="fp32"), "vllm": Precision("bf16")
 """Number types of a layer under each engine."""
 
 STACKS = {
-    ("megatron", "step"): "megatron-inference",
-    ("megatron", "later"): "megatron-inference:one_table=true,fused_activation=true,fused_qk_norms=true,"
-    "fused_residuals=2,bf16_sums=true",
+    ("megatron", "step"): "megatron-inference:one_table=true,fused_activation=true,fused_choice=true",
+    ("megatron", "later"): "megatron-inference:one_table=true,fused_activation=true,fused_choice=true,"
+    "fused_qk_norms=true,fused_residuals=2,bf16_sums=true",
     ("vllm", "step"): "vllm",
 }
-"""What launched a step, by engine and trace: the later one has the fusions of its pull requests."""
+"""What launched a step, by engine and trace. Norms and residuals were not fused yet in the first one, as its kernels
+by name say; the later one has all fusions of its pull requests."""
 
 IDLE_US = 0.5
 """Of the gap before a kernel, what the ledger's profile counts as nobody's; the rest is starts and ends of kernels."""
+
+EVENTS_US = ((10.2 - 6.49) + (11.4 - 9.33)) / 2
+"""Time that two events in a graph add to the kernel between them, beside two events in a row: 2.9 us.
+
+The ledger times both collectives by events and in a clean trace, and says that events made all that they timed longer.
+"""
 
 IN_A_ROW: Mapping[str, tuple[Kind, ...]] = {
     "all-gather": dataclasses.astuple(DISPATCH),
@@ -78,19 +85,19 @@ def predict(bench: Bench, row: MeasurementRow) -> float:
     if row["kernel"] == "whole step":
         return _step_us(bench, row)
     overheads = bench.system(row["system"]).overheads
-    if row["kernel"] == "graph node":  # of a kernel that moves next to nothing
-        return (overheads.small_kernel_ps + overheads.kernel_gap_ps("graph")) / PS_PER_US
-    counted_us = max(overheads.kernel_gap_ps("graph") / PS_PER_US - IDLE_US, 0)
+    gap_us = overheads.kernel_gap_ps("graph") / PS_PER_US
+    if row["kernel"] == "graph node":  # an empty kernel: its start, its end and the gap
+        return gap_us
+    counted_us = max(gap_us - IDLE_US, 0)
     system = bench.system(row["system"], overheads__kernel_gap_stream_us=counted_us)
     shape = load(row["model"])
+    beside_us = EVENTS_US if row["trace"] == "events" else 0.0
     if row["kernel"] in BESIDE:
-        return counted_us + BESIDE[row["kernel"]](system, shape, row) / PS_PER_US
-    work = _work(shape, row)
-    if row["trace"] == "clean":
-        return bench.time_us(system, row["ep_size"], lambda m, at: _alone(row, work, m, at))
+        return beside_us + counted_us + BESIDE[row["kernel"]](system, shape, row) / PS_PER_US
     of_layer = ("engine", "ep_size", "tokens_per_rank", "model", "system")
     key = ("decode_ledger", *(row[column] for column in of_layer))
-    return bench.once(key, lambda: _in_a_layer(bench, system, row, work))[row["kernel"]]
+    layer = bench.once(key, lambda: _in_a_layer(bench, system, row, _work(shape, row)))
+    return beside_us + layer[row["kernel"]]
 
 
 def _work(shape: ModelShape, row: MeasurementRow) -> LayerWork:
@@ -98,15 +105,6 @@ def _work(shape: ModelShape, row: MeasurementRow) -> LayerWork:
     drawn = uniform_work(gpus, row["tokens_per_rank"], experts, shape.topk, shape.hidden, "bf16")
     expert = ExpertShape(shape.hidden, shape.moe_intermediate, shape.gated)
     return drawn.with_changes(shape=expert, precision=SUMS[row["engine"]])
-
-
-def _alone(row: MeasurementRow, work: LayerWork, machine: Machine, start: Ints) -> Ints:
-    """A collective of GPUs that all come at once."""
-    gathers = row["kernel"] == "all-gather"
-    scheme = SCHEMES[row["engine"]]
-    run = scheme._all_gather if gathers else scheme._reduce_scatter
-    ends: Ints = run(work, machine, start)
-    return ends
 
 
 def _in_a_layer(bench: Bench, system: System, row: MeasurementRow, work: LayerWork) -> dict[str, float]:
@@ -152,8 +150,10 @@ def _output(system: System, shape: ModelShape, row: MeasurementRow) -> int:
     return _product(system, row, shape.hidden, heads * width)
 
 
-def _gate(system: System, shape: ModelShape, row: MeasurementRow) -> int:
-    return _product(system, row, shape.num_experts, shape.hidden)
+def _choice(system: System, shape: ModelShape, row: MeasurementRow) -> int:
+    """Softmax and choice by one kernel: scores in FP32, of what it chose weights in FP32 and ids of 8 bytes."""
+    scores, chosen = 4 * row["tokens_per_rank"] * shape.num_experts, 12 * row["tokens_per_rank"] * shape.topk
+    return int(system.overheads.small_kernel_ps + system.hbm.elementwise_ps(scores, chosen))
 
 
 def _attention(system: System, shape: ModelShape, row: MeasurementRow) -> int:
@@ -167,7 +167,7 @@ BESIDE: Mapping[str, Callable[[System, ModelShape, MeasurementRow], int]] = {
     "queries keys values": _projections,
     "attention": _attention,
     "output": _output,
-    "gate": _gate,
+    "choice of experts": _choice,
 }
 
 
@@ -203,7 +203,7 @@ def _exchanges(row: MeasurementRow) -> bool:
 def _kind(row: MeasurementRow) -> WorkKind:
     if _exchanges(row):
         return WorkKind.COLLECTIVES
-    if row["kernel"] in ("up", "down", "index maps", "sum of a token's rows"):
+    if row["kernel"] in ("up", "down", "choice of experts", "index maps", "sum of a token's rows"):
         return WorkKind.EXPERTS
     return WorkKind.STEPS if row["kernel"] in ("whole step", "graph node") else WorkKind.PRODUCTS
 
@@ -222,9 +222,9 @@ TABLE = MeasurementTable(
         Bound("in the switch", 25, lambda row: _exchanges(row) and row["engine"] == "megatron"),
         Bound("NCCL", 40, lambda row: _exchanges(row) and row["engine"] == "vllm"),
         Bound("experts", 30, _is("up", "down")),
-        Bound("dense products", 40, _is("queries keys values", "output", "gate")),
+        Bound("dense products", 40, _is("queries keys values", "output")),
         Bound("attention", 60, _is("attention")),
-        Bound("small kernels", 75, _is("index maps", "sum of a token's rows", "graph node")),
+        Bound("small kernels", 75, _is("choice of experts", "index maps", "sum of a token's rows", "graph node")),
         Bound("whole step", 10, _is("whole step")),
     ),
     predict=predict,

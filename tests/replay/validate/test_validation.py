@@ -337,6 +337,24 @@ def test_a_kernel_of_the_ledger_has_the_gap_before_it_but_what_is_nobody_s(kerne
     assert predicted(0.5) == predicted(0.2)
 
 
+def test_events_add_to_a_kernel_of_the_ledger():
+    rows = [
+        row for row in TABLES["decode_ledger"].rows() if row["kernel"] == "all-gather" and row["engine"] == "megatron"
+    ]
+    assert [row["trace"] for row in rows] == ["events", "clean"]
+    by_events, clean = predict(TABLES["decode_ledger"], Bench(), rows).predicted
+    assert by_events - clean == pytest.approx(2.89)
+
+
+def test_a_node_of_the_ledger_is_an_empty_kernel():
+    row = next(row for row in TABLES["decode_ledger"].rows() if row["kernel"] == "graph node")
+    found = [
+        predict(TABLES["decode_ledger"], Bench({"overheads.kernel_gap_graph_us": gap_us}), [row]).predicted[0]
+        for gap_us in (1.2, 0.0001)
+    ]
+    assert found == pytest.approx([1.2, 0.0001])
+
+
 def made_up(measured, predicted, left_out=None):
     rows = tuple(MeasurementRow("made-up", i + 2, {"bytes": i + 1}, m) for i, m in enumerate(measured))
     table = MeasurementTable("made-up", "made up", "bytes", (), lambda bench, row: 0.0)
