@@ -13,10 +13,11 @@ import numpy as np
 from replay.model.compute.experts import activation_bytes
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import gemm_kernel
+from replay.model.compute.laws import chain
 from replay.model.compute.masked_gemms import SCALE_BYTES, masked_activation
 from replay.model.compute.matrix import matrix_kernel
 from replay.model.machine.kinds import Kind
-from replay.model.machine.times import MemoryTraffic
+from replay.model.machine.times import NO_TIME, MemoryTraffic, Time
 from replay.model.work.layer import ExpertShape
 from replay.model.work.precision import SCALE_BLOCK
 from replay.studies.validate.bench import Bench, one_rank
@@ -127,12 +128,14 @@ def found_operands(system: System, row: MeasurementRow) -> list[Read]:
         }
     widest = max(columns for _, columns in system.spec.compute.bf16_blocks.value)
     has_one_reader = {"activations": n <= widest, "weights": m <= SMALL_TILE}
-    found: list[Read] = []
-    for what in ("weights", "activations"):
-        room = Fraction(l2.kept_bytes) * (ROOM_OF_ONE_READER if has_one_reader[what] else 1)
-        if between[what] <= min(room, l2.num_bytes):
-            found.append(what)
-    return found
+    both: tuple[Read, ...] = ("weights", "activations")
+    return [what for what in both if between[what] <= _room(system, has_one_reader=has_one_reader[what])]
+
+
+def _room(system: System, *, has_one_reader: bool) -> Fraction:
+    """Bytes in all that may be read between two uses of an operand which stays in the L2 cache."""
+    kept = Fraction(system.l2.kept_bytes) * (ROOM_OF_ONE_READER if has_one_reader else 1)
+    return min(kept, Fraction(system.l2.num_bytes))
 
 
 def predict_gemm(bench: Bench, row: MeasurementRow) -> float:
@@ -199,13 +202,18 @@ skew_outliers = partial(outliers, "global_tokens")
 
 
 def _even_rows(row: MeasurementRow) -> Ints:
-    """Rows of the measured rank's experts under balanced routing, (local expert,)."""
-    num_experts, num_ranks = row["num_experts"], row["ep_size"]
-    local, num_pairs = num_experts // num_ranks, row["global_tokens"] * row["topk"]
-    # Balanced: pairs go round the experts. With fewer pairs than experts the measured rank has its
-    # share of them, and at least one.
-    num_local_pairs = min(max(-(-num_pairs // num_ranks), 1), num_pairs)
-    return np.bincount(np.arange(num_local_pairs) % local, minlength=local)
+    """Rows of the first rank's experts under balanced routing, (local expert,).
+
+    A token's experts are equally far apart, from a first one that moves on from token to token
+    (``balanced_logits`` in ``collector/helper.py``). The last of them are the first rank's again
+    where a token's choices do not divide the experts.
+    """
+    experts, topk, tokens = row["num_experts"], row["topk"], row["global_tokens"]
+    stride, token = -(-experts // topk), np.arange(tokens)
+    first = token if tokens >= stride else token * stride // tokens
+    chosen = (first[:, None] + stride * np.arange(topk)) % experts
+    rows: Ints = np.bincount(chosen.ravel(), minlength=experts)
+    return rows[: experts // row["ep_size"]]
 
 
 def _measured_rows(row: MeasurementRow) -> list[Ints]:
@@ -234,9 +242,25 @@ def predict_moe(bench: Bench, row: MeasurementRow) -> float:
     precision = "fp8" if row["moe_dtype"] == "fp8_block" else "bf16"
     system = bench.in_graphs(machine_of(row))
     shape = ExpertShape(row["hidden"], row["intermediate"], gated=row["gated"] == "yes")
-    works = (one_rank(rows, shape, precision) for rows in _measured_rows(row))
+    works = [one_rank(rows, shape, precision) for rows in _measured_rows(row)]
     kernels = _moe_deepgemm if precision == "fp8" and is_blackwell(row) else _moe
-    return float(np.mean([bench.time_us(system, 1, partial(kernels, work, row)) for work in works]))
+    found = found_weights(system, works)
+    return float(np.mean([bench.time_us(system, 1, partial(kernels, work, row, found)) for work in works]))
+
+
+def found_weights(system: System, works: Sequence[LayerWork]) -> list[Read]:
+    """Weights, if calls find them in the L2 cache: those that are measured in turn have always the same experts.
+
+    The loop calls with the same rows again and again (``collector/trtllm/collect_moe.py`` of
+    ai-dynamo/aiconfigurator).
+    """
+    read = 0
+    for work in works:
+        for gemm in (Gemm.first(work, fused_activation=False), Gemm.second(work)):
+            one = int(system.compute.weight_bytes(gemm.n, gemm.k, work.precision.operands))
+            read += int((work.rows_of_expert > 0).sum()) * one
+    most = max(int(work.rows_of_expert.max()) for work in works)
+    return ["weights"] if read <= _room(system, has_one_reader=most <= SMALL_TILE) else []
 
 
 # Kernels before the rows are expanded: the choice of experts, with which a call begins; one that
@@ -247,18 +271,34 @@ def predict_moe(bench: Bench, row: MeasurementRow) -> float:
 # ``computeStridesTmaWarpSpecialized``). 256 is where BF16 takes 4 to 9 us longer, measured.
 ROUTING_KERNELS, SORT_KERNELS, SORTED_AT_ONCE, GROUP_KERNELS = 1, 3, 256, 1
 INDEX_BYTES = 4
+# More choices are PyTorch's (``RenormalizeMoeRoutingMethod`` in ``fused_moe/routing.py``; once from 9
+# on): two bits of a BF16 score at a time are looked at, the chosen are sorted, indices and scores
+# cast, and there is a softmax. A look at a score takes so much of an SM's time: topk of 65,536 x 256
+# FP32 values takes 779 us on 132 SMs (small_kernels.csv, H100; 128 wide, 2 % more a value).
+MOST_CHOICES, LOOKS, SORT_LOADS, LOOK_PS = 16, 8, 8, 383
 
 
 def _sort_tokens(row: MeasurementRow, machine: Machine, start: Ints, others: int) -> Ints:
     """Add the kernels that sort tokens by experts, and others: (rank,) marks of their end."""
     pairs = np.array([row["global_tokens"] * row["topk"]])
     sorting = SORT_KERNELS if row["global_tokens"] > SORTED_AT_ONCE else 1
-    for _ in range(ROUTING_KERNELS + sorting + others):
-        start = machine.memory_kernel(Kind.PERMUTE, INDEX_BYTES * pairs, start)
+    least = [NO_TIME] * (ROUTING_KERNELS + sorting + others)
+    if row["topk"] > MOST_CHOICES:
+        least = [*_choice(row, machine), *least[ROUTING_KERNELS:]]
+    for one in least:
+        start = machine.memory_kernel(Kind.PERMUTE, INDEX_BYTES * pairs, start, least=one)
     return start
 
 
-def _moe_deepgemm(work: LayerWork, row: MeasurementRow, machine: Machine, start: Ints) -> Ints:
+def _choice(row: MeasurementRow, machine: Machine) -> list[Time]:
+    """Least times of PyTorch's kernels that choose experts."""
+    looks = row["global_tokens"] * row["num_experts"] * LOOKS
+    of_all = Time(looks * LOOK_PS // machine.sms.count)
+    topk = Time.longer(of_all, chain(machine, 1, LOOKS))
+    return [topk, chain(machine, 1, SORT_LOADS), NO_TIME, NO_TIME, NO_TIME]
+
+
+def _moe_deepgemm(work: LayerWork, row: MeasurementRow, found: Sequence[Read], machine: Machine, start: Ints) -> Ints:
     """Add the kernels of an operator whose FP8 experts are DeepGEMM's: (rank,) marks of their end.
 
     So on Blackwell: expanded rows go into a masked buffer, quantised on their way, and results out
@@ -274,14 +314,14 @@ def _moe_deepgemm(work: LayerWork, row: MeasurementRow, machine: Machine, start:
     quantised = MemoryTraffic(wide, _quantise_bytes(rows, hidden) - wide, rows)
     at = machine.memory_kernel(Kind.PERMUTE, quantised, at)
     first, second = Gemm.first(work, fused_activation=False), Gemm.second(work)
-    at = gemm_kernel(machine, work, first, pool, at, layout="masked").end
+    at = gemm_kernel(machine, work, first, pool, at, layout="masked", found=found).end
     at = masked_activation(machine, work, at)
-    at = gemm_kernel(machine, work, second, pool, at, layout="masked").end
+    at = gemm_kernel(machine, work, second, pool, at, layout="masked", found=found).end
     at = machine.memory_kernel(Kind.UNPERMUTE, MemoryTraffic(wide, wide, rows), at)
     return machine.memory_kernel(Kind.UNPERMUTE, MemoryTraffic(wide, tokens * 2 * hidden), at)
 
 
-def _moe(work: LayerWork, row: MeasurementRow, machine: Machine, start: Ints) -> Ints:
+def _moe(work: LayerWork, row: MeasurementRow, found: Sequence[Read], machine: Machine, start: Ints) -> Ints:
     """Add the operator's kernels: (rank,) marks of their end."""
     hidden, rows = work.shape.hidden, np.array([work.num_tokens])
     fp8 = work.precision.gemm == "fp8"
@@ -301,9 +341,11 @@ def _moe(work: LayerWork, row: MeasurementRow, machine: Machine, start: Ints) ->
         at = machine.delay(Kind.LAYOUT, machine.costs.warp_scan(work.num_experts), at)
     pool = machine.sms.pool("sm", machine.sms.count)
     tuned = _tuned_rows(row)
-    at = gemm_kernel(machine, work, Gemm.first(work, fused_activation=False), pool, at, tuned_rows=tuned).end
+    at = gemm_kernel(
+        machine, work, Gemm.first(work, fused_activation=False), pool, at, tuned_rows=tuned, found=found
+    ).end
     at = machine.memory_kernel(Kind.ACTIVATION, slower * activation_bytes(work), at)
-    at = gemm_kernel(machine, work, Gemm.second(work), pool, at, tuned_rows=tuned).end
+    at = gemm_kernel(machine, work, Gemm.second(work), pool, at, tuned_rows=tuned, found=found).end
     finished = MemoryTraffic(slower * rows * 2 * hidden, tokens * 2 * hidden)
     return machine.memory_kernel(Kind.UNPERMUTE, finished, at)
 

@@ -6,6 +6,7 @@ from loops import every
 
 import hwmodel
 from replay.model.machine.machine import Machine
+from replay.model.work.layer import ExpertShape
 from replay.studies.validate import compute
 from replay.studies.validate.bench import Bench
 from replay.studies.validate.table import MeasurementRow
@@ -41,15 +42,15 @@ def test_experts_without_gate_read_one_projection_up():
 
 
 def test_a_skewed_row_is_the_mean_over_draws(monkeypatch):
-    """Two draws, one with rows for one expert and one with rows for all."""
+    """Two draws, one with rows for one expert and one with rows for all; an expert's 30 MB stay in no cache."""
     one, every = np.array([96] + [0] * 15), np.full(16, 6)
     alone = []
     for rows in (one, every):
         monkeypatch.setattr(compute, "draws", lambda _, rows=rows: [rows])
-        alone.append(time_us(row(128, distribution="power_law_1.2")))
+        alone.append(time_us(row(128, distribution="power_law_1.2", hidden=4096)))
     monkeypatch.setattr(compute, "draws", lambda _: [one, every])
     assert alone[0] < 0.5 * alone[1]
-    both = time_us(row(128, distribution="power_law_1.2"))
+    both = time_us(row(128, distribution="power_law_1.2", hidden=4096))
     assert both == pytest.approx(sum(alone) / 2, rel=1e-9)
 
 
@@ -70,6 +71,38 @@ def test_more_tokens_take_less_time_where_their_tiles_suit_them_better():
     assert more > most
 
 
+def test_balanced_tokens_begin_at_experts_one_after_the_other():
+    """22 of 512 experts are 24 apart, the second token begins at 12, and its last one is 516 less 512."""
+    few = {"num_experts": 512, "topk": 22, "ep_size": 32}
+    assert np.flatnonzero(compute._even_rows(row(2, **few))).tolist() == [0, 4, 12]
+    assert np.flatnonzero(compute._even_rows(row(2, **few | {"ep_size": 8}))).tolist() == [0, 4, 12, 24, 36, 48, 60]
+    # 6 of 128 are 22 apart: one of 22 tokens each for the first 16 experts, and from 110 on round to the first four.
+    assert compute._even_rows(row(22)).tolist() == [2] * 4 + [1] * 12
+    # 8 of 128 are 16 apart, and leave nothing over.
+    assert compute._even_rows(row(48, topk=8)).tolist() == [3] * 16
+    assert compute._even_rows(row(1, topk=8, ep_size=64)).tolist() == [1, 0]
+
+
+def test_calls_find_the_weights_of_few_experts_in_the_cache():
+    """Experts of 9.4 MB: 28 MB stay of what one SM reads, 21 of what several do; five draws are read in turn."""
+    shape = {"hidden": 2048, "intermediate": 768, "gated": "yes", "topk": 8}
+    h100, found = hwmodel.load("dgx-h100"), {}
+    for tokens, ep_size in ((4, 16), (8, 16), (1024, 64), (2048, 128)):
+        one = row(tokens, ep_size=ep_size, **shape)
+        works = [compute.one_rank(rows, ExpertShape(2048, 768), "bf16") for rows in compute._measured_rows(one)]
+        found[tokens] = compute.found_weights(h100, works)
+        assert compute.found_weights(h100, works * 5) == []
+    assert found == {4: ["weights"], 8: [], 1024: ["weights"], 2048: ["weights"]}
+
+
+def test_weights_that_are_found_are_not_read_from_memory_again(monkeypatch):
+    """Two experts of 9.4 MB at 3.0 TB/s are 6.3 us, of which the tiles hide a part."""
+    one = row(4, ep_size=16, hidden=2048, intermediate=768, gated="yes", topk=8)
+    warm = time_us(one)
+    monkeypatch.setattr(compute, "found_weights", lambda *_: [])
+    assert 1.5 < time_us(one) - warm < 6.3
+
+
 def test_outliers_are_told_by_the_column_of_the_size():
     rows = [row(tokens) for tokens in (512, 1024, 2048)]
     slow = [MeasurementRow("x", 2, one.setting, time) for one, time in zip(rows, (600, 700, 127), strict=True)]
@@ -82,6 +115,24 @@ def test_more_than_256_tokens_are_sorted_by_two_kernels_more(monkeypatch):
     monkeypatch.setattr(compute, "_tuned_rows", lambda _: 16)
     few, more = time_us(row(256)), time_us(row(257))
     assert more - few == pytest.approx(2 * 2.6, abs=0.1)
+
+
+@every(
+    ("tokens", "looks_us"),
+    [
+        (64, 8 * 0.415),  # eight loads of 415 ns, one after the other
+        (8192, 8192 * 512 * 8 * 0.383e-3 / 132),  # 8 looks at each score, of 0.383 ns of an SM
+    ],
+)
+def test_more_than_16_choices_are_five_kernels_of_pytorch(monkeypatch, tokens, looks_us):
+    """Four small kernels more, of 1.2 us of gap and 1.4; one looks at scores, one sorts by eight loads."""
+    monkeypatch.setattr(compute, "_measured_rows", lambda _: [np.full(16, 12)])
+    monkeypatch.setattr(compute, "_tuned_rows", lambda _: 16)
+    one, times = row(tokens, topk=22, num_experts=512, ep_size=32), []
+    for most in (21, 22):
+        monkeypatch.setattr(compute, "MOST_CHOICES", most)
+        times.append(time_us(one))
+    assert times[0] - times[1] == pytest.approx(4 * 2.6 + looks_us + 8 * 0.415, abs=1.5)
 
 
 def test_experts_of_deepgemm_on_blackwell_move_rows_four_times_beside_the_gemms(monkeypatch):
