@@ -16,6 +16,7 @@ from replay.model.compute.gemm_tiles import gemm_kernel
 from replay.model.compute.laws import chain
 from replay.model.compute.masked_gemms import SCALE_BYTES, masked_activation
 from replay.model.compute.matrix import matrix_kernel
+from replay.model.compute.row_moves import STEP_NS
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import NO_TIME, MemoryTraffic, Time
 from replay.model.work.layer import ExpertShape
@@ -277,6 +278,9 @@ INDEX_BYTES = 4
 # FP32 values takes 779 us on 132 SMs (small_kernels.csv, H100; 128 wide, 2 % more a value).
 MOST_CHOICES, LOOKS, SORT_LOADS, LOOK_PS = 16, 8, 8, 383
 
+# 256 threads of 16 bytes each (``moe_kernels.cu``: EXPAND_, ACTIVATION_ and FINALIZE_THREADS_PER_BLOCK).
+BLOCK_VALUES = 256 * 8
+
 
 def _sort_tokens(row: MeasurementRow, machine: Machine, start: Ints, others: int) -> Ints:
     """Add the kernels that sort tokens by experts, and others: (rank,) marks of their end."""
@@ -336,7 +340,7 @@ def _moe(work: LayerWork, row: MeasurementRow, found: Sequence[Read], machine: M
             nbytes + tokens * (hidden + hidden // 32),
             rows,
         )
-    at = machine.memory_kernel(Kind.PERMUTE, copied, start)
+    at = machine.memory_kernel(Kind.PERMUTE, copied, start, least=_row_walk(machine, hidden))
     if fp8:  # the grouped kernels walk through all local experts, with rows or without
         at = machine.delay(Kind.LAYOUT, machine.costs.warp_scan(work.num_experts), at)
     pool = machine.sms.pool("sm", machine.sms.count)
@@ -344,10 +348,19 @@ def _moe(work: LayerWork, row: MeasurementRow, found: Sequence[Read], machine: M
     at = gemm_kernel(
         machine, work, Gemm.first(work, fused_activation=False), pool, at, tuned_rows=tuned, found=found
     ).end
-    at = machine.memory_kernel(Kind.ACTIVATION, slower * activation_bytes(work), at)
+    least = _row_walk(machine, work.shape.intermediate)
+    at = machine.memory_kernel(Kind.ACTIVATION, slower * activation_bytes(work), at, least=least)
     at = gemm_kernel(machine, work, Gemm.second(work), pool, at, tuned_rows=tuned, found=found).end
     finished = MemoryTraffic(slower * rows * 2 * hidden, tokens * 2 * hidden)
-    return machine.memory_kernel(Kind.UNPERMUTE, finished, at)
+    return machine.memory_kernel(Kind.UNPERMUTE, finished, at, least=_row_walk(machine, hidden))
+
+
+def _row_walk(machine: Machine, width: int) -> Time:
+    """Time of a thread block of CUTLASS's operator that goes on through its row, behind the first step.
+
+    A step takes as long as one of Transformer Engine's blocks.
+    """
+    return machine.costs.ns(STEP_NS) * (-(-width // BLOCK_VALUES) - 1)
 
 
 GEMM = MeasurementTable(

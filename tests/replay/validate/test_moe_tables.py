@@ -117,6 +117,14 @@ def test_more_than_256_tokens_are_sorted_by_two_kernels_more(monkeypatch):
     assert more - few == pytest.approx(2 * 2.6, abs=0.1)
 
 
+def test_blocks_go_on_through_rows_that_are_wide(monkeypatch):
+    """2048 values a step: 7168 take three more, expanded and finished, 5120 two more, activated; 730 ns each."""
+    one = row(1, hidden=7168, intermediate=5120)
+    wide = time_us(one)
+    monkeypatch.setattr(compute, "STEP_NS", 0)
+    assert wide - time_us(one) == pytest.approx((3 + 2 + 3) * 0.73, abs=0.1)
+
+
 @every(
     ("tokens", "looks_us"),
     [
