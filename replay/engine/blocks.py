@@ -76,13 +76,13 @@ class RowBlocks:
             A number or (row,) of each field, in their order.
         """
         # Nearly all fields of nearly all blocks are one of the first two.
-        size, new = self._count, []
+        size, shape, new = self._count, (count,), []
         for value, column in zip(values, self._ordered, strict=True):
             if type(value) is int:  # `isinstance` takes as long as the rest of it
                 if value == column.last:
                     continue
                 least = most = value
-            elif type(value) is not np.ndarray or value.shape != (count,) or value.dtype.kind not in "iub":
+            elif type(value) is not np.ndarray or value.shape != shape or value.dtype.kind not in "iub":
                 return False
             elif column.low <= 0 and value.dtype is INT64 and (most := value.item(value.view(UNSIGNED).argmax())) >= 0:
                 least = 0  # as `span_of`, without the call
@@ -159,8 +159,7 @@ class TakeBlocks:
 
     def append(self, num_pools: int, task: Numbers, pool: Numbers, units: Numbers, by: Numbers | None) -> None:
         """Add takes; arrays broadcast."""
-        takers = as_ints("tasks", task)
-        self._append(num_pools, takers, pool, units, takers if by is None else by, -1, least=1)
+        self._append(num_pools, task, pool, units, task if by is None else by, -1, least=1)
 
     def append_shared(
         self, num_pools: int, task: Numbers, pool: Numbers, units: Numbers, of: IntArray, by: Numbers
@@ -195,16 +194,9 @@ class TakeBlocks:
         *,
         least: int,
     ) -> None:
-        given: Given = {
-            "task": as_ints("tasks", takers),
-            "pool": as_ints("pool", pool),
-            "units": as_ints("units", units),
-            "released_by": as_ints("released_by", by),
-            "share": as_ints("share", share),
-        }
         self._rows.limit("pool", 0, num_pools - 1)
         self._rows.limit("units", least, INT64_MAX)
-        _append(self._rows, given)
+        _append(self._rows, {"task": takers, "pool": pool, "units": units, "released_by": by, "share": share})
 
     def join(self, room: int = 0, first: int = 0) -> CreditTakes:
         """All takes; see `RowBlocks.join`."""
@@ -244,26 +236,21 @@ class TouchBlocks:
         drops: Numbers,
     ) -> None:
         """Add touches; arrays broadcast."""
-        touching = as_ints("tasks", task)
-        given: Given = {
-            "task": touching,
-            "table": as_ints("table", table),
-            "key": as_ints("key", key),
-            **{name: as_ints(name, costs[name]) for name in _COSTS},
-            "units": as_ints("units", units),
-            "charged": touching if charged is None else as_ints("charged", charged),
-            "drops": as_ints("drops", drops),
-        }
+        given = {"task": task, "table": table, "key": key, **costs, "units": units}
         self._rows.limit("table", 0, num_tables - 1)
-        _append(self._rows, given)
+        _append(self._rows, given | {"charged": task if charged is None else charged, "drops": drops})
 
     def join(self, room: int = 0, first: int = 0) -> Touches:
         """All touches; see `RowBlocks.join`."""
         return Touches(**self._rows.join(room, first, ("task", "charged")))
 
 
-def _append(rows: RowBlocks, given: Given) -> None:
-    """Check a block whose arrays broadcast and add it."""
+def _append(rows: RowBlocks, block: Mapping[str, Numbers]) -> None:
+    """Check a block whose arrays broadcast, by name in the order of the fields, and add it."""
+    first = block["task"]
+    if type(first) is np.ndarray and first.size and rows.put(first.size, block.values()):
+        return
+    given: Given = {name: as_ints(name, value) for name, value in block.items()}
     sizes = {value.size for value in given.values() if type(value) is np.ndarray}
     if len(sizes) > 1:
         sizes = {broadcast_length(given)}

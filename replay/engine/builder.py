@@ -363,7 +363,7 @@ class GraphBuilder(Supplies):
             "port_duration_ps": port_duration_ps,
             "lag_ps": lag_ps,
         }
-        forgets = np.asarray(drops, np.bool_).astype(np.int8)
+        forgets = drops.astype(np.int8) if isinstance(drops, np.ndarray) else int(drops)
         self._touches.append(len(self._tables), tasks, table, key, units, costs, charged, forgets)
 
     def gate(
