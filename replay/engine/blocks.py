@@ -99,6 +99,14 @@ class RowBlocks:
                 column.put_rows(size, value, count, least, most)
         return True
 
+    def repeat(self, first: int, times: int, tasks: Collection[str] = (), later: int = 0) -> None:
+        """Add the rows from ``first`` on again, so often; fields that are tasks are each time so much later."""
+        size = self._count
+        if times and size > first:
+            for name, column in self._columns.items():
+                column.repeat(first, size, times, later if name in tasks else 0)
+            self._count += times * (size - first)
+
     def append(self, count: int, given: Given, first: int | None = None) -> None:
         """Add a block, or nothing of it.
 
@@ -142,7 +150,13 @@ class RowBlocks:
 
 
 class TakeBlocks:
-    """Takes of credits: who takes how many units of which pool; see :meth:`GraphBuilder.take`."""
+    """Takes of credits: who takes how many units of which pool; see :meth:`GraphBuilder.take`.
+
+    Attributes
+    ----------
+    num_shares
+        How many are given back by the last of several tasks.
+    """
 
     def __init__(self) -> None:
         self._rows = RowBlocks(
@@ -155,7 +169,14 @@ class TakeBlocks:
                 "share": (np.int32, -1, INT64_MAX),
             },
         )
-        self._num_shares = 0
+        self.num_shares = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def repeat(self, first: int, times: int, later: int) -> None:
+        """Add the takes from ``first`` on again, so often, of tasks that are each time so much later."""
+        self._rows.repeat(first, times, ("task", "released_by"), later)
 
     def append(self, num_pools: int, task: Numbers, pool: Numbers, units: Numbers, by: Numbers | None) -> None:
         """Add takes; arrays broadcast."""
@@ -178,8 +199,8 @@ class TakeBlocks:
         takers, pools, amounts = (as_array(name, value, num_takes) for name, value in given.items())
         is_first = np.zeros(of.size, np.bool_)
         is_first[np.unique(of, return_index=True)[1]] = True
-        share = self._num_shares + of
-        self._num_shares += num_takes
+        share = self.num_shares + of
+        self.num_shares += num_takes
         row_units = np.where(is_first, amounts[of], 0)
         self._append(num_pools, takers[of], pools[of], row_units, by, share, least=0)
 
@@ -200,7 +221,7 @@ class TakeBlocks:
 
     def join(self, room: int = 0, first: int = 0) -> CreditTakes:
         """All takes; see `RowBlocks.join`."""
-        self._num_shares = 0
+        self.num_shares = 0
         return CreditTakes(**self._rows.join(room, first, ("task", "released_by")))
 
 
@@ -223,6 +244,9 @@ class TouchBlocks:
                 "drops": (np.bool_, 0, 1),
             },
         )
+
+    def __len__(self) -> int:
+        return len(self._rows)
 
     def append(
         self,

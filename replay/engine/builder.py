@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +67,15 @@ _FIELDS: dict[str, tuple[type[np.generic], int, int]] = {
 }
 #: What a task of a kind that is left out has instead.
 _MARK = {name: 0 for name in _FIELDS if name not in ("rank", "tag")} | {"resource": NULL_RESOURCE}
+
+
+class Position(NamedTuple):
+    """Tasks, edges, takes, and others that had been added at some time."""
+
+    task: int
+    edge: int
+    take: int
+    others: tuple[int, int, int]
 
 
 class GraphBuilder(Supplies):
@@ -230,6 +239,50 @@ class GraphBuilder(Supplies):
         if not leaves.any():
             return {}
         return {name: np.where(leaves, mark, given[name]) for name, mark in _MARK.items()}
+
+    @property
+    def position(self) -> Position:
+        """Where the next task will be; see :meth:`repeat`."""
+        others = len(self._touches), len(self._gates), self._takes.num_shares
+        return Position(self._num_tasks, len(self._edges), len(self._takes), others)
+
+    def repeat(self, since: Position, times: int) -> int:
+        """Add all tasks since some position again, as if what added them ran again and again.
+
+        What a task waits for, and who gives its credits back, is each time as many tasks later as
+        the task itself: the first of these tasks wait for those at the end of the time before.
+
+        Parameters
+        ----------
+        since
+            Where they begin. Since then no part was taken, no key touched, no gate added, and no
+            credit taken that the last of several tasks gives back.
+        times
+            How often.
+
+        Returns
+        -------
+        By how many tasks the last of them are later than the first.
+
+        Raises
+        ------
+        GraphError
+            If something was added that cannot be repeated, or it would be too many tasks.
+        """
+        self._check_open()
+        past, count = self._num_tasks, self._num_tasks - since.task
+        if since.task < self._first or self.position.others != since.others:
+            message = "an earlier part, touches, gates and credits that several tasks give back cannot be repeated"
+            raise GraphError(message)
+        if past + times * count > INT32_MAX:
+            message = f"{past + times * count} tasks; a graph holds at most {INT32_MAX}"
+            raise GraphError(message)
+        self._rows.repeat(since.task - self._first, times)
+        self._edges.repeat(since.edge, times, count)
+        self._takes.repeat(since.take, times, count)
+        self._is_left_out.extend(times * self._is_left_out[since.task :])
+        self._num_tasks += times * count
+        return times * count
 
     def add_one(self, **fields: Any) -> int:
         """Add one task with the fields of :meth:`add` and return its id."""

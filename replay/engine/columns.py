@@ -147,6 +147,17 @@ class GrowingColumn:
         own[middle:high] = rows
         self._filled, self.last, self._count = high, None, 0
 
+    def repeat(self, first: int, size: int, times: int, more: int = 0) -> None:
+        """Add the rows from ``first`` up to ``size`` again, so often, each time larger by ``more``."""
+        if not more and first >= self._filled - self._room:
+            return  # the last number goes on
+        self.repeat_to(size)
+        if self._count:
+            self._write_equals()
+        rows = self._rows[self._room + first : self._room + size].astype(np.int64)
+        again = (rows + more * np.arange(1, times + 1)[:, None]).reshape(-1)
+        self.put_rows(size, again, again.size, int(rows.min()), int(again.max()))
+
     def repeat_to(self, size: int) -> None:
         """Have so many rows, further ones with the number of the last block."""
         self._count = size - (self._filled - self._room)
@@ -271,6 +282,17 @@ class EdgeBlocks:
                 few = self._few
             few[0, low:high] = np.arange(src.start, src.stop) if type(src) is range else src
             few[1, low:high] = np.arange(dst.start, dst.stop) if type(dst) is range else dst
+
+    def repeat(self, first: int, times: int, later: int) -> None:
+        """Add the edges from number ``first`` on again, so often, between tasks each time so much later."""
+        wanted, parts = self._count - first, [self._few[:, : self._num_few]]
+        for _, *ends in reversed(self._blocks):
+            if sum(part.shape[1] for part in parts) >= wanted:
+                break
+            parts.append(np.stack([_rows(end) for end in ends]))
+        src, dst = np.concatenate(parts[::-1], axis=1)[:, -wanted:, None] + later * np.arange(1, times + 1)
+        if wanted:
+            self.append(src.T.reshape(-1), dst.T.reshape(-1), times * wanted)
 
     def pop_all(self) -> list[tuple[int, End, End]]:
         """Blocks of (count, source, target), in the order given; they are forgotten here."""

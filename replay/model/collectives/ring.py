@@ -188,11 +188,13 @@ def _pass_round(
     passing, copying = block_times(machine, protocol, chunk, blocks.count)
     complete = 0 if collective == "all_gather" else n - 1  # step in which it has its own chunk
     known = np.full((n, n, loops), -1, np.int64)
+    # All steps between the first and the last of a kernel alone do the same.
+    alike = range(2, steps) if blocks.alone and ready is None else range(0)
     for loop in range(loops):
         rows = share_of(nbytes, loop, loops) if payload else 0
         awaited: tuple[Ints, ...] = ()
-        for step in range(steps + 1):
-            is_last = step == steps
+        for step in (one for one in range(steps + 1) if one not in alike):
+            is_last, begin = step == steps, machine.graph.position
             if ready is not None and step < n:
                 awaited = (*awaited, ready[ranks, (ranks - 1 - step) % n, loop])
             kind, time = (kinds.receive, copying) if is_last else (kinds.send, passing)
@@ -206,6 +208,9 @@ def _pass_round(
                 at, received = _store(machine, kinds, blocks, protocol, chunk, rows, block)
                 awaited = (received,)
             at = blocks.both(at, touched)
+            if alike and step == alike.start - 1:
+                later = machine.repeat(begin, len(alike))
+                at, awaited = at + later, (received + later,)
     return PipelinedKernel(at, known)
 
 

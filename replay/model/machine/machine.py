@@ -95,7 +95,7 @@ class Machine:
         Barriers, counts, notifications.
     notes
         Facts about the tasks that the result reports.
-    serve, mark, gather, join, order, delay, meet
+    serve, mark, gather, join, order, delay, meet, repeat
         See `TaskBuilder`.
     """
 
@@ -124,7 +124,7 @@ class Machine:
         tasks = TaskBuilder(graph, self.resources, self.notes)
         self.serve, self.delay = tasks.serve, tasks.delay
         self.mark, self.gather, self.meet = tasks.mark, tasks.gather, tasks.meet
-        self.order, self.join = tasks.order, tasks.join
+        self.order, self.join, self.repeat = tasks.order, tasks.join, tasks.repeat
         self._pace = None if sample is None else Pace(tasks, sample)
         self.domains = Domains(system.fabric, num_ranks)
         paths = Paths(system, self.resources, self.domains)

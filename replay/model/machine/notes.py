@@ -194,6 +194,14 @@ class Notes:
         if len(task):
             self.spent.append(SpentValues(int(task[0]), int(task[-1]) + 1, service, latency, each_ps))
 
+    def repeat(self, first: int, count: int, times: int) -> None:
+        """Remember of the tasks behind so many from `first` on, so often, what is remembered of these."""
+        spent = [one for one in self.spent if one.first >= first]
+        places = [one for one in self.places if one[0] >= first]
+        for more in range(count, count * times + 1, count):
+            self.spent += [one._replace(first=one.first + more, past=one.past + more) for one in spent]
+            self.places += [(task + more, place) for task, place in places]
+
     def follow(self, what: Way, token: Ints, task: Tasks) -> None:
         """Remember tasks in which tokens are sent, or after which they are combined.
 

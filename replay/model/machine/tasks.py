@@ -11,6 +11,7 @@ from replay.model.machine.times import NO_TIME, Time
 
 if TYPE_CHECKING:
     from replay.engine import GraphBuilder
+    from replay.engine.builder import Position
     from replay.model.arrays import Ints, Ranks, Tasks
     from replay.model.machine.notes import Notes
     from replay.model.machine.resources import IntsLike, Resources
@@ -139,3 +140,15 @@ class TaskBuilder:
             return met
         meeting = self._graph.join(after, resource=-1, kind=Kind.MARK)
         return np.full(self._resources.num_ranks, meeting, np.int64)
+
+    def repeat(self, since: Position, times: int) -> int:
+        """Add all tasks since some position again, so often: by how many tasks the last are later.
+
+        See Also
+        --------
+        GraphBuilder.repeat : what they wait for.
+        """
+        count = self.count - since.task
+        moved = self._graph.repeat(since, times)
+        self._notes.repeat(since.task, count, times)
+        return moved

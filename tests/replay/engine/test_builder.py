@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from loops import every
 
-from replay.engine import NULL_RESOURCE, GraphBuilder, GraphError, schedule
+from replay.engine import NULL_RESOURCE, GraphBuilder, GraphError, TaskGraph, columns, schedule
 
 
 def _builder() -> GraphBuilder:
@@ -162,6 +162,66 @@ def test_refuses_when_built(make: Callable[[GraphBuilder], object], what: str) -
     make(builder)
     with pytest.raises(GraphError, match=what):
         builder.build()
+
+
+def _steps(builder: GraphBuilder, count: int, *, repeats: bool) -> TaskGraph:
+    """Steps of which each waits for the one before and takes credits until its own end."""
+    pool = builder.credit_pool("ring", 2)
+    builder.add(1, resource=0, tag=3)
+    at = builder.add(2, resource=[0, NULL_RESOURCE], duration_ps=7, rank=[0, 1])
+    for _ in range(1 if repeats else count):
+        begin = builder.position
+        sent = builder.add(2, resource=0, duration_ps=[300, 2], wire_bytes=8, kind=1, after=at)
+        builder.take(sent, pool, released_by=sent)
+        at = builder.add(2, resource=NULL_RESOURCE, latency_ps=4, after=sent[::-1])
+        builder.edges(at[0], at[1])
+    later = builder.repeat(begin, count - 1) if repeats else 0
+    builder.join(at + later, tag=5)
+    return builder.build()
+
+
+@every("few", (1, 4096))
+def test_steps_that_are_repeated_are_those_of_a_loop(monkeypatch: pytest.MonkeyPatch, few: int) -> None:
+    """However edges lie, in blocks of their own or together."""
+    monkeypatch.setattr(columns, "FEW_EDGES", few)
+    one, other = (_steps(_builder(), 5, repeats=repeats) for repeats in (True, False))
+    assert one.num_tasks == 24
+    for name in ("resource", "kind", "duration_ps", "latency_ps", "wire_bytes", "rank", "tag"):
+        column, wanted = getattr(one, name), getattr(other, name)
+        assert (column.tolist(), column.dtype, column.strides) == (wanted.tolist(), wanted.dtype, wanted.strides)
+    for mine, its in zip(one.edges(), other.edges(), strict=True):
+        assert mine.tolist() == its.tolist()
+    for name in ("task", "pool", "units", "released_by"):
+        assert getattr(one.takes, name).tolist() == getattr(other.takes, name).tolist()
+
+
+def test_repeats_tasks_that_are_left_out() -> None:
+    builder = GraphBuilder(["mark", "send"], left_out=[1])
+    builder.add(2, resource=-1)
+    begin = builder.position
+    builder.add(1, resource=-1, kind=1)
+    assert builder.repeat(begin, 2) == 2
+    assert builder.leaves_out(np.arange(5)).tolist() == [False, False, True, True, True]
+
+
+def test_does_not_repeat_what_is_shared_or_gone() -> None:
+    builder = _builder()
+    begin = builder.position
+    builder.add(2, resource=0)
+    with pytest.raises(GraphError, match="a graph holds at most"):
+        builder.repeat(begin, 2**30)
+    table = builder.table("t", 1)
+    builder.touch(0, table, 0)
+    with pytest.raises(GraphError, match="touches, gates and credits"):
+        builder.repeat(begin, 1)
+    begin = builder.position
+    builder.part()
+    with pytest.raises(GraphError, match="an earlier part"):
+        builder.repeat(begin._replace(task=0), 1)
+    begin = builder.position
+    builder.add(1, resource=0, tag=4)
+    builder.repeat(begin, 3)
+    assert builder.part().graph.tag.tolist() == [4] * 4
 
 
 def test_a_builder_builds_once() -> None:
