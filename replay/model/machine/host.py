@@ -18,7 +18,7 @@ length forget what is over: launches do not wait for them.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -80,6 +80,17 @@ def as_operation(what: str | Operation) -> Operation:
     return what if isinstance(what, Operation) else Operation(what)
 
 
+def _plain(number: IntsLike | np.integer[Any]) -> IntsLike:
+    """Python's number of one of NumPy's, which takes longer wherever it is checked; arrays as they are."""
+    return int(number) if isinstance(number, int | np.integer) else number
+
+
+def _above_zero(ps: IntsLike) -> IntsLike:
+    """Times, and 0 for negative ones."""
+    number = _plain(ps)
+    return max(0, number) if isinstance(number, int) else np.maximum(0, number)
+
+
 class _KernelRow(NamedTuple):
     """Kernels that run one after the other.
 
@@ -105,20 +116,19 @@ class _KernelRow(NamedTuple):
         """Time of one kernel, where all take the same; else None."""
         return Time(self.each[0], self.of) if np.all(self.each == self.each[0]) else None
 
-    def busy(self, first: IntsLike, past: IntsLike) -> Ints:
+    def busy(self, first: IntsLike, past: IntsLike) -> IntsLike:
         """Picoseconds of kernels `first` up to, without, `past`, on all GPUs or on each."""
         done = np.concatenate([np.zeros_like(self.each[:1]), np.cumsum(self.each, axis=0)])
         ranks = (np.arange(done.shape[1]),) if done.ndim > 1 else ()
-        found: Ints = done[(past, *ranks)] - done[(first, *ranks)]
-        return found
+        return _plain(done[(past, *ranks)] - done[(first, *ranks)])
 
-    def held_up(self, launch: Time, lead_ps: IntsLike) -> Ints:
+    def held_up(self, launch: Time, lead_ps: IntsLike) -> IntsLike:
         """Number of the kernel whose launch, with all kernels from there on, ends last; of all GPUs or (rank,)."""
         gap_ps, count = int(self.gap.ps), len(self.each)
         left = np.cumsum((self.each + gap_ps)[::-1], axis=0)[::-1] - gap_ps
         launches = np.asarray(launch.ps)[..., None] * np.arange(1, count + 1)
         arrived = np.maximum(0, launches - np.asarray(lead_ps)[..., None])
-        return np.asarray((arrived + left.T).argmax(axis=-1))
+        return _plain((arrived + left.T).argmax(axis=-1))
 
 
 class Host:
@@ -358,9 +368,9 @@ class Host:
     def _issue(self, whole: Time, each: Time | None = None) -> Tasks:
         """Launch for so long, of which the thread's lead takes its part: (rank,) tasks; see `TaskBuilder.serve`."""
         assert self._lead_ps is not None
-        time = Time.from_keys(np.maximum(0, whole.ps - self._lead_ps), *whole.of)
-        self._lead_ps = np.maximum(0, self._lead_ps - whole.ps)
-        issued = self._do(Kind.HOST, time, each=each)
+        late_ps = whole.ps - self._lead_ps
+        self._lead_ps = _above_zero(-late_ps)
+        issued = self._do(Kind.HOST, Time.from_keys(_above_zero(late_ps), *whole.of), each=each)
         if self._ahead and len(self._ahead) == self._ahead.maxlen:
             layer, begun = self._ahead[0]
             if layer >= self._layer - 1:
