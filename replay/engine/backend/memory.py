@@ -88,9 +88,10 @@ def _address(array: npt.NDArray[Any]) -> int:
     """
     if not array.size:
         return 0
-    return c_size_t.from_address(id(array) + _DATA).value if _IS_LAID_OUT_SO else int(array.ctypes.data)
+    return _word_at(id(array) + _DATA).value if _IS_LAID_OUT_SO else int(array.ctypes.data)
 
 
+_word_at = c_size_t.from_address
 _IS_LAID_OUT_SO = sys.implementation.name == "cpython" and _holds_address()
 
 
@@ -126,6 +127,10 @@ class Vector(MemoryPart):
             raise TypeError(message)
 
 
+#: Bits of a word that a number of each type leaves free.
+_FREE_BITS = {np.dtype(kind): 8 * (WORD_BYTES - np.dtype(kind).itemsize) for kind in ("?", "i1", "i2", "i4", "i8")}
+
+
 class StridedColumn(MemoryPart):
     """A column of whole numbers of any width, perhaps one number that stands for every row.
 
@@ -137,12 +142,11 @@ class StridedColumn(MemoryPart):
 
     def words(self, value: Any) -> list[int]:
         """Content of the part's words."""
-        if value.dtype.kind not in "ib" or not value.flags.aligned or value.ndim != 1:
+        free_bits = _FREE_BITS.get(value.dtype)
+        if free_bits is None or not value.flags.aligned or value.ndim != 1:
             message = f"{self.name} must be a column of whole numbers, not {value.dtype}"
             raise TypeError(message)
-        known = _IS_LAID_OUT_SO and value.size
-        address = c_size_t.from_address(id(value) + _DATA).value if known else _address(value)
-        return [address, value.strides[0], 8 * (WORD_BYTES - value.dtype.itemsize)]
+        return [_address(value), value.strides[0], free_bits]
 
 
 class Records(MemoryPart):
@@ -220,9 +224,8 @@ class KernelMemory:
     def __init__(self, *sources: object, **values: Any) -> None:
         words: list[int] = []
         for name, part, dtype, is_number in self._bound:
-            if name in values:
-                value = values[name]
-            else:
+            value = values.get(name, _MISSING)
+            if value is _MISSING:
                 value = values[name] = 0 if isinstance(part, Number) else _value_of(part, name, sources)
             # As `words`, without calls for nearly all that kernels read.
             if is_number:
@@ -230,7 +233,7 @@ class KernelMemory:
             elif dtype is not None and value is not None and value.dtype is dtype and value.size:
                 if not value.flags.c_contiguous:
                     part.words(value)
-                words.append(c_size_t.from_address(id(value) + _DATA).value)
+                words.append(_word_at(id(value) + _DATA).value)
             else:
                 words += part.words(value)
             if IS_PLAIN:
@@ -259,10 +262,11 @@ _MISSING = object()
 def _value_of(part: MemoryPart, name: str, sources: tuple[object, ...]) -> Any:
     """Attribute of the first source that has one for a part."""
     for source in sources:
-        for known in (name, f"{name}_ps"):
-            value = getattr(source, known, _MISSING)
-            if value is not _MISSING:
-                return value
+        value = getattr(source, name, _MISSING)
+        if value is _MISSING:
+            value = getattr(source, f"{name}_ps", _MISSING)
+        if value is not _MISSING:
+            return value
     message = f"{part.name} is missing"
     raise TypeError(message)
 
