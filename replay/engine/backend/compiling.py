@@ -90,6 +90,8 @@ def _prefetch_nothing(part: Any, index: int) -> None:
 #: Elements ahead of the one that a pass looks at whose memory it asks for; half and a quarter of them where
 #: one has to be there before the next is known.
 AHEAD = 16
+#: Records of a table at most that a processor's own cache holds, where looking ahead takes longer than it saves.
+IN_CACHE = 1 << 13
 prefetch: Any = _prefetch_nothing if _found is None else _found.prefetch
 ENTRIES: list[KernelEntry] = []  # in the order of their definitions
 _TURN = threading.RLock()  # one thread at a time compiles or loads; who listens to that may compile others

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from replay.engine.backend.compiling import AHEAD, entry, inline, prefetch
+from replay.engine.backend.compiling import AHEAD, IN_CACHE, entry, inline, prefetch
 from replay.engine.backend.memory import FixedNumber, KernelMemory, RecordLayout, Records, StridedColumn, Vector
 from replay.engine.kernels.changes import sort_pairs
 from replay.engine.kernels.layout import NEVER
@@ -118,8 +118,9 @@ def _lay_out(c):
 def _gather(c):
     """Note of each window what begins there."""
     num_rows = c.num_rows + c.num_more
+    looks_ahead = num_rows > PER_WINDOW * IN_CACHE
     for row in range(num_rows):
-        if row + AHEAD < c.num_rows and c.owner[row + AHEAD] >= 0:
+        if looks_ahead and row + AHEAD < c.num_rows and c.owner[row + AHEAD] >= 0:
             prefetch(c.windows, _window_of(c, c.owner[row + AHEAD], c.start[row + AHEAD]))
         owner = _owner_of(c, row)
         if owner >= 0:
@@ -127,12 +128,10 @@ def _gather(c):
             end = _end_of(c, row)
             window = c.windows[_window_of(c, owner, start)]
             window.count += 1
-            if start < window.first:
-                window.first = start
-            if start > window.last:
-                window.last = start
-            if end > window.reach:
-                window.reach = end
+            # Written whether they change or not: in what comes in no order, a branch is guessed wrong.
+            window.first = start if start < window.first else window.first
+            window.last = start if start > window.last else window.last
+            window.reach = end if end > window.reach else window.reach
 
 
 @inline

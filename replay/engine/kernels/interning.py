@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from replay.engine.backend.compiling import AHEAD, entry, inline, inner, prefetch
+from replay.engine.backend.compiling import AHEAD, IN_CACHE, entry, inline, inner, prefetch
 from replay.engine.backend.memory import FixedNumber, KernelMemory, Records, StridedColumn, Vector
 from replay.engine.kernels.layout import TRIPLE
 
@@ -74,7 +74,7 @@ def _place_of(n, place):
 @inline
 def _prefetch_names(n, place):
     """Ask for where the keys of later rows may be found: first for the number, then for the name."""
-    if place + AHEAD < n.num_rows:
+    if place + AHEAD < n.num_rows and n.room > IN_CACHE:
         prefetch(n.name_table, _place_of(n, place + AHEAD))
         number = n.name_table[_place_of(n, place + AHEAD // 2)]
         if number >= 0:
