@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from replay.engine.errors import GraphError
 Numbers: TypeAlias = "int | np.integer[Any] | IntArray | list[int] | range"
 """A whole number, or one for each task."""
 
+INT32_MAX = 2**31 - 1
 INT64, UNSIGNED = np.dtype(np.int64), np.dtype(np.uint64)
 
 
@@ -51,6 +52,14 @@ def as_ints(name: str, value: Numbers) -> int | IntArray:
         message = f"{name} must be a number or one-dimensional (task,), got shape {array.shape}"
         raise GraphError(message)
     return array
+
+
+def are_tasks(value: object, count: int) -> TypeGuard[IntArray]:
+    """Tell whether a value is so many tasks, at least one, as nearly all are that wait or are waited for."""
+    if type(value) is not np.ndarray or value.dtype is not INT64 or value.shape != (count,):
+        return False
+    largest: int = value.item(value.view(UNSIGNED).argmax())  # of negative numbers, too
+    return 0 <= largest <= INT32_MAX
 
 
 def span_of(value: int | IntArray, low: int) -> Span:

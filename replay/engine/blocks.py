@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.engine.arguments import (
+    INT32_MAX,
     INT64,
     UNSIGNED,
     Numbers,
@@ -23,7 +24,6 @@ from replay.engine.columns import GrowingColumn, IntArray
 from replay.engine.errors import GraphError
 from replay.engine.taskgraph import CreditTakes, Touches
 
-INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 #: Most that one touch may cost: six days, so that no sum of times leaves 64 bits.
 MOST_EXTRA_PS = 2**59

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.engine.arguments import (
-    INT64,
-    UNSIGNED,
+    INT32_MAX,
     Numbers,
+    are_tasks,
     as_ints,
     block_length,
     broadcast_length,
@@ -23,7 +23,6 @@ from replay.engine.arguments import (
     stretch,
 )
 from replay.engine.blocks import (
-    INT32_MAX,
     INT64_MAX,
     GateBlock,
     RowBlocks,
@@ -197,9 +196,7 @@ class GraphBuilder(Supplies):
         is_plain = count is not None and count > 0 and first + count <= INT32_MAX
         if is_plain and self.left_out:
             is_plain = type(kind) is int
-        if is_plain and before is not None:  # as `check_range`, without the call
-            is_plain = type(before) is np.ndarray and before.dtype is INT64 and before.shape == (count,)
-            is_plain = is_plain and 0 <= before.item(before.view(UNSIGNED).argmax()) <= INT32_MAX
+        is_plain = is_plain and (before is None or are_tasks(before, size))
         if not (is_plain and self._rows.put(size, (*_MARK.values(), rank, tag) if is_left_out else values)):
             size, before = self._add_checked(size, values, after)
         elif self.left_out:
@@ -292,6 +289,10 @@ class GraphBuilder(Supplies):
         """Add edges: each ``dst`` waits until its ``src`` is visible; arrays broadcast."""
         if self._is_built:
             self._check_open()
+        count = src.size if type(src) is np.ndarray else 0
+        if count and are_tasks(src, count) and are_tasks(dst, count):
+            self._edges.append(src, dst, count)
+            return
         ends = {"src": as_ints("src", src), "dst": as_ints("dst", dst)}
         count = broadcast_length(ends)
         for name, tasks in ends.items():

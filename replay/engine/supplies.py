@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from replay.engine.blocks import INT32_MAX, INT64_MAX, MOST_EXTRA_PS, MOST_UNITS
+from replay.engine.arguments import INT32_MAX
+from replay.engine.blocks import INT64_MAX, MOST_EXTRA_PS, MOST_UNITS
 from replay.engine.errors import GraphError
 from replay.engine.taskgraph import (
     DISCIPLINES,

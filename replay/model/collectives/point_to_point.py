@@ -242,9 +242,10 @@ def _receive(
     # A chunk takes the room of the one that was sent so many slots before it.
     of_lane = np.bincount(lane, minlength=len(parcels.src))
     late = np.flatnonzero((places(of_lane) >= slots) & inside)
-    returned = machine.delay(kinds.sync, costs.flag(), copied[late - slots], dst[late])
-    first_piece = firsts(np.bincount(parcels.piece_chunk, minlength=len(lane)))
-    machine.order(returned, sent[first_piece[late]])
+    if len(late):
+        returned = machine.delay(kinds.sync, costs.flag(), copied[late - slots], dst[late])
+        first_piece = firsts(np.bincount(parcels.piece_chunk, minlength=len(lane)))
+        machine.order(returned, sent[first_piece[late]])
     return np.concatenate((copied, memory)), np.concatenate((dst, dst)), copied
 
 
@@ -258,6 +259,8 @@ def _copy_own(
 ) -> tuple[Ints, Ints, Ints]:
     """Copy the ranks' own shares: (rank,) marks of the begin; (task,) the last ones, and whose."""
     rank = np.flatnonzero(own_bytes)
+    if not len(rank):
+        return begun, rank, rank
     started = machine.delay(kinds.sync, machine.costs.pair_start(is_ll=True), begun[rank], rank)
     begins = begun.copy()
     begins[rank] = started
