@@ -146,7 +146,9 @@ class StridedColumn(MemoryPart):
         if free_bits is None or not value.flags.aligned or value.ndim != 1:
             message = f"{self.name} must be a column of whole numbers, not {value.dtype}"
             raise TypeError(message)
-        return [_address(value), value.strides[0], free_bits]
+        known = _IS_LAID_OUT_SO and value.size
+        address = _word_at(id(value) + _DATA).value if known else _address(value)
+        return [address, value.strides[0], free_bits]
 
 
 class Records(MemoryPart):
@@ -224,8 +226,9 @@ class KernelMemory:
     def __init__(self, *sources: object, **values: Any) -> None:
         words: list[int] = []
         for name, part, dtype, is_number in self._bound:
-            value = values.get(name, _MISSING)
-            if value is _MISSING:
+            if name in values:
+                value = values[name]
+            else:
                 value = values[name] = 0 if isinstance(part, Number) else _value_of(part, name, sources)
             # As `words`, without calls for nearly all that kernels read.
             if is_number:
