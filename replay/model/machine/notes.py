@@ -179,12 +179,11 @@ class Notes:
         place = ""
         while frame is not None and not place:
             code = frame.f_code
-            if code.co_filename not in PLACES:
-                PLACES[code.co_filename] = {}
-            by_name = PLACES[code.co_filename]
-            if code.co_qualname not in by_name:  # asked for each block of tasks: a look at what is known calls nothing
-                by_name[code.co_qualname] = _place_of(frame)
-            place, frame = by_name[code.co_qualname], frame.f_back
+            try:  # asked for each block of tasks: one look at what is known, which calls nothing
+                place = PLACES[code.co_filename][code.co_qualname]
+            except KeyError:
+                place = PLACES.setdefault(code.co_filename, {})[code.co_qualname] = _place_of(frame)
+            frame = frame.f_back
         self.places += [(first, place)]  # for each block of tasks, as the look above
 
     def spend(
