@@ -370,7 +370,8 @@ class Host:
         assert self._lead_ps is not None
         late_ps = whole.ps - self._lead_ps
         self._lead_ps = _above_zero(-late_ps)
-        issued = self._do(Kind.HOST, Time.from_keys(_above_zero(late_ps), *whole.of), each=each)
+        time = Time.from_keys(_above_zero(late_ps), *whole.of)
+        issued = self._do(Kind.HOST, time, each=each)
         if self._ahead and len(self._ahead) == self._ahead.maxlen:
             layer, begun = self._ahead[0]
             if layer >= self._layer - 1:

@@ -94,3 +94,16 @@ def test_times_add_up_without_being_read() -> None:
     assert (Time(7) * 3).shared_by(4).ps == 6
     assert (NO_TIME + NO_TIME).ps == 0
     assert make().costs.ns(3).ps == 3 * NS
+
+
+def test_repeated_tasks_are_noted_as_those_of_a_loop() -> None:
+    one, other = make(), make()
+    at, its = one.mark(one.ranks), other.mark(other.ranks)
+    begin = one.graph.position
+    one.delay(DISPATCH.sync, one.costs.flag(), at)
+    assert one.repeat(begin, 2) == 8
+    for _ in range(3):
+        its = other.delay(DISPATCH.sync, other.costs.flag(), its)
+    assert one.notes.spent == other.notes.spent
+    assert [task for task, _ in one.notes.places] == [task for task, _ in other.notes.places] == [0, 4, 8, 12]
+    assert len(one.notes.spent) == 3
