@@ -239,7 +239,7 @@ class GraphBuilder(Supplies):
 
     @property
     def position(self) -> Position:
-        """Where the next task will be; see :meth:`repeat`."""
+        """Place of the next task, edge and take; see :meth:`repeat`."""
         others = len(self._touches), len(self._gates), self._takes.num_shares
         return Position(self._num_tasks, len(self._edges), len(self._takes), others)
 
