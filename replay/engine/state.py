@@ -175,14 +175,14 @@ class LaidGraph(NamedTuple):
     def turning(self) -> list[tuple[int, LaneName, int]]:
         """Lanes of stations that serve in turns: number, name, and station."""
         rule, nodes = self.parts["stations"]["rule"], self.parts["nodes"]
+        of = self.station[self.lanes["a"]]
+        turns = (rule[of] == k.TURNS).nonzero()[0]
         found = []
-        for index, (resource, priority, needs) in enumerate(self.lanes.tolist()):
-            station = int(self.station[resource])
-            if rule[station] == k.TURNS:
-                pools = []
-                while needs >= 0:
-                    pools.append(int(nodes["pool"][needs]))
-                    needs = int(nodes["next"][needs])
-                name = (int(resource), int(priority), tuple(pools))
-                found.append((self.first_lane + index, name, station))
+        for lane, station, name in zip(turns.tolist(), of[turns].tolist(), self.lanes[turns].tolist(), strict=True):
+            resource, priority, needs = name
+            pools = []
+            while needs >= 0:
+                pools.append(int(nodes["pool"][needs]))
+                needs = int(nodes["next"][needs])
+            found.append((self.first_lane + lane, (resource, priority, tuple(pools)), station))
         return found
