@@ -46,6 +46,16 @@ def set_key(p, channel, key):
 
 
 @inline
+def _lower_key(p, channel, key):
+    """Write a channel's leaf, which was larger, and what it is smaller than above it."""
+    tree = p.tree
+    node = p.first_leaf + channel
+    while node > 0 and tree[node] > key:
+        tree[node] = key
+        node >>= 1
+
+
+@inline
 def _heap_push(p, base, size, time, task):
     """Add to the binary heap of ``size`` entries that starts at ``base``."""
     place = size
@@ -99,7 +109,7 @@ def send(p, number, task, time):
         channel.size += 1
         is_first = p.heap_time[base] == time
     if is_first:
-        set_key(p, number, (time << p.shift) | number)
+        _lower_key(p, number, (time << p.shift) | number)
 
 
 @inline

@@ -11,7 +11,7 @@ from replay.engine.kernels.changes import sort_pairs
 from replay.engine.kernels.layout import NEVER
 
 #: Intervals in a window, in the mean.
-PER_WINDOW = 8
+PER_WINDOW = 16
 
 #: Intervals that begin in a window: how many, the first and the last start, the last end; then, of a
 #: window that is looked into, the place of its next one.
