@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from replay.engine.columns import IntArray, order_of
+from replay.engine.cells import KeyCells
 from replay.engine.piece import RecentValues
-from replay.engine.taskgraph import NEVER, GraphPart, Int64s, TaskGraph
+from replay.engine.taskgraph import GraphPart, Int64s, TaskGraph
 from replay.engine.timeline import sum_by
-
-#: Cells of a table by key at most, for each row that is entered.
-_CELLS_PER_ROW = 8
 
 
 def least_work_ps(graph: TaskGraph, own: Int64s | None = None) -> Int64s:
@@ -28,33 +25,24 @@ def least_work_ps(graph: TaskGraph, own: Int64s | None = None) -> Int64s:
     if own is None:
         own = sum_by(graph.resource, graph.duration_ps, len(graph.resources))
     total = own.copy()
-    touches = graph.touches
+    tables, touches = graph.tables, graph.touches
     if len(touches):
-        port = graph.tables.port[touches.table]
-        total += sum_by(port, touches.port_duration_ps, len(graph.resources))
-        backed = (graph.tables.backing[touches.table] >= 0).nonzero()[0]
-        if backed.size:
-            columns = (touches.table, touches.key, touches.miss_duration_ps)
-            table, least = _least_by_key(*(column[backed] for column in columns))
-            total += sum_by(graph.tables.backing[table], least, len(graph.resources))
+        from replay.engine.kernels.reading import LeastDraws, sum_least_draws
+
+        cells = KeyCells.of(len(tables), touches.table, touches.key)
+        sum_least_draws(
+            LeastDraws(
+                touches,
+                num_touches=len(touches),
+                key=cells.key,
+                port=tables.port.astype(np.int64),
+                backing=tables.backing.astype(np.int64),
+                first=cells.first,
+                least=np.zeros(cells.size, np.int64),
+                total=total,
+            )
+        )
     return total
-
-
-def _least_by_key(table: IntArray, key: IntArray, values: IntArray) -> tuple[IntArray, IntArray]:
-    """Table and least value of each key of each table that a row has: two (key,)."""
-    span = int(key.max()) + 1
-    cells = (int(table.max()) + 1) * span
-    if cells <= _CELLS_PER_ROW * key.size:  # keys of caches are numbered one by one: nothing is sorted
-        least = np.full(cells, NEVER)
-        np.minimum.at(least, table.astype(np.int64) * span + key, values.astype(np.int64))
-        found = (least < NEVER).nonzero()[0]
-        return found // span, least[found]
-    order = order_of(table, key)
-    table, key = table[order], key[order]
-    is_first = np.ones(key.size, np.bool_)
-    is_first[1:] = (table[1:] != table[:-1]) | (key[1:] != key[:-1])
-    firsts = is_first.nonzero()[0]
-    return table[firsts], np.minimum.reduceat(values[order], firsts)
 
 
 def longest_chain_ps(graph: TaskGraph) -> int:

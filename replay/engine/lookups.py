@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from replay.engine.cells import KeyCells
 from replay.engine.kernels import layout
 from replay.engine.kernels.interning import KeyReferences, Triples, number_keys, rehash
 from replay.engine.kernels.packing import pack_touches
@@ -45,13 +46,13 @@ def table_parts(graph: TaskGraph, lane_of: Int64s, order: Int32s, known: Keys | 
     state["backing"] = np.where(tables.backing < 0, -1, lane_of[tables.backing])
     state["port"] = np.where(tables.port < 0, -1, lane_of[tables.port])
     num_tasks = graph.num_tasks if len(touches) else 0
-    numbers, known_keys, num_keys = _number_keys(touches, order, known or Keys.none())
-    packed = _pack_touches(touches, order, numbers)
+    numbers, num_keys = _number_keys(touches, len(tables), order, known or Keys.none())
+    packed = _pack_touches(touches, order, numbers[: len(touches)])
     keys = aligned_zeros(np.zeros, num_keys, layout.KEY.num_bytes // 8)
     return {
         "tables": state,
         **packed,
-        "known_keys": known_keys.astype(np.int64),
+        "known_keys": numbers[len(touches) :].astype(np.int64),
         "keys": layout.KEY.view(keys),
         "found": np.zeros(len(touches), np.int8),
         "port_served": np.zeros(len(touches) if (tables.port >= 0).any() else 0, np.int64),
@@ -116,37 +117,29 @@ def grow(triples: Records, room: int, size: int) -> tuple[Records, Int32s]:
     return larger, table
 
 
-def _number_keys(touches: Touches, order: Int32s, known: Keys) -> tuple[Int32s, Int32s, int]:
+def _number_keys(touches: Touches, num_tables: int, order: Int32s, known: Keys) -> tuple[Int32s, int]:
     """Number keys as they are first touched in the given order, and then the known ones.
 
     Returns
     -------
-    (touch,) in that order and (key,) their numbers, and how many keys there are.
+    Their numbers, (touch + key,) in that order, and how many keys there are.
     """
-    of_touch, of_known = (np.empty(len(rows), np.int32) for rows in (touches, known))
-    names, sizes = np.zeros(0, layout.TRIPLE.dtype), np.zeros(1, np.int64)
-    room, in_turn = 1 << max(6, (len(touches) // 8).bit_length()), np.arange(len(known))
-    for rows, rows_in_order, number in (
-        (touches, order, of_touch),
-        (known, in_turn.astype(np.int32), of_known),
-    ):
-        row = 0
-        while row < number.size:
-            names, table = grow(names, room, int(sizes[0]))
-            naming = KeyReferences(
-                rows,
-                first_row=row,
-                num_rows=number.size,
-                room=room,
-                order=rows_in_order,
-                names=names,
-                name_table=table,
-                number=number,
-                sizes=sizes,
-            )
-            row = number_keys(naming)
-            room *= GROWTH
-    return of_touch, of_known, int(sizes[0])
+    table, key = touches.table, touches.key
+    if len(known):
+        table, key = np.concatenate([table, known.table]), np.concatenate([key, known.key])
+        order = np.append(order, np.arange(len(touches), key.size, dtype=np.int32))
+    cells = KeyCells.of(num_tables, table, key)
+    number = np.empty(key.size, np.int32)
+    naming = KeyReferences(
+        num_rows=key.size,
+        order=order,
+        table=table,
+        key=cells.key,
+        first=cells.first,
+        cells=np.zeros(cells.size, np.int32),
+        number=number,
+    )
+    return number, number_keys(naming)
 
 
 def turn_takers(graph: TaskGraph, lanes: Records, nodes: Records, station_of: Int64s) -> tuple[Int32s, Int32s]:

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""Numbers for what occurs many times: triples, found by a hash table."""
+"""Numbers for what occurs many times: triples, found by a hash table, and keys, found by their cells."""
 
 from __future__ import annotations
 
@@ -64,48 +64,54 @@ def rehash(t):
         t.table[place] = number
 
 
-@inline
-def _place_of(n, place):
-    """First place at which the key of a row is looked for."""
-    row = n.order[place]
-    return _hash(n.table[row], n.key[row], 0) & (2 * n.room - 1)
+class KeySpans(KernelMemory):
+    """Rows that name a key of a table each, and the smallest and largest key of each table."""
+
+    num_rows = FixedNumber()
+    table = StridedColumn()
+    key = StridedColumn()
+    low = Vector(np.int64)
+    high = Vector(np.int64)
 
 
-@inline
-def _prefetch_names(n, place):
-    """Ask for where the keys of later rows may be found: first for the number, then for the name."""
-    if place + AHEAD < n.num_rows and n.room > IN_CACHE:
-        prefetch(n.name_table, _place_of(n, place + AHEAD))
-        number = n.name_table[_place_of(n, place + AHEAD // 2)]
-        if number >= 0:
-            prefetch(n.names, number)
+@entry(KeySpans)
+def find_key_spans(s):
+    """Find the smallest and the largest key of each table."""
+    for row in range(s.num_rows):
+        table, key = s.table[row], s.key[row]
+        if key < s.low[table]:
+            s.low[table] = key
+        if key > s.high[table]:
+            s.high[table] = key
 
 
 class KeyReferences(KernelMemory):
-    """Rows that name a key each, by its table and its name there, and the numbers of the keys."""
+    """Rows that name a key of a table each, the cells of these keys, and their numbers."""
 
-    first_row = FixedNumber()
     num_rows = FixedNumber()
-    room = FixedNumber()  # for keys
     order = Vector(np.int32)  # of the rows
     table = StridedColumn()
     key = StridedColumn()
-    names = Records(TRIPLE)
-    name_table = Vector(np.int32)
+    first = Vector(np.int64)  # see `KeyCells`
+    cells = Vector(np.int32)  # the number of each key that has one, plus 1
     number = Vector(np.int32)  # of the rows in that order
-    sizes = Vector(np.int64)  # how many keys there are
 
 
 @entry(KeyReferences)
 def number_keys(n):
-    """Number the keys as they are named first: those that are wanted together lie together.
-
-    Returns the row at which there was no room for another one, or the number of rows.
-    """
-    for place in range(n.first_row, n.num_rows):
-        if n.sizes[0] == n.room:
-            return place
-        _prefetch_names(n, place)
+    """Number the keys as they are named first: those that are wanted together lie together; how many there are."""
+    num_keys = 0
+    looks_ahead = n.num_rows > IN_CACHE
+    for place in range(n.num_rows):
+        if looks_ahead and place + AHEAD < n.num_rows:
+            row = n.order[place + AHEAD]
+            prefetch(n.cells, n.first[n.table[row]] + n.key[row])
         row = n.order[place]
-        n.number[place] = intern(n.name_table, n.room, n.names, n.sizes, 0, n.table[row], n.key[row], 0)
-    return n.num_rows
+        cell = n.first[n.table[row]] + n.key[row]
+        number = n.cells[cell]
+        if number == 0:
+            num_keys += 1
+            number = num_keys
+            n.cells[cell] = number
+        n.number[place] = number - 1
+    return num_keys

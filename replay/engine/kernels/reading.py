@@ -226,6 +226,41 @@ def find_draws(d):
     return d.num_found
 
 
+class LeastDraws(KernelMemory):
+    """Touches, and what they draw at least from each line."""
+
+    num_touches = FixedNumber()
+    table = StridedColumn()
+    key = StridedColumn()
+    port_duration = StridedColumn()
+    miss_duration = StridedColumn()
+    port = Vector(np.int64)  # of each table, -1 for none
+    backing = Vector(np.int64)
+    first = Vector(np.int64)  # see `KeyCells`
+    least = Vector(np.int64)  # (cell,): least time that brings its key in, plus 1; 0 for a key not seen
+    total = Vector(np.int64)  # (resource,): what is added to
+
+
+@entry(LeastDraws)
+def sum_least_draws(d):
+    """Add up all that ports serve, and of what brings in a key from its backing the least."""
+    for touch in range(d.num_touches):
+        table = d.table[touch]
+        port, backing = d.port[table], d.backing[table]
+        if port >= 0:
+            d.total[port] = d.total[port] + d.port_duration[touch]
+        if backing >= 0:
+            cell = d.first[table] + d.key[touch]
+            least = d.least[cell]
+            time = d.miss_duration[touch] + 1
+            if least == 0:
+                d.total[backing] = d.total[backing] + time - 1
+                d.least[cell] = time
+            elif time < least:
+                d.total[backing] = d.total[backing] + time - least
+                d.least[cell] = time
+
+
 class PausedRecords(KernelMemory):
     """Records of tasks where a run was paused."""
 
