@@ -72,8 +72,8 @@ class EndedTouches:
         """
         outcome = timeline.touched[self.touch]
         evicted, missed = self.noted["evicted_bytes"], self.noted["missed_bytes"]
-        has = ((evicted > 0) & ((outcome & EVICTED) > 0)).nonzero()[0]
-        again = ((missed > 0) & ((outcome & OUTCOME) == MISSED)).nonzero()[0]
+        has, again = (outcome & EVICTED).nonzero()[0], ((outcome & OUTCOME) == MISSED).nonzero()[0]
+        has, again = has[evicted[has] > 0], again[missed[again] > 0]
         touches = timeline.graph.touches
         tasks = touches.charged[self.touch[has]], touches.task[self.touch[again]]
         nbytes = evicted[has], missed[again]
@@ -101,7 +101,7 @@ class NotedTouches:
         for name, blocks in notes.touches.items():
             place = _place(self.groups, name)
             for block in blocks:
-                touch = block.touch - first
+                touch = slice(block.touch.start - first, block.touch.stop - first)
                 noted["group"][touch] = place
                 noted["lookups"][touch] = block.lookups
                 noted["evicted_bytes"][touch] = block.evicted_wire_bytes
@@ -109,7 +109,7 @@ class NotedTouches:
         for what, reads in notes.reads.items():
             place = _place(self.reads, str(what))
             for touch in reads:
-                noted["read"][touch - first] = place
+                noted["read"][touch.start - first : touch.stop - first] = place
         self._parts.append(_Part(first, noted, count))
 
     def over(self, progress: TaskProgress) -> EndedTouches:

@@ -176,7 +176,7 @@ class Caches:
         each = (np.broadcast_to(np.asarray(one, np.int64), len(tasks)) for one in given)
         return tasks[there], [one[there] for one in each]
 
-    def _number(self, count: int) -> Ints:
-        """Places of the next touches among all of the graph: (touch,)."""
+    def _number(self, count: int) -> slice:
+        """Places of the next touches among all of the graph."""
         self._num_touches += count
-        return np.arange(self._num_touches - count, self._num_touches, dtype=np.int64)
+        return slice(self._num_touches - count, self._num_touches)

@@ -34,7 +34,7 @@ class TouchNotes:
     Attributes
     ----------
     touch
-        (touch,): places in the graph's list of touches.
+        Places in the graph's list of touches.
     lookups
         (touch,): lookups that a touch stands for; all but the first find what it brought.
     evicted_wire_bytes
@@ -43,7 +43,7 @@ class TouchNotes:
         (touch,): bytes that a key which had to leave puts on the port of the touching task.
     """
 
-    touch: Ints
+    touch: slice
     lookups: Ints
     evicted_wire_bytes: Bytes
     missed_wire_bytes: Bytes
@@ -122,8 +122,7 @@ class Notes:
     touches
         By group of tables.
     reads
-        By what is read through the L2 cache: blocks of (read,) places in the graph's list of
-        touches.
+        By what is read through the L2 cache: places in the graph's list of touches, block by block.
     held_up
         Blocks of (kernel,) tasks after which a kernel could begin but for its launch, tasks at
         which it begins, and ranks.
@@ -152,7 +151,7 @@ class Notes:
     row_tiles: list[Ints] = field(default_factory=list)
     polls: list[tuple[Ints, Ints, Ints]] = field(default_factory=list)
     touches: dict[str, list[TouchNotes]] = field(default_factory=dict)
-    reads: dict[Read, list[Ints]] = field(default_factory=dict)
+    reads: dict[Read, list[slice]] = field(default_factory=dict)
     held_up: list[tuple[Ints, Ints, Ints]] = field(default_factory=list)
     kernels: list[KernelLaunches] = field(default_factory=list)
     places: list[tuple[int, str]] = field(default_factory=list)

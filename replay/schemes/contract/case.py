@@ -376,10 +376,9 @@ class Case(AnyCase):
         Then its tiles read one block of rows, and no block of weights twice.
         """
         graph, notes = self.built.graph, self.built.machine.notes
-        blocks = []
+        every, blocks = np.arange(len(graph.touches)), []
         for what in ("weights", "activations"):
-            read = notes.reads.get(what, [])
-            touches = np.concatenate(read) if read else np.zeros(0, np.int64)
+            touches = np.concatenate([every[:0], *(every[read] for read in notes.reads.get(what, []))])
             tasks = graph.touches.task[touches]
             mine = touches[(graph.kind[tasks] == Kind.GEMM1) & (graph.tag[tasks] == expert)]
             blocks.append(np.unique(graph.touches.key[mine], return_counts=True)[1])
