@@ -36,8 +36,8 @@ class Fit:
     """Constants that are fitted together, from their starting values.
 
     `used` holds for the rows that are fitted, `checked` for those that are then predicted. `says`
-    is the source that the preset gives for the constants. `sampled` holds for the rows that are
-    enough where shapes are left out.
+    and `source` are what the preset gives as the source of the constants. `sampled` holds for the
+    rows that are enough where shapes are left out.
     """
 
     table: str
@@ -46,6 +46,7 @@ class Fit:
     checked: Callable[[MeasurementRow], bool]
     says: str
     preset: str = "dgx-h100"
+    source: str = SOURCE
     sampled: Callable[[MeasurementRow], bool] = lambda row: True
 
     def shapes(self) -> list[tuple[object, ...]]:
@@ -63,6 +64,7 @@ COLUMNS = {
     "deepep_low_latency": ("hidden", "topk"),
     "deepep_internode": ("num_sms",),
     "deepep_low_latency_b200": ("ep_size", "hidden", "topk"),
+    "fused_kernel": ("hidden",),
     "gemm": ("n", "k"),
     "gemm_few_tiles": ("n", "k"),
     "gemm_machines": ("n", "k"),
@@ -137,6 +139,11 @@ def middle_cublas_b200(row: MeasurementRow) -> bool:
 def weights_b200(row: MeasurementRow) -> bool:
     """Experts' weights that bind."""
     return bool(row["moe_dtype"] == "bfloat16" and 16 <= row["global_tokens"] <= 256)
+
+
+def weights_h200(row: MeasurementRow) -> bool:
+    """Experts' weights that bind."""
+    return bool(row["system"] == "hgx-h200" and row["tokens_per_rank"] <= 256)
 
 
 def experts_b200(row: MeasurementRow) -> bool:
@@ -234,6 +241,15 @@ FITS = (
         lambda row: row["num_gpus"] != 4 and not in_the_switch(row),
         lambda row: row["num_gpus"] == 4,
         "fitted to collectives of NCCL 2.29.2 on 2 and 8 x H100",
+    ),
+    Fit(
+        "fused_kernel",
+        {"hbm.stream_efficiency": 0.85},
+        lambda row: weights_h200(row) and row["hidden"] == 7168,
+        lambda row: weights_h200(row) and row["hidden"] == 4096,
+        "fitted to MegaMoE's kernel on one H200, hidden 7168, up to 256 tokens",
+        preset="hgx-h200",
+        source="replay/studies/validate/measurements/fused_kernel.csv",
     ),
     Fit(
         "moe_machines",
@@ -382,7 +398,7 @@ def main() -> int:
         print(f"{fit.table}: fitted {mean_percent(at)}, checked {mean_percent(rest)}")
         for key in fit.start:
             print(f"    {key} = {values[key]}")
-            source = f"{fit.says} ({SOURCE}), by scripts/calibrate.py"
+            source = f"{fit.says} ({fit.source}), by scripts/calibrate.py"
             text[fit.preset] = file_text(text[fit.preset], key, values[key], source)
     if given.check:
         print("presets are up to date" if text == before else "a preset holds other values")

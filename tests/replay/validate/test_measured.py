@@ -402,6 +402,23 @@ def test_small_kernels_and_copies_are_no_faster_than_memory():
         assert float(row["gemm_beside_us"]) > 0.9 * float(row["gemm_alone_us"])
 
 
+def test_a_byte_takes_its_time_at_the_peak_and_a_wait_that_is_the_same_on_both_gpus():
+    rates = defaultdict(dict)
+    for row in rows_of("small_kernels"):
+        if int(row["bytes"]) >= 1e8 and row["kernel"] != "zero":
+            rate = int(row["bytes"]) / float(row["time_us"]) / 1e3
+            rates[row["kernel"], row["rows"], row["width"]][row["system"]] = rate
+    h100, h200 = np.array([[one["dgx-h100"], one["hgx-h200"]] for one in rates.values() if len(one) == 2]).T
+    less, more = (SYSTEMS[name].spec.hbm.peak_GB_per_s.value for name in ("dgx-h100", "hgx-h200"))
+    bound = h100 > less / 2  # by memory, more than by atomics
+    same_wait = 1 / (1 / h100 - 1 / less + 1 / more)
+    same_share = h100 / less * more
+    errors = [np.abs(of[bound] / h200[bound] - 1).mean() for of in (same_wait, same_share)]
+    assert bound.sum() == 38
+    assert errors[0] < 0.05
+    assert errors[1] > 0.11
+
+
 def test_graphs_launch_in_a_few_microseconds_and_their_nodes_take_less_than_kernels_in_a_stream():
     for system in SYSTEMS:
         us = {
