@@ -421,8 +421,9 @@ class Compute:
         Picoseconds: the slowest of the tensor cores, on rows rounded up to a step of
         theirs or to the whole tile, of the operands' way into the SM, and of the
         load/store units (:meth:`OperandPath.passes`), or these behind the products
-        where a kernel does not load ahead; and the tile overhead; and what FP8
-        kernels lose to loads of rows that are not there.
+        where a kernel does not load ahead, and of the stages of a kernel that has
+        few; and the tile overhead; and what FP8 kernels lose to loads of rows that
+        are not there.
 
         Examples
         --------
@@ -443,7 +444,7 @@ class Compute:
         loads = -(-inner // _LOAD_BYTES)
         is_fp8 = number_type.startswith("fp8")
         absent = absent_rows * (loads * self.fp8_absent_row_ps if is_fp8 else 0)
-        busy = np.maximum(multiply, load)
+        busy = np.maximum(np.maximum(multiply, load), path.stages_ps(inner, multiply))
         busy = np.maximum(busy, passing) if path.loads_ahead else busy + passing
         if number_type == "fp8" and self.fp8_step_ps and not grouped:
             busy = np.maximum(busy, self._steps_ps(padded, columns, k))

@@ -12,6 +12,10 @@ Operands come into shared memory, and from there to the tensor cores. Kernels di
 
 What passes the load/store units goes at the rate of shared memory. Kernels that load a step's
 registers while they multiply those of the step before pay only what is longer; others pay both.
+
+Operands are loaded into *stages*, each with room for a step's, which are free again when the step
+has been multiplied. A kernel with few of them has few bytes under way, and waits for its loads
+however much the cache and memory could give.
 """
 
 from __future__ import annotations
@@ -42,6 +46,11 @@ class OperandPath:
         Whether registers of the next step are loaded while those of a step are multiplied.
     step_bytes
         Bytes of each row and column that a step of the main loop asks for.
+    stages
+        Stages of all blocks that share an SM; 0 where they are as many as shared memory has room
+        for, which is enough.
+    stage_wait_ps
+        From the time that a stage is free until the operands of a later step are in it.
     """
 
     instruction: Instruction = "wgmma"
@@ -50,11 +59,29 @@ class OperandPath:
     warps: tuple[int, int] = (2, 2)
     loads_ahead: bool = True
     step_bytes: int = 128
+    stages: int = 0
+    stage_wait_ps: int = 0
 
     @property
     def has_warps(self) -> bool:
         """Tell whether warps multiply what they have in registers."""
         return self.instruction == "mma.sync"
+
+    def stages_ps(self, inner_bytes: int, multiply_ps: Whole) -> Whole:
+        """Time of a tile whose steps wait for their stages; 0 where these are enough.
+
+        A stage takes every `stages`-th step, which it holds for the wait and for the products.
+
+        Parameters
+        ----------
+        inner_bytes
+            Bytes of each row and column of the tile.
+        multiply_ps
+            Time of its products.
+        """
+        steps = -(-inner_bytes // self.step_bytes)
+        held: Whole = steps * self.stage_wait_ps + multiply_ps
+        return -(-held // self.stages) if self.stages else 0 * held
 
     def passes(self, rows: Whole, columns: int) -> Whole:
         """Bytes of a tile that pass the load/store units, per byte of the inner dimension.

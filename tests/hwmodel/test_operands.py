@@ -76,6 +76,15 @@ def test_what_passes_the_load_store_units(name: str, nbytes: int) -> None:
     assert tile_ps(behind, **slow) == nbytes * 1000 // 2 + PRODUCTS
 
 
+@pytest.mark.parametrize("stages", [2, 3, 5])
+def test_a_step_holds_its_stage_while_its_operands_come_and_are_multiplied(stages: int) -> None:
+    steps, wait = 16, 9_000_000  # of 128 bytes: 2000 in all
+    few = OperandPath(stages=stages, stage_wait_ps=wait)
+    assert tile_ps(few) == -(-(steps * wait + PRODUCTS) // stages) > PRODUCTS
+    assert tile_ps(replace(few, step_bytes=250)) == max(-(-(8 * wait + PRODUCTS) // stages), PRODUCTS)
+    assert tile_ps(replace(few, stage_wait_ps=1)) == tile_ps(replace(few, stages=0)) == PRODUCTS
+
+
 def test_rows_by_cp_async_alone_pass_alone() -> None:
     gathered = OperandPath(rows="cp.async")
     assert gathered.passes(ROWS, COLUMNS) == 2 * ROWS

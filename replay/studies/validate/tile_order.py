@@ -14,10 +14,12 @@ import numpy as np
 
 from replay.engine import GraphBuilder, schedule
 from replay.measure.measures import mechanisms
+from replay.model.compute.operands import OperandPath
 from replay.model.compute.tile_steps import add_steps
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
 from replay.studies.validate.bench import Bench
+from replay.studies.validate.operands import STAGE_WAIT_PS
 from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, WorkKind, has
 from replay.studies.validate.tile_lists import BLOCK_M, OUT_BYTES, GroupedShape, tile_list
 
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hwmodel import System
+
+
+LOADS = OperandPath(stages=3, stage_wait_ps=STAGE_WAIT_PS)
+"""Loads of our kernel, one block on an SM (``scripts/tile_problem.py``); TileOPs' tiles, 256 wide, would not wait."""
 
 
 class ListReplay(NamedTuple):
@@ -53,7 +59,7 @@ def replay_order(shape: GroupedShape, dtype: str, order: str, system: System) ->
     rows, widths = np.full(count, BLOCK_M), np.full(count, shape.block_n)
     steps = add_steps(
         machine,
-        compute.tile_ps(rows, shape.block_n, shape.k, dtype, block_m=BLOCK_M, grouped=True),
+        compute.tile_ps(rows, shape.block_n, shape.k, dtype, block_m=BLOCK_M, grouped=True, path=LOADS),
         compute.tile_overhead_ps,
         [machine.mark(rank)],
         resource=machine.sms.pool("sm", machine.sms.compute)[rank],

@@ -26,6 +26,7 @@ from replay.schemes.contract import layers as small_layers
 from replay.studies.validate import tile_lists as LISTS
 from replay.studies.validate import tile_order
 from replay.studies.validate.bench import Bench
+from replay.studies.validate.operands import STAGE_WAIT_PS
 from replay.studies.validate.table import predict
 
 ROOT = Path(__file__).parents[3]
@@ -182,6 +183,18 @@ def test_the_model_of_a_list_is_the_model_of_the_raster(raster, order, cache):
     assert found.activation_bytes == activations.first_bytes + activations.again_bytes
     assert found.weight_bytes + found.activation_bytes > shape.least_bytes("bf16")
     assert found.seconds == pytest.approx(timeline.makespan_ps / 1e12)
+
+
+def test_tiles_of_a_list_wait_for_the_stages_of_their_kernel():
+    launch = (ROOT / "scripts" / "tile_problem.py").read_text("utf-8")
+    assert f"num_stages={tile_order.LOADS.stages}," in launch
+    shape = LISTS.GroupedShape("any", experts=1, rows=128, k=8192, n=512, block_n=128)  # four tiles, each on its SM
+    compute = SYSTEMS["hgx-h200"].compute
+    products = compute.tile_ps(128, 128, shape.k, "bf16", block_m=128, grouped=True) - compute.tile_overhead_ps
+    by_hand = (shape.k // 64 * STAGE_WAIT_PS + products) / tile_order.LOADS.stages + compute.tile_overhead_ps
+    found = tile_order.replay_order(shape, "bf16", "unit:1", SYSTEMS["hgx-h200"])
+    assert found.seconds * 1e12 == pytest.approx(by_hand, abs=1)
+    assert by_hand > 1.4 * products
 
 
 def kept_mib(system):

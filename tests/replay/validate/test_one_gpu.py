@@ -9,6 +9,7 @@ from importlib import resources
 
 import pytest
 
+import hwmodel
 from replay.studies.validate import one_gpu
 from replay.studies.validate.bench import Bench
 
@@ -79,7 +80,8 @@ def test_few_tokens_take_as_long_as_their_host():
     stack = one_gpu.stack_of(row)
     host = sum(stack.costs.ps(one) for _, rows in one_gpu.passes(row, stack) for one in rows)
     found = one_gpu.predict(Bench(), row)
-    assert 0 < found - host / 1e9 < 0.6, "the optimiser's kernels end behind their launches"
+    update = hwmodel.load(one_gpu.SYSTEM).hbm.stream_ps(14 * row["parameters"])  # BF16, read and written
+    assert 0 < found - (host + update) / 1e9 < 0.15, "the optimiser's kernels end behind their launches"
     assert found == pytest.approx(
         one_gpu.predict(Bench(), next(r for r in of_variant("eager") if r["tokens"] == 512)),
         rel=1e-3,
