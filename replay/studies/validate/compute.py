@@ -147,7 +147,7 @@ def predict_gemm(bench: Bench, row: MeasurementRow) -> float:
     plain = bench.system(machine_of(row)).compute
     if fp8 and plain.cluster_tiles > 1 and plain.accumulators == 1:  # kernels of Hopper
         kernels = LIBRARY_FP8[row["library"]]
-        library = kernels.settings(m, n, plain.num_sms)
+        library = kernels.settings(m, n, plain)
         quantising = kernels.quantising
     system = bench.in_graphs(machine_of(row), **library)
     work = one_rank([m], ExpertShape(k, n), "fp8" if fp8 else "bf16")

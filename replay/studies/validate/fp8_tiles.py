@@ -10,10 +10,15 @@ from __future__ import annotations
 from math import gcd
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hwmodel.units import PS_PER_NS
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hwmodel.compute import Compute
+
 SCALED = 128  # values of the inner dimension, and columns of weights, with one scale
+WARPGROUP_ROWS = 64  # of a tile
 
 
 class LibraryTile(NamedTuple):
@@ -103,7 +108,8 @@ class LibraryKernels(NamedTuple):
         Hardware values that stand for its kernels, in place of the preset's.
     uneven_efficiency
         Share of the FP8 peak where scales of weights change within a tile and the compiler cannot know where: widths of
-        which 128 has more than four remainders (``kShouldOptimize`` in DeepGEMM's sm90_fp8_gemm_1d2d.cuh).
+        which 128 has more than four remainders (``kShouldOptimize`` in DeepGEMM's sm90_fp8_gemm_1d2d.cuh). A warpgroup
+        then takes one more instruction for each of its sums in a step, to choose the scale (``predicate`` there).
     quantising
         Time of the kernel that converts rows to FP8 before it, over the time that its bytes need.
     """
@@ -113,9 +119,9 @@ class LibraryKernels(NamedTuple):
     uneven_efficiency: float
     quantising: float = 1.0
 
-    def settings(self, m: int, n: int, num_sms: int) -> dict[str, Any]:
-        """Hardware values for one product."""
-        tile = self.tile(m, n, num_sms)
+    def settings(self, m: int, n: int, compute: Compute) -> dict[str, Any]:
+        """Hardware values for one product on these tensor cores."""
+        tile = self.tile(m, n, compute.num_sms)
         found = self.values | {
             "compute__fp8_matrix_blocks": [[tile.rows, tile.columns]],
             "compute__cluster_tiles": tile.shared,
@@ -123,4 +129,6 @@ class LibraryKernels(NamedTuple):
         }
         if not tile.exchanged and SCALED % tile.columns and SCALED // gcd(SCALED, tile.columns) > 4:
             found["compute__fp8_efficiency"] = self.uneven_efficiency
+            choices_ps = compute.multiplication_rate.duration_ps(WARPGROUP_ROWS * tile.columns)
+            found["compute__fp8_step_ns"] = (compute.fp8_step_ps + choices_ps) / PS_PER_NS
         return found

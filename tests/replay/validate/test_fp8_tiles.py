@@ -3,10 +3,12 @@
 import numpy as np
 from loops import every
 
+import hwmodel
 from replay.studies.validate.bench import Bench
 from replay.studies.validate.compute import GEMM, LIBRARY_FP8, predict_gemm
 from replay.studies.validate.fp8_tiles import LibraryTile, deepgemm_tile, tensorrt_tile
 
+H100 = hwmodel.load("dgx-h100")
 SMS = 132
 
 
@@ -67,10 +69,15 @@ def test_one_row_more_takes_a_wave_more_of_tensorrt():
 def test_widths_whose_scales_change_at_many_places_are_slower():
     settings = LIBRARY_FP8["deepgemm-sglang"].settings
     slow = {width for width in range(16, 129, 16) if width in (48, 80, 112)}
-    found = {}
+    found, plain = {}, H100.spec.compute.fp8_step_ns.value
     for m in (64, 128, 300, 512, 769, 1025, 2048):
         for n in (1536, 2048, 3072, 4096, 7168):
-            chosen = settings(m, n, SMS)
-            found[chosen["compute__fp8_matrix_blocks"][0][1]] = chosen["compute__fp8_efficiency"]
+            chosen = settings(m, n, H100.compute)
+            width = chosen["compute__fp8_matrix_blocks"][0][1]
+            found[width] = chosen["compute__fp8_efficiency"]
+            # An instruction for each sum of 64 rows, 128 in a clock.
+            more = chosen.get("compute__fp8_step_ns", plain) - plain
+            by_hand = 64 * width / 128 / H100.spec.gpu.clock_GHz.value if width in slow | {144} else 0
+            assert np.isclose(more, by_hand, atol=1e-3)
     assert {width for width, efficiency in found.items() if efficiency < 0.7} == (slow | {144}) & set(found)
     assert np.isin([96, 112], list(found)).all()
