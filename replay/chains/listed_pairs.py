@@ -10,20 +10,14 @@ stands for several kernels, the last one moves all its bytes. A product of route
 grouped kernel; a gradient of their weights is a call for each expert. Where the list has half of
 these calls in a second stream, they alternate between the two, and the next row waits for both.
 
-Beside the published profile of DeepSeek-V3's pair on H800 (deepseek-ai/profile-data, 31.4 ms; 27.8 were
-replayed) kernels that compute are too fast. What each of these could be worth:
+Beside the published profile of DeepSeek-V3's pair on H800 kernels that compute are too fast
+(``replay/chains/MODELS.md`` has both, by kind). Not hidden in it:
 
-* Products of routed experts are 4 to 15 % too fast, 0.5 ms a pair (``schemes/ep/deepep/LAYER.md``).
-* Casts by columns, a thousand million values: 0 to 0.5 ms. Kernels that do less, with a scale for
-  128 x 128, stay at memory's rate; one that does more, by rows too, takes 1.53 ps a value
-  (``fp8.csv``).
-* Norms reach less of the memory than their bytes take (``small_kernels.csv``), up to 0.2 ms. Their
-  grids are 132 and 396 blocks, what 132 SMs hold (Dao-AILab/flash-attention 0251105,
+* The clock: 14.9 TFLOP in FP8, 2.6 in BF16 and 24 GB a pair draw 600 of 700 W (`hwmodel.power`).
+* Hosts: all calls of a pair take a thread 8.7 ms (`replay.model.work.stacks`).
+* Grids of norms, 132 and 396 blocks, what 132 SMs hold (Dao-AILab/flash-attention 0251105,
   csrc/layer_norm/ln_bwd_kernels.cuh:488): beside 20 SMs for rows the last of them run behind the
   others, up to 0.3 ms if each keeps its share of memory.
-* Attention is FlashAttention-3's, with tiles of 128 x 128 and 64 x 128; cuDNN's rates stand in.
-* Not the clock: 14.9 TFLOP in FP8, 2.6 in BF16 and 24 GB a pair draw 600 of 700 W (`hwmodel.power`).
-* Not hosts: all calls of a pair take a thread 8.7 ms (`replay.model.work.stacks`).
 """
 
 from __future__ import annotations
