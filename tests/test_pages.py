@@ -8,6 +8,7 @@ more::
     <!-- not executed: REASON -->    it is left out
     <!-- file: NAME -->              it is not run but written to a file, which the next ones use
     <!-- extended: REASON -->        it and all that follows on its page is for the extended tier
+    <!-- release: REASON -->         likewise, for what waits for a release
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def _comments(before: list[str]) -> dict[str, str]:
     """Comments of known names that stand right before a fence."""
     found = {}
     for line in reversed(before):
-        match = re.fullmatch(r"<!-- (not executed|file|extended): (.+) -->", line.strip())
+        match = re.fullmatch(r"<!-- (not executed|file|extended|release): (.+) -->", line.strip())
         if match:
             found[match[1]] = match[2]
         elif line.strip():
@@ -140,17 +141,23 @@ EVERY_TIME = ("index", "five-minutes", "compare", "share", "plan")
 
 
 def of_pages() -> list[Any]:
-    """Pages with something to run; one of the default tier with an extended part once more with it."""
+    """Pages with something to run, in as many parts as tiers: each runs all that a lower tier does, and more."""
     found = []
     for page in PAGES:
         chosen = [fence for fence in fences(page) if fence.runs]
-        later = [place for place, fence in enumerate(chosen) if "extended" in fence.about]
-        now = chosen[: later[0]] if later else chosen
-        is_early = page.stem in EVERY_TIME
-        if now and is_early:
-            found.append(pytest.param(now, id=page.stem))
-        if chosen and (later or not is_early):
-            found.append(pytest.param(chosen, id=f"{page.stem}, all", marks=pytest.mark.extended))
+        done = 0
+        for tier, name, until in (
+            (None, page.stem, ("extended", "release")),
+            ("extended", f"{page.stem}, more", ("release",)),
+            ("release", f"{page.stem}, all", ()),
+        ):
+            if tier is None and page.stem not in EVERY_TIME:
+                continue
+            ends = [place for place, fence in enumerate(chosen) if not fence.about.keys().isdisjoint(until)]
+            end = min(ends, default=len(chosen))
+            if end > done:
+                found.append(pytest.param(chosen[:end], id=name, marks=getattr(pytest.mark, tier) if tier else ()))
+                done = end
     return found
 
 

@@ -56,7 +56,6 @@ def test_every_command_that_makes_a_folder(
 ) -> None:
     """With inputs that are not there, then with some that are found out late."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("replay.experiments.base.crews.clusters.CONNECT_S", 0.2)
     walked = set()
     for words, of in commands(typer.main.get_command(app)):
         for param in of.params:
@@ -108,9 +107,9 @@ def test_every_command_that_makes_a_folder(
         assert sorted(tmp_path.iterdir()) == before, said
 
 
-@pytest.mark.extended  # a scheduler is waited for
 def test_a_sweep_without_its_scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("replay.experiments.base.crews.clusters.CONNECT_S", 0.2)
     (tmp_path / "s.toml").write_text(STUDY)
     refused(["sweep", "s.toml", "-o", "new/deep", "--scheduler", "tcp://127.0.0.1:1"])
     assert [path.name for path in tmp_path.iterdir()] == ["s.toml"]

@@ -28,6 +28,8 @@ MOST_TOKENS = 512
 SOME_ROWS = 25  # of the cheap rows of a table, or a few more: its parts still have theirs
 FEW_ROWS = 8
 LONGEST_ROWS = ("moe_deepgemm", "moe_skewed", "moe_ungated", "one_gpu_steps")
+SLOW = ("cann_ep_normal", "fused_layers", "hybrid_ep", "hybrid_ep_internode", "nccl_bus_bandwidth")
+"""Tables with few rows, most of them of large layers: all are predicted before a release (costly.txt)."""
 
 
 def cheap(row):
@@ -90,10 +92,12 @@ def documented_of(name):
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("name", [name for name, table in TABLES.items() if is_long(table)])
+@pytest.mark.parametrize("name", [name for name, table in TABLES.items() if is_long(table) or name in SLOW])
 def test_rows_of_every_part_machine_and_kind_are_off_as_documented(name):
-    """Of a long table; the mean of few rows may be above that of all, not above 95 % of all."""
-    outcome = predict(TABLES[name], Bench(), spread_rows(TABLES[name]))
+    """Some rows of a long or slow table; their mean may be above that of all, not above 95 % of all."""
+    table = TABLES[name]
+    rows = [row for row in table.rows() if cheap(row)] if name in SLOW else spread_rows(table)
+    outcome = predict(table, Bench(), rows)
     p95 = {line[1]: float(line[5]) for line in documented_of(name) if line[5] != "-"}
     for bound, numbers, _ in outcome.checks():
         if numbers["count"]:
@@ -108,7 +112,7 @@ def test_rows_that_are_looked_at_are_of_every_part_machine_and_kind(name):
     assert len(chosen) < len(table.rows()) and len(set(chosen)) == len(chosen)
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_each_row_of_a_fused_layer_is_within_15_percent(predicted):
     errors = predicted("fused_layers").errors_percent
     assert len(errors) == 14
