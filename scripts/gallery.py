@@ -52,7 +52,7 @@ kinds of error, and what other values of an assumption give;
 
 To ask the same of your own model, machine or number of GPUs, say so:
 
-<!-- extended: 42 replays -->
+<!-- release: 42 replays -->
 ```console
 $ moereplay sweep in-switch --fix trace.model=glm-4.5 --fix system=hgx-h200 -o mine
 ```
