@@ -78,7 +78,19 @@ def load(
     >>> load("dgx-h100", {"link.links_per_gpu": 8}, num_gpus=4).num_gpus
     4
     """
-    spec = load_spec(name_or_path, overrides)
+    if not overrides and str(name_or_path) in _files():
+        return _preset_system(str(name_or_path), num_gpus)
+    return _system(load_spec(name_or_path, overrides), num_gpus)
+
+
+@cache
+def _preset_system(name: str, num_gpus: int | None) -> System:
+    """Load a preset as it is; commands ask for the same few again and again."""
+    return _system(load_spec(name), num_gpus)
+
+
+def _system(spec: SystemSpec, num_gpus: int | None) -> System:
+    """Build the first so many GPUs of a description, or all."""
     total = spec.fabric.num_gpus.value * spec.fabric.num_domains.value
     if num_gpus is not None and not 1 <= num_gpus <= total:
         message = f"{spec.name} has {total} GPUs; {num_gpus} were asked for"

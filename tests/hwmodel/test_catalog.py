@@ -283,7 +283,7 @@ def test_a_file_that_changes_the_links_alone(tmp_path):
 def test_a_base_that_leads_back_to_itself(monkeypatch):
     monkeypatch.setattr(catalog, "_read", lambda name: (str(name), {"base": "dgx-h100"}))
     with pytest.raises(UserError, match="base 'dgx-h100' leads back to itself"):
-        hwmodel.load("dgx-h100")
+        catalog.load_spec("dgx-h100")
 
 
 @given(st.sampled_from(keys()), st.sampled_from([0, 1e-300, 1e-3, 1, 1e9, 1e300, -1, 2**80]))
