@@ -11,13 +11,11 @@ grouped kernel; a gradient of their weights is a call for each expert. Where the
 these calls in a second stream, they alternate between the two, and the next row waits for both.
 
 Beside the published profile of DeepSeek-V3's pair on H800 kernels that compute are too fast
-(``replay/chains/MODELS.md`` has both, by kind). Not hidden in it:
-
-* The clock: 14.9 TFLOP in FP8, 2.6 in BF16 and 24 GB a pair draw 600 of 700 W (`hwmodel.power`).
-* Hosts: all calls of a pair take a thread 8.7 ms (`replay.model.work.stacks`).
-* Grids of norms, 132 and 396 blocks, what 132 SMs hold (Dao-AILab/flash-attention 0251105,
-  csrc/layer_norm/ln_bwd_kernels.cuh:488): beside 20 SMs for rows the last of them run behind the
-  others, up to 0.3 ms if each keeps its share of memory.
+(``replay/chains/MODELS.md`` has both, by kind). Norms have grids of 132 and 396 blocks, what 132 SMs
+hold (Dao-AILab/flash-attention 0251105, csrc/layer_norm/ln_bwd_kernels.cuh:488): beside 20 SMs for
+rows the last of them run behind the others, up to 0.3 ms if each keeps its share of memory. The clock is
+not why: 14.9 TFLOP in FP8, 2.6 in BF16 and 24 GB a pair draw 600 of 700 W (`hwmodel.power`). Nor are
+hosts: all calls of a pair take a thread 8.7 ms (`replay.model.work.stacks`).
 """
 
 from __future__ import annotations
