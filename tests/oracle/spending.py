@@ -150,7 +150,8 @@ class Spent:
         """(touch,): names of what tiles read."""
         what = np.full(len(self.timeline.graph.touches), "?", object)
         for name, blocks in self.machine.notes.reads.items():
-            what[np.concatenate(blocks)] = name
+            for block in blocks:
+                what[block] = name
         return what
 
     def _of(self, wanted: ResourceClass) -> np.ndarray:

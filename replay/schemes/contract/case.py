@@ -376,9 +376,9 @@ class Case(AnyCase):
         Then its tiles read one block of rows, and no block of weights twice.
         """
         graph, notes = self.built.graph, self.built.machine.notes
-        every, blocks = np.arange(len(graph.touches)), []
+        blocks = []
         for what in ("weights", "activations"):
-            touches = np.concatenate([every[:0], *(every[read] for read in notes.reads.get(what, []))])
+            touches = np.r_[slice(0), *notes.reads.get(what, [])]
             tasks = graph.touches.task[touches]
             mine = touches[(graph.kind[tasks] == Kind.GEMM1) & (graph.tag[tasks] == expert)]
             blocks.append(np.unique(graph.touches.key[mine], return_counts=True)[1])

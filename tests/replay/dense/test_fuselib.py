@@ -264,7 +264,7 @@ def test_no_partial_sum_is_written_at_home() -> None:
 
 
 def _results_ps(step: OneStep) -> int:
-    touched = np.concatenate(step.machine.notes.reads["results"])
+    touched = np.r_[tuple(step.machine.notes.reads["results"])]
     return int(step.graph.touches.miss_duration_ps[touched].sum())
 
 

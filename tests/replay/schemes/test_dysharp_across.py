@@ -119,7 +119,7 @@ def test_rows_are_passed_on_when_they_have_come_and_seen() -> None:
 def test_a_token_is_in_the_owners_table_until_the_last_sum_has_come() -> None:
     built = build_layer(layer(), domains(2, 2), SCHEMES["dysharp"])
     notes = built.machine.notes.touches["output readiness"]
-    touch = np.concatenate([one.touch for one in notes])
+    touch = np.r_[tuple(one.touch for one in notes)]
     # Copies that are ready, sums that come back, and what is forgotten: four tokens at the owner,
     # three in the other domain.
     assert len(touch) == 7 + 3 + (4 + 3)

@@ -330,7 +330,7 @@ def test_fragments_cost_what_full_tiles_do() -> None:
     assert work_of["parts"] == 2 * work_of["whole"]
     fused = SCHEMES["dysharp-fusion-only"]  # fills tiles in order of arrival, whoever sends
     graph, _, machine = build_layer(parts, round_machine(), fused)
-    written = graph.touches.task[np.concatenate(machine.notes.reads["results"])]
+    written = graph.touches.task[np.r_[tuple(machine.notes.reads["results"])]]
     merged = Counter(graph.tag[written[graph.kind[written] == Kind.GEMM1]].tolist())
     columns = 4096 // 256  # each writes its own part
     assert merged == {0: 2 * columns, 1: 2 * columns}
@@ -526,7 +526,7 @@ def test_a_packet_keeps_its_first_rows(factor: float, is_backward: bool) -> None
     graph, machine = build(layer, capacity_factor=factor)
     assert machine.notes.counters["dropped rows"].tolist() == [dropped[rank] for rank in range(4)]
     tiles = sum(-(-rows // 128) for rows in kept.values())
-    written = graph.touches.task[np.concatenate(machine.notes.reads["results"])]
+    written = graph.touches.task[np.r_[tuple(machine.notes.reads["results"])]]
     columns = 2 if is_backward else 1  # each writes its own part
     assert (graph.kind[written] == Kind.GEMM1).sum() == tiles * columns
     for rank in range(4):
