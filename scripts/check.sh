@@ -20,6 +20,8 @@ source "$(dirname "$0")/_venv.sh" dev
 # anew: seven seconds of each process only for the tests themselves.
 unset PYTHONDONTWRITEBYTECODE
 
+processes=2  # of tests
+
 # Usage: results BIN FOLDER    Writes results, traces' identities and a sweep into a folder.
 results() {
     mkdir "$2"
@@ -73,7 +75,7 @@ newest() {
     uv pip install --quiet --python .venv/bin/python --prerelease allow --upgrade --target "$folder" numba
     with_newest() {
         PYTHONPATH=$folder NUMBA_CACHE_DIR=$folder/kernels MOEREPLAY_COMPILER=$1 \
-            pytest -q -n 2 --dist worksteal tests/replay/engine
+            pytest -q -n $processes --dist worksteal tests/replay/engine
     }
     with_newest standard
     if with_newest quick; then
@@ -103,7 +105,7 @@ lowest_capture() {
     local folder=$root/.venv-lowest-capture
     PYTHONPATH=$folder python -c "import sys, transformers
 sys.exit(not transformers.__file__.startswith('$folder'))"
-    PYTHONPATH=$folder CI=true python -m pytest -q -n 2 --dist worksteal --assert=plain \
+    PYTHONPATH=$folder CI=true python -m pytest -q -n $processes --dist worksteal --assert=plain \
         -m "not bench and not extended and not release" tests/tracegen/capture --ignore tests/tracegen/capture/test_interrupted.py
 }
 
@@ -115,7 +117,7 @@ lowest() {
     # below show byte for byte. To rewrite every assertion for what one says where it fails would take
     # longer than most folders' tests.
     env -u CI NUMBA_CACHE_DIR="$root/.venv-lowest/numba" \
-        .venv-lowest/bin/python -m pytest -q -n 2 --dist worksteal --assert=plain \
+        .venv-lowest/bin/python -m pytest -q -n $processes --dist worksteal --assert=plain \
         tests/hwmodel tests/replay/cli tests/replay/engine tests/replay/sweeps tests/tracegen/cli \
         tests/tracegen/display tests/tracegen/file tests/tracegen/importers tests/tracegen/library \
         tests/tracegen/models tests/tracegen/trace --ignore tests/tracegen/display/test_html_browser.py
@@ -134,12 +136,11 @@ lowest() {
     rm -r "$place"
 }
 
-# Usage: tests ARGUMENT...    Tests on two cores. In CI nothing is kept of earlier runs, and to rewrite the
-# assertions of all files, so that they say more, takes a tenth of what the tests do: those that fail are
-# run again with it.
+# Usage: tests ARGUMENT...    In CI nothing is kept of earlier runs, and to rewrite the assertions of all
+# files, so that they say more, takes a tenth of what the tests do: those that fail are run again with it.
 tests() {
-    [ -n "${CI:-}" ] || { pytest -q -n 2 --dist worksteal "$@"; return; }
-    pytest -q -n 2 --dist worksteal --assert=plain "$@" || {
+    [ -n "${CI:-}" ] || { pytest -q -n $processes --dist worksteal "$@"; return; }
+    pytest -q -n $processes --dist worksteal --assert=plain "$@" || {
         echo "== once more what failed, with what its assertions say"
         pytest -q --last-failed --last-failed-no-failures none "$@" || true
         return 1
@@ -214,59 +215,61 @@ install_chromium() {
     fi
 }
 
-# What the tests need is fetched and made ready beside the checks of the source, which keep one core busy.
+# All but the tests of the present versions, one after the other in one process: beside those it leaves no
+# core idle, and what it starts and imports it does once. A core that waited for the other, and second
+# processes, would take a minute and a half.
+beside() {
+    set +m  # its processes end with it
+    local processes=0
+    export PYTEST_ADDOPTS="-o cache_dir=.pytest_cache/beside"
+    echo "== types"; mypy; mypy scripts
+    # Every link, reference and table of contents; in CI the pages are also written.
+    echo "== site"; python scripts/site/build.py $([ -n "${CI:-}" ] || echo --check)
+    # The kernels' source must also be right as plain Python: the same tests of the engine, JIT off. Exports
+    # only read schedules, and the cache of compiled kernels is not used.
+    echo "== tests, JIT off"
+    NUMBA_DISABLE_JIT=1 tests tests/replay/engine \
+        --ignore-glob "tests/replay/engine/test_export_*" --ignore tests/replay/engine/test_kernel_cache.py
+    if [ -n "${CI:-}" ] && ! python -c "from replay.engine.backend.compiling import is_tried; raise SystemExit(not is_tried())"; then
+        newest
+    fi
+    [ -z "$with_capture" ] || lowest_capture
+    [ -z "${CI:-}" ] || lowest
+}
+
+# What the tests need is fetched and made ready first.
 install_capture &
-capture=$!
-install_chromium &
 ready=$!
+install_chromium &
+ready="$ready $!"
 if [ -n "${CI:-}" ]; then
     prepare_lowest &
     ready="$ready $!"
 fi
 echo "== format";     ruff format --check .
 echo "== lint";       ruff check .
-wait $capture  # types are read in .venv
-(
-    python -c "$compile"
-    [ -z "$with_capture" ] || prepare_lowest_capture
-) &
-ready="$ready $!"
-echo "== types";      mypy; mypy scripts
 for one in $ready; do
     wait "$one"
 done
-# Every link, reference and table of contents; in CI the pages are also written. It keeps one core busy,
-# and is waited for behind the tests.
-echo "== site, beside the tests"
+python -c "$compile"
+[ -z "$with_capture" ] || prepare_lowest_capture
+
 said=$(mktemp)
-python scripts/site/build.py $([ -n "${CI:-}" ] || echo --check) > "$said" 2>&1 &
-site=$!
-trap 'kill $site 2> /dev/null || true' EXIT
+set -m  # a group of its own, which ends with this script
+beside > "$said" 2>&1 &
+others=$!
+set +m
+trap 'kill -- -$others 2> /dev/null || true; rm -f "$said"' EXIT
+failed=
+echo "== tests, beside types, site and other versions"
 if [ "${1:-}" = full ]; then
-    echo "== tests, both tiers and those of a release"; tests -m "not bench"
+    tests -m "not bench" || failed=1
 elif [ -n "${CI:-}" ]; then
-    echo "== tests, both tiers"; tests -m "not bench and not release"
+    tests -m "not bench and not release" || failed=1
 else
-    echo "== tests";      tests
+    tests || failed=1
 fi
-echo "== site"
-wait $site || {
-    cat "$said"
-    exit 1
-}
-rm "$said"
-# The kernels' source must also be right as plain Python: the same tests of the engine, JIT off. Exports
-# only read schedules, and the cache of compiled kernels is not used.
-echo "== tests, JIT off"
-NUMBA_DISABLE_JIT=1 tests tests/replay/engine \
-    --ignore-glob "tests/replay/engine/test_export_*" --ignore tests/replay/engine/test_kernel_cache.py
-if [ -n "${CI:-}" ] && ! python -c "from replay.engine.backend.compiling import is_tried; raise SystemExit(not is_tried())"; then
-    newest
-fi
-if [ -n "$with_capture" ]; then
-    lowest_capture
-fi
-if [ -n "${CI:-}" ]; then
-    lowest
-fi
+wait $others || failed=1
+cat "$said"
+[ -z "$failed" ] || exit 1
 echo "All checks passed."
