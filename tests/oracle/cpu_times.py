@@ -70,6 +70,14 @@ def pytest_fixture_setup(
     return (yield from _table.timed(f"fixture of a {fixturedef.scope}", name))
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Processes that a fixture has started are waited for, and counted, behind the last test of a file."""
+    if nextitem is not None and nextitem.path == item.path:
+        return (yield)
+    return (yield from _table.timed("end of a file", item.nodeid.partition("::")[0]))
+
+
 def pytest_collection_finish() -> None:
     _table.rows.append(("start", "imports and collection", spent()))
 
@@ -88,6 +96,8 @@ LENGTHY_S = 0.5
 KEPT = frozenset(
     f"tests/{name}"
     for name in (
+        "golden/test_golden.py::test_documents_of_commands_are_what_they_were",
+        "golden/test_golden.py::test_results_are_what_they_were",
         "replay/cli/test_cli.py::test_compare_takes_all_schemes_and_shows_each",
         "replay/compute/test_tile_order.py::test_sms_take_tiles_as_the_twin_does",
         "replay/dense/test_contract.py::test_the_contract",
@@ -153,6 +163,7 @@ CI_ONE_S = 20.0
 ALWAYS = tuple(
     f"tests/{name}"
     for name in (
+        "golden/test_golden.py::",
         "replay/dense/test_contract.py::test_the_contract",
         "replay/engine/test_private.py::test_planted_kernels_are_not_executed",
         "replay/schemes/test_scheme_contract.py::test_the_contract",
@@ -160,7 +171,8 @@ ALWAYS = tuple(
         "test_pages.py::test_page",
     )
 )
-"""In CI whatever they take: contracts, constants, examples of documents, and that nobody's files are executed."""
+"""In CI whatever they take: golden results, contracts, constants, examples of documents, and that nobody's files
+are executed."""
 
 
 def costly(cases: Iterable[tuple[str, float]]) -> list[str]:
