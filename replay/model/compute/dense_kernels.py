@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from hwmodel.compute import gradient_type
-from replay.model.compute.weight_gradients import ACCUMULATOR_BYTES
+from replay.model.compute.weight_gradients import ACCUMULATOR_BYTES, exposed_sum_bytes
 from replay.model.machine.block_scheduler import BlockScheduler
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.times import Time
@@ -190,7 +190,8 @@ class DenseKernels:
         operands += int(compute.activation_bytes(k, rows, number_type))
         accumulator = 2 * adds * n * k  # read and written
         stream = int(hbm.stream_ps(operands + accumulator)) + compute.tile_overhead_ps
-        return max(compute.gemm_time_ps(n, k, rows, number_type, self._sms), stream)
+        sums = int(hbm.stream_ps(exposed_sum_bytes(adds) * n * k))
+        return max(compute.gemm_time_ps(n, k, rows, number_type, self._sms) + sums, stream)
 
     def _product(self, rows: Counts, time_ps: Callable[[int], int], *sizes: object) -> None:
         """Add a GEMM whose time `time_ps` finds for each rank's rows, once for equal `sizes`."""

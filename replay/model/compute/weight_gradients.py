@@ -3,6 +3,12 @@
 The gradient of an (n, m) weight matrix is a product over the expert's rows. It is cut into tiles
 like any GEMM. Each SM takes an equal share of the tiles one after the other, as the blocks of a
 persistent kernel do.
+
+A tile reads and writes its sums when its products are done, and its SM multiplies nothing meanwhile.
+On an H200 results in FP32 take cuBLASLt longer than results in BF16 by 0.8 of what the further bytes
+take at memory's rate, in the mean of 63 products whose results are 29 MB and more, however long the
+inner dimension (``fp8.csv`` of replay/studies/validate/measurements). Of smaller results, which the
+L2 cache keeps, it is less (``launches.csv``).
 """
 
 from __future__ import annotations
@@ -27,6 +33,19 @@ Projection = Literal["up", "down"]
 UP: Projection = "up"
 DOWN: Projection = "down"
 WGRAD = Operation("wgrad", moves="operands; the FP32 gradient, read and written")
+RESULT_BYTES = 2
+"""A value in BF16, which rates of products contain: they are of kernels that write it."""
+
+
+def exposed_sum_bytes(adds: int = ACCUMULATOR_BYTES) -> int:
+    """Bytes of a value's sum that are read and written while nothing multiplies.
+
+    Parameters
+    ----------
+    adds
+        Bytes of the value in memory.
+    """
+    return 2 * adds - RESULT_BYTES
 
 
 def weight_gradient_tasks(
@@ -63,6 +82,9 @@ def weight_gradient_tasks(
     shape, compute = work.shape, machine.system.compute
     number_type = gradient_type(work.precision.gemm)
     inner = shape.gemm1_columns if projection == UP else shape.intermediate
+    pool_sms = num_sms or machine.sms.compute
+    # Sums pass at memory's rate, of which each SM of the pool has an equal share.
+    sums_ps = int(machine.system.hbm.stream_ps(exposed_sum_bytes() * inner * shape.hidden)) * pool_sms
     rows_of_expert = work.rows_of_expert if rows is None else rows
     experts = np.flatnonzero(rows_of_expert)
     rank_of = work.placement.expert_rank.astype(np.int64)
@@ -76,12 +98,12 @@ def weight_gradient_tasks(
             alike * int(np.sum(compute.tile_ps(heights, width, depth, number_type)))
             for width, alike in Counter(grid.columns_in_tile.tolist()).items()
         )
-        count = min(grid.num_tiles, num_sms or machine.sms.compute)
+        count = min(grid.num_tiles, pool_sms)
         height, width = heights[:, None], grid.columns_in_tile
         # As in `replay.model.compute.gemm_tiles`, neighbouring tiles load the larger operand once.
         shared = np.maximum(height, width) - np.maximum(height, width) // compute.cluster_tiles
         loads = int((height + width - shared).sum()) * depth * work.precision.operand_bytes
-        return count, -(-work_ps // count), loads
+        return count, -(-(work_ps + sums_ps) // count), loads
 
     found = [of_rows(depth) for depth in rows_of_expert[experts].tolist()]
     count, duration, drawn = np.array(found, np.int64).reshape(-1, 3).T

@@ -181,6 +181,7 @@ def test_products_are_of_the_shapes_of_the_list(pair) -> None:
             if row.of.weights:
                 read = int(compute.activation_bytes(m, k, dtype))
                 read += int(compute.activation_bytes(n, k, dtype))
+                one += int(hbm.stream_ps(6 * m * n))
                 one = max(one, int(hbm.stream_ps(read + 8 * m * n)) + compute.tile_overhead_ps)
             want += one
     graph = chain.built.graph
