@@ -19,7 +19,7 @@ End: TypeAlias = tuple[IntArray, int]
 FEW_EDGES = 4096
 #: How much more room a column gets at a time. What is not written costs no memory: pages come when
 #: they are touched.
-_GROWTH = 8
+_GROWTH = 4
 _FEWEST_ROWS = 4096
 
 #: Smallest and largest number of each type of a column, and the next wider type.
