@@ -79,9 +79,11 @@ class OperandPath:
         multiply_ps
             Time of its products.
         """
+        if not self.stages:
+            return 0 * multiply_ps
         steps = -(-inner_bytes // self.step_bytes)
         held: Whole = steps * self.stage_wait_ps + multiply_ps
-        return -(-held // self.stages) if self.stages else 0 * held
+        return -(-held // self.stages)
 
     def passes(self, rows: Whole, columns: int) -> Whole:
         """Bytes of a tile that pass the load/store units, per byte of the inner dimension.

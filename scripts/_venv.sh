@@ -74,10 +74,13 @@ stamp=.venv/.moereplay-installed${extra:+-$extra}
 if [ -e .venv/.moereplay-unfinished ] || [ ! -f "$stamp" ] || [ pyproject.toml -nt "$stamp" ]; then
     echo "Installing moereplay${extra:+ with the $extra extra} into .venv ..."
     if [ "$extra" = dev ] && [ -n "${CI:-}" ]; then
-        # uv, of this extra, takes a sixth of pip's time. It does not know pip's settings, which only others have.
-        pip_install uv && touch .venv/.moereplay-unfinished &&
-            .venv/bin/uv pip install --quiet --python .venv/bin/python -e ".[dev]" &&
-            rm .venv/.moereplay-unfinished || return 1
+        # uv takes a sixth of pip's time, but reads neither pip.conf nor PIP_*: pip installs where it finds nothing.
+        pip_install uv && touch .venv/.moereplay-unfinished || return 1
+        if .venv/bin/uv pip install --quiet --python .venv/bin/python -e ".[dev]"; then
+            rm .venv/.moereplay-unfinished
+        else
+            pip_install -e ".[dev]" || return 1
+        fi
     else
         pip_install -e ".${extra:+[$extra]}" || return 1
     fi

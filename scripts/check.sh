@@ -256,20 +256,26 @@ python -c "$compile"
 
 said=$(mktemp)
 set -m  # a group of its own, which ends with this script
-beside > "$said" 2>&1 &
+beside > "$said" 2>&1 < /dev/null &
 others=$!
 set +m
-trap 'kill -- -$others 2> /dev/null || true; rm -f "$said"' EXIT
+finish() {
+    kill -- -$others 2> /dev/null || true
+    cat "$said"
+    rm -f "$said"
+    [ -z "$failed" ] || echo "Failed:$failed" >&2
+}
 failed=
+trap finish EXIT
+trap 'exit 130' INT
 echo "== tests, beside types, site and other versions"
 if [ "${1:-}" = full ]; then
-    tests -m "not bench" || failed=1
+    tests -m "not bench" || failed=" tests"
 elif [ -n "${CI:-}" ]; then
-    tests -m "not bench and not release" || failed=1
+    tests -m "not bench and not release" || failed=" tests"
 else
-    tests || failed=1
+    tests || failed=" tests"
 fi
-wait $others || failed=1
-cat "$said"
+wait $others || failed="$failed beside the tests"
 [ -z "$failed" ] || exit 1
 echo "All checks passed."

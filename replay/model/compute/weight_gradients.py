@@ -5,10 +5,12 @@ like any GEMM. Each SM takes an equal share of the tiles one after the other, as
 persistent kernel do.
 
 A tile reads and writes its sums when its products are done, and its SM multiplies nothing meanwhile.
-On an H200 results in FP32 take cuBLASLt longer than results in BF16 by 0.8 of what the further bytes
-take at memory's rate, in the mean of 63 products whose results are 29 MB and more, however long the
-inner dimension (``fp8.csv`` of replay/studies/validate/measurements). Of smaller results, which the
-L2 cache keeps, it is less (``launches.csv``).
+On an H200 results in FP32 take cuBLASLt longer than results in BF16 by 0.9 of what the further bytes
+take at the memory's peak rate (0.65 at its streams' rate, which is charged here), in the mean of 63
+products whose results are 29 MB and more, however long the inner dimension (``fp8.csv`` of
+replay/studies/validate/measurements). Sums that are added to take less than is charged where the L2
+cache holds them: 0.2 to 0.9 of it with 34 and 42 MB, hardly anything below 13 MB (``launches.csv``).
+On an H100, whose streams reach 0.9 of the peak, the charge is about a fifth too much for large sums.
 """
 
 from __future__ import annotations
@@ -83,7 +85,8 @@ def weight_gradient_tasks(
     number_type = gradient_type(work.precision.gemm)
     inner = shape.gemm1_columns if projection == UP else shape.intermediate
     pool_sms = num_sms or machine.sms.compute
-    # Sums pass at memory's rate, of which each SM of the pool has an equal share.
+    # Sums pass at memory's rate, of which each SM of the pool has an equal share, also where tiles are
+    # fewer than SMs, of which each could draw more.
     sums_ps = int(machine.system.hbm.stream_ps(exposed_sum_bytes() * inner * shape.hidden)) * pool_sms
     rows_of_expert = work.rows_of_expert if rows is None else rows
     experts = np.flatnonzero(rows_of_expert)

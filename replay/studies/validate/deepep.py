@@ -170,7 +170,7 @@ def predict_internode_notify(bench: Bench, row: MeasurementRow) -> float:
 
 
 def is_doubtful(rows: Sequence[MeasurementRow]) -> list[bool]:
-    """(row,): whether a row says something else than the time of a kernel.
+    """Rows that say something else than the time of a kernel: (row,).
 
     On 64 GPUs a token takes 2.3 times as long as in the library's README, and no less with more SMs.
 

@@ -38,8 +38,8 @@ VALUE_BYTES = {"bf16": 2, "tf32": 4, "fp8": 1}
 WARPS = {(128, 128, 4): (2, 2), (128, 128, 8): (4, 2), (128, 256, 8): (2, 4)}
 SHARED_BYTES = 227 << 10  # of an SM, for blocks (CUDA C++ programming guide, capability 9.0)
 # Fitted to the twelve rows of both GPUs with wgmma, TMA, tiles of 128 x 128 and four stages, whose
-# block is alone on its SM: 2.1 % in the mean, as for a type that is left out. The H100 alone says
-# 1.20 us, the H200 1.12. Checked on tile_order.
+# block is alone on its SM: 2.1 % in the mean, and as much for a type that the fit leaves out. The H100
+# alone says 1.20 us, the H200 1.12. Checked on the tiles of 128 x 128 of tile_order, which the H200 alone has.
 STAGE_WAIT_PS = 1_160_000
 
 

@@ -336,7 +336,7 @@ def test_a_kernel_of_the_ledger_has_the_gap_before_it_but_what_is_nobody_s(kerne
     def predicted(gap_us):
         return predict(TABLES["decode_ledger"], Bench({"overheads.kernel_gap_graph_us": gap_us}), [row]).predicted[0]
 
-    # The profile's own graph node: 0.85 us of kernel and 0.5 us of gap.
+    # Of a node the profile counts 0.5 us as gap.
     assert predicted(1.2) - predicted(0.5) == pytest.approx(0.7)
     assert predicted(0.5) == predicted(0.2)
 
@@ -350,8 +350,8 @@ def test_events_add_to_a_kernel_of_the_ledger():
     assert by_events - clean == pytest.approx(2.89)
 
 
-def test_a_node_of_the_ledger_is_an_empty_kernel():
-    row = next(row for row in TABLES["decode_ledger"].rows() if row["kernel"] == "graph node")
+def test_an_empty_kernel_of_the_ledger_is_the_gap():
+    row = next(row for row in TABLES["decode_ledger"].rows() if row["kernel"] == "empty kernel")
     found = [
         predict(TABLES["decode_ledger"], Bench({"overheads.kernel_gap_graph_us": gap_us}), [row]).predicted[0]
         for gap_us in (1.2, 0.0001)

@@ -178,7 +178,7 @@ def push_time(machine: Machine, pushes: Pushes, token: Ints, out: int, stores: i
 
 
 def pull(machine: Machine, sms: Ints, pulls: Pushes, row_bytes: tuple[int, int], begun: Tasks) -> Tasks:
-    """Load the rows of sums from wherever they lie: (row,) tasks that they are in shared memory.
+    """Load the rows of sums into shared memory: (row,) tasks that end when each is there.
 
     Parameters
     ----------
