@@ -55,7 +55,7 @@ def as_ints(name: str, value: Numbers) -> int | IntArray:
 
 
 def are_tasks(value: object, count: int) -> TypeGuard[IntArray]:
-    """Tell whether a value is so many tasks, at least one, as nearly all are that wait or are waited for."""
+    """Tell whether a value is `count` task ids in an int64 array; `count` is at least 1."""
     if type(value) is not np.ndarray or value.dtype is not INT64 or value.shape != (count,):
         return False
     largest: int = value.item(value.view(UNSIGNED).argmax())  # of negative numbers, too

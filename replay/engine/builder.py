@@ -69,8 +69,12 @@ _MARK = {name: 0 for name in _FIELDS if name not in ("rank", "tag")} | {"resourc
 
 
 class Position(NamedTuple):
-    """Tasks, edges, takes, and others that had been added at some time."""
+    """Tasks, edges, takes, and others that had been added at some time.
 
+    Edges and takes are those of the part that was being collected, whose first task is `part`.
+    """
+
+    part: int
     task: int
     edge: int
     take: int
@@ -241,21 +245,23 @@ class GraphBuilder(Supplies):
     def position(self) -> Position:
         """Place of the next task, edge and take; see :meth:`repeat`."""
         others = len(self._touches), len(self._gates), self._takes.num_shares
-        return Position(self._num_tasks, len(self._edges), len(self._takes), others)
+        return Position(self._first, self._num_tasks, len(self._edges), len(self._takes), others)
 
     def repeat(self, since: Position, times: int) -> int:
         """Add all tasks since some position again, as if what added them ran again and again.
 
         What a task waits for, and who gives its credits back, is each time as many tasks later as
         the task itself: the first of these tasks wait for those at the end of the time before.
+        ``on_block`` is not called.
 
         Parameters
         ----------
         since
             Where they begin. Since then no part was taken, no key touched, no gate added, and no
-            credit taken that the last of several tasks gives back.
+            credit taken that the last of several tasks gives back. Edges added since then come from
+            these tasks, or from as many that were added right before them.
         times
-            How often.
+            How often, at least 0.
 
         Returns
         -------
@@ -264,18 +270,22 @@ class GraphBuilder(Supplies):
         Raises
         ------
         GraphError
-            If something was added that cannot be repeated, or it would be too many tasks.
+            If something was added that cannot be repeated, ``times`` is negative, or it would be
+            too many tasks.
         """
         self._check_open()
         past, count = self._num_tasks, self._num_tasks - since.task
-        if since.task < self._first or self.position.others != since.others:
+        if times < 0:
+            message = f"times is {times}; possible: 0 or more"
+            raise GraphError(message)
+        if since.part != self._first or self.position.others != since.others:
             message = "an earlier part, touches, gates and credits that several tasks give back cannot be repeated"
             raise GraphError(message)
         if past + times * count > INT32_MAX:
             message = f"{past + times * count} tasks; a graph holds at most {INT32_MAX}"
             raise GraphError(message)
+        self._edges.repeat(since.edge, times, count, since.task - count)
         self._rows.repeat(since.task - self._first, times)
-        self._edges.repeat(since.edge, times, count)
         self._takes.repeat(since.take, times, count)
         self._is_left_out.extend(times * self._is_left_out[since.task :])
         self._num_tasks += times * count
@@ -366,7 +376,7 @@ class GraphBuilder(Supplies):
         port_duration_ps: Numbers = 0,
         lag_ps: Numbers = 0,
         charged: Numbers | None = None,
-        drops: bool | npt.NDArray[np.bool_] = False,
+        drops: Numbers | list[bool] | npt.NDArray[np.bool_] = False,
     ) -> None:
         """Make tasks look a key up in a table when they start; arrays broadcast.
 
@@ -417,8 +427,7 @@ class GraphBuilder(Supplies):
             "port_duration_ps": port_duration_ps,
             "lag_ps": lag_ps,
         }
-        forgets = drops.astype(np.int8) if isinstance(drops, np.ndarray) else int(drops)
-        self._touches.append(len(self._tables), tasks, table, key, units, costs, charged, forgets)
+        self._touches.append(len(self._tables), tasks, table, key, units, costs, charged, _as_numbers(drops))
 
     def gate(
         self, members: Numbers, waiters: Numbers, tile_slots: Numbers, tile_first: Numbers, tile_last: Numbers
@@ -548,6 +557,14 @@ class GraphBuilder(Supplies):
         if self._is_built:
             message = "this builder has built its graph already; start a new GraphBuilder"
             raise GraphError(message)
+
+
+def _as_numbers(flags: Any) -> Any:
+    """Flags as 0 and 1; what is no flag is left for the check of numbers."""
+    if isinstance(flags, (bool, np.bool_)):
+        return int(flags)
+    values = np.asarray(flags) if isinstance(flags, list) else flags
+    return values.view(np.int8) if isinstance(values, np.ndarray) and values.dtype == np.bool_ else values
 
 
 def _from_first(block: GateBlock, first: int) -> GateBlock:

@@ -9,7 +9,7 @@ import numpy as np
 from replay.engine.columns import IntArray, order_of
 from replay.engine.taskgraph import NEVER, Int64s
 
-#: Cells for each row at most, and those that no number of rows is too few for.
+#: Most cells for each row; up to `_FEW_CELLS` are taken however few rows.
 _CELLS_PER_ROW, _FEW_CELLS = 8, 1 << 16
 
 
@@ -36,6 +36,7 @@ class KeyCells(NamedTuple):
 
         Keys of caches are numbered nearly one by one: then nothing is sorted.
         """
+        # Not above: whoever imports the engine would choose a compiler before a kernel is needed.
         from replay.engine.kernels.interning import KeySpans, find_key_spans
 
         low, high = np.full(num_tables, NEVER), np.full(num_tables, -1, np.int64)

@@ -283,16 +283,28 @@ class EdgeBlocks:
             few[0, low:high] = np.arange(src.start, src.stop) if type(src) is range else src
             few[1, low:high] = np.arange(dst.start, dst.stop) if type(dst) is range else dst
 
-    def repeat(self, first: int, times: int, later: int) -> None:
-        """Add the edges from number ``first`` on again, so often, between tasks each time so much later."""
+    def repeat(self, first: int, times: int, later: int, earliest: int) -> None:
+        """Add the edges from number ``first`` on again, so often, between tasks each time so much later.
+
+        Raises
+        ------
+        GraphError
+            If one of them comes from a task before ``earliest``.
+        """
         wanted, parts = self._count - first, [self._few[:, : self._num_few]]
+        if not wanted or not times:
+            return
         for _, *ends in reversed(self._blocks):
             if sum(part.shape[1] for part in parts) >= wanted:
                 break
             parts.append(np.stack([_rows(end) for end in ends]))
-        src, dst = np.concatenate(parts[::-1], axis=1)[:, -wanted:, None] + later * np.arange(1, times + 1)
-        if wanted:
-            self.append(src.T.reshape(-1), dst.T.reshape(-1), times * wanted)
+        added = np.concatenate(parts[::-1], axis=1)[:, -wanted:]
+        source = int(added[0].min())
+        if source < earliest:
+            message = f"an edge from task {source} cannot be repeated; possible: from {earliest} on"
+            raise GraphError(message)
+        src, dst = added[:, :, None] + later * np.arange(1, times + 1)
+        self.append(src.T.reshape(-1), dst.T.reshape(-1), times * wanted)
 
     def pop_all(self) -> list[tuple[int, End, End]]:
         """Blocks of (count, source, target), in the order given; they are forgotten here."""

@@ -90,7 +90,9 @@ def _prefetch_nothing(part: Any, index: int) -> None:
 #: Elements ahead of the one that a pass looks at whose memory it asks for; half and a quarter of them where
 #: one has to be there before the next is known.
 AHEAD = 16
-#: Records of a table at most that a processor's own cache holds, where looking ahead takes longer than it saves.
+#: Records of a table up to which a pass does not look ahead, as that takes longer than it saves where a processor's
+#: own cache holds them. A record is a window of `coverage`, 40 bytes, or the cells of a key, up to 32: about 300 KB.
+#: That is a guess of what such a cache holds. Only small layers were measured, which became faster.
 IN_CACHE = 1 << 13
 prefetch: Any = _prefetch_nothing if _found is None else _found.prefetch
 ENTRIES: list[KernelEntry] = []  # in the order of their definitions

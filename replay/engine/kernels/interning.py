@@ -99,7 +99,10 @@ class KeyReferences(KernelMemory):
 
 @entry(KeyReferences)
 def number_keys(n):
-    """Number the keys as they are named first: those that are wanted together lie together; how many there are."""
+    """Number the keys in the order in which they are named first: those that are wanted together lie together.
+
+    Returns the number of keys.
+    """
     num_keys = 0
     looks_ahead = n.num_rows > IN_CACHE
     for place in range(n.num_rows):

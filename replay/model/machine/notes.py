@@ -12,10 +12,11 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
+from replay.engine.errors import GraphError
 from replay.model.arrays import Bytes, Counts, Ints, Ranks, Tasks
 from replay.model.machine.resources import IntsLike
 
@@ -25,6 +26,7 @@ SHARED = ("replay.engine", "replay.model.machine", "replay.model.compute")
 
 Way = Literal["sent", "combined"]
 Read = Literal["weights", "activations", "gradients", "results"]
+Block = TypeVar("Block", bound="tuple[Any, ...]")
 
 
 @dataclass(frozen=True)
@@ -193,9 +195,26 @@ class Notes:
             self.spent.append(SpentValues(int(task[0]), int(task[-1]) + 1, service, latency, each_ps))
 
     def repeat(self, first: int, count: int, times: int) -> None:
-        """Remember of the tasks behind so many from `first` on, so often, what is remembered of these."""
-        spent = [one for one in self.spent if one.first >= first]
-        places = [one for one in self.places if one[0] >= first]
+        """Copy notes of `count` tasks from `first` to each of `times` repetitions.
+
+        Service times and places only; other notes may not lie between. Those that name no tasks
+        cannot be seen, as counters and meetings: they stay as they are.
+
+        Raises
+        ------
+        GraphError
+            If the last note of a launch, a wait, an access or a token names one of the tasks.
+        """
+        if not count:
+            return
+        waits = [begun for _, begun, _ in (*self.polls[-1:], *self.held_up[-1:])]
+        launches = [one.begun for one in self.kernels[-1:]]
+        accesses = [task for blocks in self.accesses.values() for _, task in blocks[-1:]]
+        followed = [task for blocks in self._followed.values() for _, _, task in blocks[-1:]]
+        if any(len(task) and task[-1] >= first for task in (*waits, *launches, *accesses, *followed)):
+            message = f"notes of tasks from {first} on cannot be repeated, but for service times and places"
+            raise GraphError(message)
+        spent, places = _tail(self.spent, first), _tail(self.places, first)
         for more in range(count, count * times + 1, count):
             self.spent += [one._replace(first=one.first + more, past=one.past + more) for one in spent]
             self.places += [(task + more, place) for task, place in places]
@@ -294,6 +313,14 @@ class Notes:
             (access,): numbers of addresses, and the tasks whose starts are the accesses.
         """
         self.accesses.setdefault(what, []).append((address, task))
+
+
+def _tail(blocks: list[Block], first: int) -> list[Block]:
+    """Blocks at the end of a list, by their first tasks, from a task on."""
+    past = len(blocks)
+    while past and blocks[past - 1][0] >= first:
+        past -= 1
+    return blocks[past:]
 
 
 PLACES: dict[str, dict[str, str]] = {}

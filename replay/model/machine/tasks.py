@@ -142,11 +142,14 @@ class TaskBuilder:
         return np.full(self._resources.num_ranks, meeting, np.int64)
 
     def repeat(self, since: Position, times: int) -> int:
-        """Add all tasks since some position again, so often: by how many tasks the last are later.
+        """Add all tasks since a position again, `times` times: by how many tasks the last are later.
+
+        Of their notes, service times and places only; no other notes may lie between.
 
         See Also
         --------
         GraphBuilder.repeat : what they wait for.
+        Notes.repeat : what is refused.
         """
         count = self.count - since.task
         moved = self._graph.repeat(since, times)

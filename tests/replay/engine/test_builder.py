@@ -204,6 +204,56 @@ def test_repeats_tasks_that_are_left_out() -> None:
     assert builder.leaves_out(np.arange(5)).tolist() == [False, False, True, True, True]
 
 
+def test_does_not_repeat_less_than_nothing() -> None:
+    builder = _builder()
+    begin = builder.position
+    builder.add(2, resource=0)
+    with pytest.raises(GraphError, match="times is -1; possible: 0 or more"):
+        builder.repeat(begin, -1)
+    assert (builder.repeat(begin, 0), builder.num_tasks) == (0, 2)
+
+
+def test_does_not_repeat_edges_from_before_the_tasks_that_come_right_before() -> None:
+    """A later step would wait for a task that is none of its own kind."""
+    builder = _builder()
+    early, at = builder.add(2, resource=0)
+    begin = builder.position
+    builder.add(1, resource=0, after=early)
+    with pytest.raises(GraphError, match="an edge from task 0 cannot be repeated; possible: from 1 on"):
+        builder.repeat(begin, 1)
+    builder = _builder()
+    early, at = builder.add(2, resource=0)
+    builder.edges(early, at)  # lies before the position
+    begin = builder.position
+    builder.add(1, resource=0, after=at)
+    assert builder.repeat(begin, 2) == 2
+    sources, targets = builder.build().edges()
+    assert (sources.tolist(), targets.tolist()) == ([0, 1, 2, 3], [1, 2, 3, 4])
+
+
+def test_repeats_tasks_without_edges() -> None:
+    builder = _builder()
+    builder.edges(*builder.add(2, resource=0))
+    begin = builder.position
+    builder.add(1, resource=0)
+    builder.repeat(begin, 3)
+    graph = builder.build()
+    assert (graph.num_tasks, graph.num_edges) == (6, 1)
+
+
+def test_does_not_repeat_from_a_position_before_a_part() -> None:
+    """Its numbers of edges and takes are those of the part that is gone, whether tasks follow or not."""
+    builder = _builder()
+    builder.edges(*builder.add(2, resource=0))
+    begin = builder.position
+    builder.part()
+    with pytest.raises(GraphError, match="an earlier part"):
+        builder.repeat(begin, 1)
+    builder.edges(*builder.add(2, resource=0))
+    with pytest.raises(GraphError, match="an earlier part"):
+        builder.repeat(begin, 1)
+
+
 def test_does_not_repeat_what_is_shared_or_gone() -> None:
     builder = _builder()
     begin = builder.position
@@ -214,10 +264,7 @@ def test_does_not_repeat_what_is_shared_or_gone() -> None:
     builder.touch(0, table, 0)
     with pytest.raises(GraphError, match="touches, gates and credits"):
         builder.repeat(begin, 1)
-    begin = builder.position
     builder.part()
-    with pytest.raises(GraphError, match="an earlier part"):
-        builder.repeat(begin._replace(task=0), 1)
     begin = builder.position
     builder.add(1, resource=0, tag=4)
     builder.repeat(begin, 3)

@@ -274,9 +274,23 @@ def _refused(**given: Any) -> Any:
     return {"tasks": 1, "table": 0, "key": 3, **given}
 
 
+@every("drops", [True, [True, True], [1, 1], np.array([1, 1]), np.array([True, False, True])[::2]])
+def test_keys_are_dropped_however_that_is_said(drops: Any) -> None:
+    builder = GraphBuilder(["x"])
+    table = builder.table("table", 1)
+    tasks = builder.add(2, resource=builder.resource("port", "port"), duration_ps=10)
+    builder.touch(tasks, table, 1, drops=drops)
+    touches = builder.build().touches
+    assert (touches.drops.tolist(), touches.drops.dtype) == ([True, True], np.bool_)
+
+
 @every(
     ("given", "message"),
     [
+        (_refused(drops=[256, 1]), "drops of touch 0 is 256; possible: 0 to 1"),
+        (_refused(drops=np.array([1, 256])), "drops of touch 1 is 256; possible: 0 to 1"),
+        (_refused(drops=2), "drops of touch 0 is 2"),
+        (_refused(drops=np.array([0.5])), "drops must be whole numbers"),
         (_refused(tasks=0), r"touch 0: task task 0 \(x on \(delay\)\) is a pure delay"),
         (_refused(charged=0), r"touch 0: charged task task 0 .* is a pure delay"),
         (_refused(tasks=9), "touch 0: task 9 does not exist; there are 2"),

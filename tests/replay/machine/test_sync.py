@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import get_args
 
 import numpy as np
 import pytest
+from loops import every
 from round_machine import NS, round_machine
 
-from replay.engine import GraphBuilder, schedule
+from replay.engine import GraphBuilder, GraphError, schedule
+from replay.model.arrays import Tasks
 from replay.model.machine.kinds import DISPATCH, KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
+from replay.model.machine.notes import KernelLaunches
 from replay.model.machine.times import NO_TIME, Stored, Time
 
 
@@ -107,3 +111,32 @@ def test_repeated_tasks_are_noted_as_those_of_a_loop() -> None:
     assert one.notes.spent == other.notes.spent
     assert [task for task, _ in one.notes.places] == [task for task, _ in other.notes.places] == [0, 4, 8, 12]
     assert len(one.notes.spent) == 3
+
+
+def test_nothing_is_repeated_where_nothing_was_added() -> None:
+    machine = make()
+    machine.mark(machine.ranks)
+    assert (machine.repeat(machine.graph.position, 2), machine.graph.num_tasks) == (0, 4)
+
+
+@every(
+    "note",
+    [
+        lambda machine, at: machine.notes.follow("sent", machine.ranks, at),
+        lambda machine, at: machine.notes.poll(at, at, machine.ranks),
+        lambda machine, at: machine.notes.access("merged loads", machine.ranks, at),
+        lambda machine, at: machine.notes.held_up.append((at, at, machine.ranks)),
+        lambda machine, at: machine.notes.kernels.append(KernelLaunches(int(at[0]), at, machine.ranks)),
+    ],
+)
+def test_tasks_with_notes_of_other_kinds_are_not_repeated(note: Callable[[Machine, Tasks], None]) -> None:
+    machine = make()
+    at = machine.mark(machine.ranks)
+    note(machine, at)  # of tasks before the position: no harm
+    begin = machine.graph.position
+    at = machine.mark(machine.ranks, at)
+    assert machine.repeat(begin, 1) == 4
+    begin = machine.graph.position
+    note(machine, machine.mark(machine.ranks, at + 4))
+    with pytest.raises(GraphError, match="notes of tasks from 12 on cannot be repeated"):
+        machine.repeat(begin, 1)
