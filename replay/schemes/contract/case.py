@@ -101,6 +101,7 @@ def one_flop_per_picosecond(domain_size: int = 32, num_domains: int = 1, platfor
             "compute.multiplication_clocks": 0.0,
             "compute.shared_bytes_per_clock": 1e9,
             "gpu.l2_latency_ns": 0.0,
+            "hbm.peak_GB_per_s": 1e9,  # sums of gradients pass at its rate while their SM multiplies nothing
         },
     )
 
