@@ -296,7 +296,7 @@ FITS = (
         NCCL_START,
         lambda row: second_size(row) and not in_the_switch(row),
         lambda row: not second_size(row),
-        "fitted to collectives of NCCL 2.29.2 on 2, 4 and 8 x B200, every second size",
+        "fitted to collectives of NCCL 2.29.2 on 2 and 8 x B200, every second size",
         preset="hgx-b200",
     ),
     Fit(

@@ -96,7 +96,7 @@ TABLE = MeasurementTable(
 B200 = replace(
     TABLE,
     name="nccl_collectives_b200",
-    title="NCCL collectives, 2, 4 and 8 x B200",
+    title="NCCL collectives, 2 and 8 x B200",
     systems=("hgx-b200",),
     bounds=(
         Bound("1 MB and more", 10, lambda row: row["bytes"] >= MEGABYTE),
