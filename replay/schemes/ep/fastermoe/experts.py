@@ -1,5 +1,8 @@
 """One expert's rows of one step: a call for each GEMM, and PyTorch's kernels between.
 
+Left out: the product of a call writes gradients of its own (``cuda/parallel_linear.cuh``, beta 0), and
+autograd adds them to those of earlier calls by further kernels. Here the product adds them, in FP32.
+
 Source: laekov/fastmoe ``fmoe/fastermoe/schedule.py`` (``_expert_forward``, ``_expert_backward``),
 ``fmoe/linear.py``, ``fmoe/transformer.py``.
 """
