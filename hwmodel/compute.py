@@ -21,11 +21,12 @@ from typing import cast
 
 import numpy as np
 
+from hwmodel.ai_core import RowReads
 from hwmodel.errors import UserError, unknown
 from hwmodel.formats import BITS, SCALED_VALUES, fp4_bytes
 from hwmodel.memory import Hbm, L2Cache
 from hwmodel.operands import WGMMA_TMA, Feed, OperandPath
-from hwmodel.tables import ComputeSpec, GpuSpec, OverheadsSpec
+from hwmodel.tables import AiCoreSpec, ComputeSpec, GpuSpec, OverheadsSpec
 from hwmodel.tiles import TileGrid
 from hwmodel.units import (
     PS_PER_S,
@@ -116,6 +117,8 @@ class Compute:
     reduction_ps
         Time of a kernel that adds the sums of slices, beside its bytes; the choice of slices
         assumes it.
+    row_reads
+        Of AI cores; None for SMs.
     """
 
     num_sms: int
@@ -132,6 +135,7 @@ class Compute:
     cluster_tiles: int
     accumulators: int
     reduction_ps: int
+    row_reads: RowReads | None
     _scale_block: int
     _matrix: dict[str, _Kernels]
     _grouped: dict[str, _Kernels]
@@ -144,8 +148,10 @@ class Compute:
     )
 
     @classmethod
-    def from_spec(cls, spec: ComputeSpec, gpu: GpuSpec, hbm: Hbm, overheads: OverheadsSpec) -> Compute:
-        """Build from a preset's ``[compute]``, ``[gpu]`` and ``[overheads]`` tables."""
+    def from_spec(
+        cls, spec: ComputeSpec, gpu: GpuSpec, hbm: Hbm, overheads: OverheadsSpec, ai_core: AiCoreSpec | None
+    ) -> Compute:
+        """Build from a preset's ``[compute]``, ``[gpu]``, ``[overheads]`` and, if it has one, ``[ai_core]`` tables."""
         sms = gpu.num_sms.value
 
         def kernels(
@@ -199,6 +205,7 @@ class Compute:
             cluster_tiles=spec.cluster_tiles.value,
             accumulators=spec.accumulators.value,
             reduction_ps=ps_from_us(overheads.kernel_gap_graph_us.value + overheads.small_kernel_us.value),
+            row_reads=None if ai_core is None else RowReads.from_spec(ai_core, gpu),
             _scale_block=spec.fp8_scale_block.value,
             _matrix=matrix,
             _grouped=grouped,
@@ -421,9 +428,9 @@ class Compute:
         Picoseconds: the slowest of the tensor cores, on rows rounded up to a step of
         theirs or to the whole tile, of the operands' way into the SM, and of the
         load/store units (:meth:`OperandPath.passes`), or these behind the products
-        where a kernel does not load ahead, and of the stages of a kernel that has
-        few; and the tile overhead; and what FP8 kernels lose to loads of rows that
-        are not there.
+        where a kernel does not load ahead, of the stages of a kernel that has few,
+        and of an AI core's reads of single rows; and the tile overhead; and what FP8
+        kernels lose to loads of rows that are not there.
 
         Examples
         --------
@@ -446,6 +453,10 @@ class Compute:
         absent = absent_rows * (loads * self.fp8_absent_row_ps if is_fp8 else 0)
         busy = np.maximum(np.maximum(multiply, load), path.stages_ps(inner, multiply))
         busy = np.maximum(busy, passing) if path.loads_ahead else busy + passing
+        if path.reads_rows:
+            assert self.row_reads is not None, "an SM has no such reads"
+            row_bytes = -(-columns * kernels.weight_bits // 8)
+            busy = np.maximum(busy, self.row_reads.tile_ps(rows, row_bytes, k, inner, path.step_bytes))
         if number_type == "fp8" and self.fp8_step_ps and not grouped:
             busy = np.maximum(busy, self._steps_ps(padded, columns, k))
         busy = busy + self.tile_overhead_ps + absent

@@ -51,6 +51,9 @@ class OperandPath:
         for, which is enough.
     stage_wait_ps
         From the time that a stage is free until the operands of a later step are in it.
+    reads_rows
+        Whether an AI core reads the rows of row-major operands one by one, those of the weights as
+        wide as the tile (`hwmodel.ai_core.RowReads`).
     """
 
     instruction: Instruction = "wgmma"
@@ -61,6 +64,7 @@ class OperandPath:
     step_bytes: int = 128
     stages: int = 0
     stage_wait_ps: int = 0
+    reads_rows: bool = False
 
     @property
     def has_warps(self) -> bool:

@@ -101,7 +101,7 @@ class System(Exhibit):
             ai_core=None if spec.ai_core is None else AiCore.from_spec(spec.ai_core),
             l2=L2Cache.from_spec(spec.gpu, spec.cache),
             hbm=hbm,
-            compute=Compute.from_spec(spec.compute, spec.gpu, hbm, spec.overheads),
+            compute=Compute.from_spec(spec.compute, spec.gpu, hbm, spec.overheads, spec.ai_core),
             attention=AttentionKernels.from_spec(spec),
             overheads=Overheads.from_spec(spec.overheads, store_ps),
             spec=spec,

@@ -459,6 +459,12 @@ class AiCoreSpec(StrictDocument):
     quantised_row_us: Quantity[NonNegative]
     """A vector core, for a row that it loads, casts to one byte a value and stores, beside its
     bytes: loading, casting and storing wait for one another."""
+    num_reads: Quantity[Units]
+    """That a cube core has under way at a time."""
+    read_bytes: Quantity[Units]
+    """Most that one read asks for, of values that lie side by side."""
+    row_read_efficiency: Quantity[Ratio]
+    """Share of the reads' rate that is left where rows are cut into the cube unit's fractals on their way."""
 
 
 class PcieSpec(StrictDocument):

@@ -3,11 +3,12 @@
 import re
 from importlib import resources
 
+import numpy as np
 import pytest
 from loops import every
 
 import hwmodel
-from hwmodel import Capability, UserError
+from hwmodel import Capability, OperandPath, UserError
 from hwmodel.catalog import load_spec
 from hwmodel.specs import SystemSpec
 
@@ -39,10 +40,27 @@ def test_a_large_multiplication_reaches_what_is_published():
     assert 0.77 * 752 < tera < 0.83 * 752
 
 
-def test_weights_come_through_the_cores_or_the_memory_whichever_is_slower():
-    """A projection of 16 rows with 178 MB of weights takes 136 us on a die of an Atlas A3."""
-    compute = hwmodel.load("cloudmatrix384").compute
-    assert compute.gemm_time_ps(16, 17408, 5120, "bf16") / 1e6 == pytest.approx(136, rel=0.03)
+@pytest.mark.parametrize(
+    ("rows", "columns", "reads"),
+    [(16, 128, 16 + 128), (16, 256, 16 + 128), (16, 512, 16 + 2 * 128), (32, 288, 32 + 2 * 128)],
+)
+def test_a_step_s_reads_take_turns_of_their_latency_and_begin_with_half_of_one(rows, columns, reads):
+    """Rows of a step have 256 bytes, those of the weights as many as the tile's columns; a read has up to 512."""
+    steps, latency_ps = 10, 120_000
+    system = hwmodel.load(
+        "cloudmatrix384",
+        {
+            "gpu.l2_latency_ns": 120.0,
+            "compute.tile_overhead_ns": 0.0,
+            "ai_core.num_reads": 48,
+            "ai_core.row_read_efficiency": 0.5,
+        },
+    )
+    path = OperandPath(step_bytes=256, reads_rows=True)
+    tile = system.compute.tile_ps(rows, columns, 128 * steps, "bf16", path=path)
+    assert tile == 2 * steps * (reads * latency_ps // 48 + latency_ps // 2)
+    together = system.compute.tile_ps(np.array([0, rows]), columns, 128 * steps, "bf16", path=path)
+    assert together.tolist() == [0, tile]
 
 
 @pytest.mark.parametrize("name", NPUS)
