@@ -43,11 +43,7 @@ def room_of(path: str) -> str:
 def walk() -> Walk:
     """Replay one layer, and note the functions of `replay` in the order of their first calls."""
     import replay
-    from replay.experiments.layer import replay as carried_out
     from tracegen.generate import generate
-
-    # What hosts would do in practice is added up beside the replay, and not walked through.
-    vars(carried_out)["in_practice"] = lambda *_: None
 
     trace = generate("zipf", "olmoe-1b-7b", ranks=4, tokens_per_rank=8, layers=1, seed=1, skew=0.8)
     settings: dict[str, Any] = {"scheme": "deepep", "system": "dgx-h100", "layer": 0}

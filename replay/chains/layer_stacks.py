@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from replay.schemes.options import about
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.chains.chain import ChainLink
-    from replay.chains.replay import Replay
     from replay.chains.settings import ChainSettings
     from replay.model.machine.host import Calls
     from replay.model.machine.host_script import HostScript
@@ -45,7 +44,7 @@ def launched_by(scheme: Scheme, stack: str | None, options: Mapping[str, Any], *
     Parameters
     ----------
     stack
-        A stack's name with options; None changes nothing.
+        A stack's name with options; None and bare hosts change nothing.
     options
         Of the scheme, as they were given.
     in_pairs
@@ -57,10 +56,10 @@ def launched_by(scheme: Scheme, stack: str | None, options: Mapping[str, Any], *
     UserError
         If the option was given and names another stack.
     """
-    name = (stack or "").partition(":")[0]
+    name = (stack or BARE).partition(":")[0]
     has = {one.name: one.choices for one in about(scheme.options)}.get("stack", ())
     lists = scheme.lists if isinstance(scheme, ListedExchanges) else ()
-    if name not in has or (name in lists and not in_pairs):
+    if name == BARE or name not in has or (name in lists and not in_pairs):
         return scheme
     if (given := options.get("stack", name)) != name:
         message = (
@@ -74,24 +73,37 @@ def launched_by(scheme: Scheme, stack: str | None, options: Mapping[str, Any], *
 def stack_of(settings: ChainSettings, trace: RoutingTrace, system: System, scheme: Scheme) -> Stack | None:
     """Find the stack around a scheme's kernels, with the scheme as its dispatcher if its list knows that.
 
+    Returns
+    -------
+    That in practice where no stack is given; None for bare hosts: where they are asked for, or nothing is given
+    and nothing is known of the machine's hosts, of such products in practice, or of layers without experts.
+
     Raises
     ------
     UserError
         If there is no such stack, it has no such pass or products, or experts are left out.
     """
-    if settings.stack is None or is_bare(settings.stack):
+    if settings.stack is not None:
+        return None if is_bare(settings.stack) else _stack_of(settings.stack, settings, trace, system, scheme)
+    if settings.communication_only or system.spec.host is None:
         return None
-    name, _, options = settings.stack.partition(":")
+    try:
+        return _stack_of(PRACTICE, settings, trace, system, scheme)
+    except UserError:  # its list has no such products
+        return None
+
+
+def _stack_of(text: str, settings: ChainSettings, trace: RoutingTrace, system: System, scheme: Scheme) -> Stack:
+    name, _, options = text.partition(":")
     if settings.communication_only:
         message = (
-            f"--communication-only and --stack {settings.stack}: what a host does is spread "
-            "over the kernels of a whole layer"
+            f"--communication-only and --stack {text}: what a host does is spread over the kernels of a whole layer"
         )
         raise UserError(message)
     own = scheme.kernel_list if isinstance(scheme, ListedExchanges) else ""
     if own and name not in (own, PRACTICE):
         message = (
-            f"--stack {settings.stack} and option stack={own} of scheme "
+            f"--stack {text} and option stack={own} of scheme "
             f"{scheme.name!r}: both say what is launched around the exchanges; give one of them"
         )
         raise UserError(message)
@@ -112,7 +124,7 @@ def stack_of(settings: ChainSettings, trace: RoutingTrace, system: System, schem
             own=str(getattr(scheme.options, "stack", "")),
         )
     else:
-        stack = Stack.of(settings.stack, system, facts)
+        stack = Stack.of(text, system, facts)
     if not stack.kernels.trains and gemm not in stack.kernels.types:
         stack = stack.without_rows()
     known = stack.with_dispatcher(scheme.name)
@@ -120,64 +132,13 @@ def stack_of(settings: ChainSettings, trace: RoutingTrace, system: System, schem
     serves_another = not stack.kernels.trains and known is None
     if idle := sorted(given & stack.kernels.options.keys()) if serves_another else []:
         message = (
-            f"--stack {settings.stack}: {quote_names(idle)} changes no layer: its list has no kernels around "
+            f"--stack {text}: {quote_names(idle)} changes no layer: its list has no kernels around "
             f"those of {scheme.name!r}; times of calls have an effect, such as library_us=20"
         )
         raise UserError(message)
     has_rows = known is not None or brings_experts(stack, scheme, system)
     stack.check(is_training=is_training, precision=gemm if has_rows else None)
     return known or stack
-
-
-class PracticeHosts(NamedTuple):
-    """Hosts of the stack that runs a scheme in practice, for a layer.
-
-    Attributes
-    ----------
-    stack
-        With the scheme as the dispatcher, if its list knows it.
-    host_ps
-        Time of a thread in calls, those that a CUDA graph holds left out; mean over the passes.
-    waits
-        Times that it waits for its GPU, in the pass with most.
-    """
-
-    stack: Stack
-    host_ps: int
-    waits: int
-
-
-def in_practice(settings: ChainSettings, trace: RoutingTrace, batch: Batch, bare: Replay) -> PracticeHosts | None:
-    """Find what hosts do in practice for layers that are launched bare; nothing is replayed.
-
-    Returns
-    -------
-    None where a stack is given, `BARE` among them, or lists the scheme's kernels, experts are left
-    out, or nothing is known of the machine's hosts or of such products.
-    """
-    system, scheme = bare.system, bare.scheme
-    if isinstance(scheme, ListedExchanges) and scheme.kernel_list:
-        return None
-    if settings.stack is not None or settings.communication_only or system.spec.host is None:
-        return None
-    settings = dataclasses.replace(settings, stack=PRACTICE)
-    try:
-        stack = stack_of(settings, trace, system, scheme)
-    except UserError:  # its list has no such products
-        return None
-    assert stack is not None and bare.launch is not None
-    passes = _passes_of(bare.links)
-    for is_backward in passes - bare.scripts.keys():
-        link = bare.last.alone(_first(bare.links, is_backward=is_backward))
-        bare.scripts[is_backward] = outline_layer(scheme, link.work(), system).host.script
-    calls = calls_of(stack, settings, bare.links, trace.model_shape, batch, scheme, system, bare.scripts)
-    turns = max(1, len(bare.links[0].micro_batches))
-    host_ps = waits = 0
-    for is_backward in passes:
-        taken = bare.scripts[is_backward].under(calls, bare.launch, system.overheads)
-        host_ps += turns * taken.launched_ps
-        waits = max(waits, turns * taken.waits)
-    return PracticeHosts(stack, host_ps // len(passes), waits)
 
 
 def calls_of(
@@ -188,33 +149,26 @@ def calls_of(
     batch: Batch,
     scheme: Scheme,
     system: System,
-    known: Mapping[bool, HostScript] | None = None,
 ) -> Calls:
     """Give what a stack does around the scheme's kernels.
 
     Kernel lists assume even work: the GPU with most tokens stands for all. The largest micro-batch
     stands for all, with its share of the bytes and of laws' times.
-
-    Parameters
-    ----------
-    known
-        By pass: what hosts do in a layer under the scheme; None to find it.
     """
     tokens = int(np.bincount(batch.source_rank, minlength=batch.num_ranks).max())
     sizes = even_sizes(shape, tokens=tokens, ranks=batch.num_ranks, sharing=settings.expert_tp)
     whole = len(batch.source_rank)
     part = max((len(one.tokens) for one in links[0].micro_batches), default=whole)
     if isinstance(scheme, ListedExchanges) and scheme.kernel_list:
-        scheme, known = scheme.with_options({"stack": BARE}), None  # whose stages the list's rows are not of
+        scheme = scheme.with_options({"stack": BARE})  # whose stages the list's rows are not of
 
     def script(*, is_backward: bool) -> HostScript:
-        if known is not None:
-            return known[is_backward]
-        return outline_layer(scheme, _first(links, is_backward=is_backward).work(), system).host.script
+        link = next(link for link in links if link.is_backward == is_backward)
+        return outline_layer(scheme, link.work(), system).host.script
 
     scripts: dict[Pass, Callable[[], HostScript]] = {
         "backward" if is_backward else "forward": partial(script, is_backward=is_backward)
-        for is_backward in sorted(_passes_of(links))
+        for is_backward in sorted({link.is_backward for link in links})
     }
     found = stage_calls(stack, scheme, sizes, scripts, system)
     stages = {
@@ -225,11 +179,3 @@ def calls_of(
         for stage, calls in found.stages.items()
     }
     return dataclasses.replace(found, stages=stages)
-
-
-def _passes_of(links: Sequence[ChainLink]) -> set[bool]:
-    return {link.is_backward for link in links}
-
-
-def _first(links: Sequence[ChainLink], *, is_backward: bool) -> ChainLink:
-    return next(link for link in links if link.is_backward == is_backward)

@@ -46,7 +46,6 @@ from replay.model.compute.gradient_reduction import reduce_gradients
 from replay.model.compute.replication import replicate
 from replay.model.compute.shared_experts import PLACED
 from replay.model.machine.host import OUTSIDE, UNSTAGED
-from replay.model.machine.host_script import HostScript
 from replay.model.machine.kinds import EXPERTS, KIND_NAMES, Kind
 from replay.model.machine.machine import Machine, Time
 from replay.model.machine.times import NO_TIME
@@ -143,9 +142,8 @@ class OneBatch(Strategy):
                 work = link.work()
             late = link.delays_ps
             begun = start if late is None else machine.delay(Kind.DELAY, Time(late), start)
-            begun, before = replicate(machine, work, begun), len(machine.host.script)
+            begun = replicate(machine, work, begun)
             ends, taken = _describe(scheme, work, machine, begun)
-            replay.scripts.setdefault(link.is_backward, HostScript(machine.host.script[before:]))
             ends = reduce_gradients(machine, work, ends)
             if number + 1 < len(links):
                 reached[number + 1] = ends
@@ -241,9 +239,6 @@ class Replay:
         What it does in each stage of a layer, see `Host`.
     last
         See `LastAlone`; replays of the same links may share it.
-    scripts
-        By pass: what hosts did for the scheme in the first layer that was described one after the
-        other with others, see `OneBatch`; for whoever asks what that takes under another stack.
     """
 
     links: Sequence[ChainLink]
@@ -257,7 +252,6 @@ class Replay:
     stack: Stack | None = None
     calls: Calls | None = None
     last: LastAlone = field(default_factory=LastAlone)
-    scripts: dict[bool, HostScript] = field(default_factory=dict)
 
     def under(self, scheme: Scheme, system: System | None = None) -> Replay:
         """Replace the scheme, such as by one with other options, and perhaps the system.
@@ -269,9 +263,7 @@ class Replay:
             speed = system.host.speed.value
             calls = calls.slower(stack.costs.speed / speed)
             stack = dataclasses.replace(stack, costs=dataclasses.replace(stack.costs, speed=speed))
-        return dataclasses.replace(
-            self, scheme=scheme, system=system or self.system, stack=stack, calls=calls, scripts={}
-        )
+        return dataclasses.replace(self, scheme=scheme, system=system or self.system, stack=stack, calls=calls)
 
     def alone(self, link: ChainLink) -> Replay:
         """Give one layer by itself: it begins on all ranks at once.
@@ -304,7 +296,7 @@ class Replay:
             return self, None
         sample = choose([_busiest(link) for link in self.links], number)
         links = [self.links[place] for place in sample.places]
-        return dataclasses.replace(self, links=links, scripts={}), sample
+        return dataclasses.replace(self, links=links), sample
 
     def tune(self, asked: bool | None) -> tuple[Replay, list[Trial]]:
         """Choose the scheme's options on the first layer, where `Scheme.is_tuned` has it so."""

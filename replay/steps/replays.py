@@ -19,6 +19,7 @@ from replay.chains.host_program import outline_layer
 from replay.chains.stack_calls import stage_calls
 from replay.experiments.layer.setup import TracedSetup, set_up, spec_of
 from replay.model.work.precision import Precision
+from replay.model.work.stacks import BARE, Stack
 from replay.schemes.ep.staged_schemes import ListedExchanges
 from replay.steps.chunks import chunks_of
 from replay.steps.kernel_sizes import check_stack
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from replay.model.machine.host import Calls
     from replay.model.machine.host_script import HostScript
     from replay.model.work.kernel_lists.lists import Pass
-    from replay.model.work.stacks import Stack
     from replay.schemes import Scheme
     from replay.steps.layer_passes import Pairing
     from replay.steps.plan import ParallelPlan
@@ -284,6 +284,7 @@ class StepReplays:
             "precision": self.precision,
             "dispatch_type": self.dispatch_type,
             "placement": self.placement,
+            "stack": BARE,  # calls of another are the step's
         }
         spec, system, found = spec_of(None, settings)
         setup = set_up(spec, {"content_id": self._routing.content_id}, system, found)

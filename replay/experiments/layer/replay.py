@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from replay.chains.layer_sampling import CONFIDENCE
-from replay.chains.layer_stacks import in_practice
 from replay.chains.memory import room
 from replay.experiments.base.result import SchemeDescription, SystemDescription, __version__
 from replay.experiments.layer.result import (
     BatchDescription,
-    PracticeDescription,
     Result,
     StackDescription,
     Totals,
@@ -20,7 +18,6 @@ from replay.experiments.layer.result import (
     number_types,
 )
 from replay.measure.ports import COMMUNICATION
-from replay.measure.token_latency import us
 from replay.model.work.placement import identify
 
 if TYPE_CHECKING:
@@ -123,16 +120,7 @@ def input_fields(setup: TracedSetup, ready: Replay, trials: Sequence[Trial]) -> 
         "types": number_types(precision),
         "launch": ready.launch,
         "stack": None if ready.stack is None else StackDescription.of(ready.stack, ready.scheme.name),
-        "practice": _practice(setup, ready),
     }
-
-
-def _practice(setup: TracedSetup, ready: Replay) -> PracticeDescription | None:
-    hosts = in_practice(setup.setup.chain_settings, setup.trace, setup.first, ready)
-    if hosts is None:
-        return None
-    stack = StackDescription.of(hosts.stack, ready.scheme.name)
-    return PracticeDescription(stack=stack, host_us=us(hosts.host_ps), waits=hosts.waits)
 
 
 def _if_beyond(num_steps: int | None, last: int) -> int | None:

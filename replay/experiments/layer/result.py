@@ -32,6 +32,7 @@ from replay.experiments.layer.spec import RunSpec
 from replay.measure.parts import Room
 from replay.measure.result import ChainedLayer, ChainResult, LayerResult
 from replay.model.work.precision import NUMBER_TYPES, Precision
+from replay.model.work.stacks import BARE
 from tracegen.shared.display.frames import data_frame, flat
 from tracegen.shared.strict import Strict
 
@@ -194,25 +195,6 @@ class StackDescription(Strict):
         return cls(name=stack.name, options=dict(stack.options), knows=stack.with_dispatcher(scheme) is not None)
 
 
-class PracticeDescription(Strict):
-    """Hosts of the stack that runs a scheme in practice, where launches were bare; not replayed.
-
-    Attributes
-    ----------
-    stack
-        As of a result under it.
-    host_us
-        Time of a thread in calls of a layer, those that a CUDA graph holds left out; mean over the
-        passes.
-    waits
-        Times that the thread waits for its GPU there, in the pass with most.
-    """
-
-    stack: StackDescription
-    host_us: float
-    waits: int
-
-
 class TracedResult(TimedResult):
     """Inputs of a replay of a trace on one system under one scheme, by value.
 
@@ -228,9 +210,6 @@ class TracedResult(TimedResult):
         versions whose hosts were always ahead of their GPUs.
     stack
         What launched them; the JSON has no such key where launches were bare.
-    practice
-        Hosts of what would launch them in practice; the JSON has no such key where a stack was
-        given, ``bare`` among them, or nothing is known of it.
     """
 
     spec: RunSpec
@@ -243,7 +222,15 @@ class TracedResult(TimedResult):
     types: NumberTypes
     launch: Literal["eager", "graph", "ahead"] = "ahead"
     stack: StackDescription | None = Field(None, exclude_if=lambda stack: stack is None)
-    practice: PracticeDescription | None = Field(None, exclude_if=lambda practice: practice is None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_bare_hosts(cls, given: Any) -> Any:
+        """Let a result of a spec without a stack ask for bare hosts, which it had, and drop their estimate."""
+        if not isinstance(given, Mapping) or not isinstance(spec := given.get("spec"), Mapping) or "stack" in spec:
+            return given
+        kept = {key: value for key, value in given.items() if key != "practice"}
+        return {**kept, "spec": {**spec, "stack": BARE}}
 
 
 class Result(TracedResult):

@@ -145,9 +145,8 @@ class RunSpec(Spec):
     )
     stack: str | None = Field(
         None,
-        exclude_if=lambda stack: stack is None,  # as results were before there was any
         description=f"{STACK}. practice: for each scheme, the stack that trains or serves with it "
-        "[bare, or as the option stack says].",
+        "[practice; bare where a machine's hosts or a stack's products are not known, or experts are left out].",
     )
     tune: bool | None = Field(
         None,

@@ -26,6 +26,7 @@ from replay.experiments.serve.times import ReplayedTimes
 from replay.model.work.expert_slices import num_groups
 from replay.model.work.placement import identify
 from replay.model.work.precision import Precision
+from replay.model.work.stacks import BARE
 from replay.steps.routing import parse
 
 if TYPE_CHECKING:
@@ -291,7 +292,7 @@ def _replay(spec: InferSpec, phase: Phase, system: System, allow_code: AllowCode
         precision=spec.precision,
         interleave=cut,
         launch=spec.launch if is_decode else None,
-        stack=spec.stack,
+        stack=spec.stack or BARE,
         phase=phase,
     )
     found = set_up(asked, {}, system, allow_code=allow_code)

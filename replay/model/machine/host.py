@@ -213,7 +213,6 @@ class Host:
     def enter(self, stage: str, *, is_backward: bool = False) -> StageCalls | None:
         """Come to a stage of a layer: what a stack does there, if there is one."""
         self._stage = (stage, is_backward)
-        self.script.append(ScriptLine("enter", self._stage))
         found = self._calls.stages.get(self._stage)
         if self._calls.spread:
             ranks = len(self._resources.ranks)
@@ -237,12 +236,10 @@ class Host:
         Within one that holds the layer, it is a part of that.
         """
         self._capture.begin()
-        self.script.append(ScriptLine("begin graph", self._stage))
 
     def end_graph(self) -> None:
         """End the graph: what follows is launched one by one, unless a larger one holds it."""
         self._capture.end()
-        self.script.append(ScriptLine("end graph", self._stage))
 
     def begin(self, after: Tasks, what: str | Operation, *, has_gap: bool = True, on: Bools | None = None) -> Tasks:
         """Launch a kernel: (rank,) tasks at which it begins on its GPU.
@@ -259,7 +256,7 @@ class Host:
             (rank,): GPUs whose programs have it; all by default. The others go on with `after`.
         """
         ranks = self._resources.ranks if on is None else on.nonzero()[0]
-        one = self._note_kernels(what, 1, min(len(ranks), 1))
+        one = self._note_kernels(what, 1)
         ready = after[ranks]
         begun = self._tasks.delay(Kind.LAUNCH, self._gap, ready, ranks) if has_gap else self._tasks.mark(ranks, ready)
         first = begun[:1]
@@ -303,7 +300,7 @@ class Host:
         count = len(each)
         if not count:
             return after
-        one = self._note_kernels(what, count, count)
+        one = self._note_kernels(what, count)
         row = _KernelRow(kind, each, times.of, self._gap)
         first, ranks, graph = self._tasks.count, self._resources.ranks, self._graph_launched()
         if graph is not None:
@@ -331,10 +328,10 @@ class Host:
             after = self._tasks.delay(row.kind, NO_TIME, after, late=busy, each=row.single)
         return after
 
-    def _note_kernels(self, what: str | Operation, count: int, launches: int) -> Operation:
-        """Note kernels of one name, and launches of a thread with most."""
+    def _note_kernels(self, what: str | Operation, count: int) -> Operation:
+        """Note kernels of one name."""
         one = as_operation(what)._replace(launches=count)
-        self.script.append(ScriptLine("launch", self._stage, one, launches))
+        self.script.append(ScriptLine("launch", self._stage, one))
         return one
 
     @property
@@ -412,7 +409,6 @@ class Host:
     def spend(self, what: Operation) -> None:
         """Spend time on an operation without kernels, or whose kernels are charged elsewhere."""
         times = max(1, what.launches)
-        self.script.append(ScriptLine("spend", self._stage, what, times))
         if what.host_ps and self._lead_ps is not None and not self._capture.is_on:
             each = self._each(what)
             self._issue(each * times, each)

@@ -1,8 +1,4 @@
-"""Script of a host: all that its thread has done, in order, and the time of that under other software.
-
-A host notes what it does as a layer is described to it. What another software's calls would take it
-follows from that alone, as no time of a kernel decides what a host does next.
-"""
+"""Script of a host: its launches and waits in order, noted as a layer is described to it."""
 
 from __future__ import annotations
 
@@ -11,18 +7,15 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from hwmodel.overheads import Overheads
-
 Launch = Literal["eager", "graph"]
 StageKey = tuple[str, bool]
 """Name of a stage, and whether the pass is backward."""
-Act = Literal["enter", "launch", "wait", "spend", "move", "multiply", "begin graph", "end graph"]
+Act = Literal["launch", "wait", "move", "multiply"]
 
 
 class Operation(NamedTuple):
@@ -125,11 +118,9 @@ class ScriptLine(NamedTuple):
     act
         The verb.
     stage
-        Where it does that, or where it comes to.
+        Where it does that.
     operation
-        What is launched, waited for or spent time on.
-    launches
-        Launches of a thread with most, which are fewer than kernels where no GPU's program has one.
+        What is launched or waited for.
     nbytes, late_ps
         What is moved, in bytes, and what that takes beside them; of the GPU with most.
     """
@@ -137,7 +128,6 @@ class ScriptLine(NamedTuple):
     act: Act
     stage: StageKey
     operation: Operation | None = None
-    launches: int = 0
     nbytes: int = 0
     late_ps: int = 0
 
@@ -162,26 +152,19 @@ class StageCounts:
     late_ps: Counter[StageKey] = field(default_factory=Counter)
 
 
-class HostTime(NamedTuple):
-    """Time of a thread's launches, each that of the GPU with most of them, and number of its waits."""
-
-    launched_ps: int
-    waits: int
-
-
 class HostScript(list[ScriptLine]):
     """All that hosts have done, in order."""
 
     @property
     def program(self) -> list[Operation]:
         """Launches and waits."""
-        return [one.operation for one in self if one.operation is not None and one.act != "spend"]
+        return [one.operation for one in self if one.operation is not None]
 
     @property
     def counts(self) -> StageCounts:
         """Add it up by stage."""
         counts = StageCounts()
-        for act, stage, operation, _, nbytes, late_ps in self:
+        for act, stage, operation, nbytes, late_ps in self:
             if act == "launch":
                 assert operation is not None
                 counts.launched[stage] += operation.launches
@@ -193,52 +176,6 @@ class HostScript(list[ScriptLine]):
                 counts.moved[stage] += nbytes
                 counts.late_ps[stage] += late_ps
         return counts
-
-    def under(self, calls: Calls, launch: Launch, overheads: Overheads) -> HostTime:
-        """Add up what the same layer takes hosts with a stack's calls around bare kernels.
-
-        Parameters
-        ----------
-        calls
-            Of hosts that are all as fast.
-        launch, overheads
-            How hosts launch kernels, and what a bare launch and that of a graph take.
-        """
-        capture, each_ps, found, waits = GraphCapture(launch), overheads.launch_ps, 0, 0
-
-        def launch_kernel(time_ps: int) -> int:
-            if not capture.is_on:
-                return time_ps
-            if capture.is_launched:
-                return 0
-            capture.is_launched = True
-            return overheads.graph_launch_ps
-
-        for act, stage, operation, launches, *_ in self:
-            if act == "enter":
-                own = calls.stages.get(stage)
-                each_ps = overheads.launch_ps if own is None else own.launch_ps
-                for place, kernels in enumerate(() if own is None else own.kernels_between_waits):
-                    if place:
-                        waits += 1
-                        capture.cut()
-                    if kernels:
-                        found += launch_kernel(each_ps * kernels)
-            elif act == "launch":
-                assert operation is not None
-                found += launch_kernel((each_ps if operation.host_ps is None else operation.host_ps) * launches)
-            elif act == "spend":
-                assert operation is not None
-                if operation.host_ps and not capture.is_on:
-                    found += launch_kernel(operation.host_ps * launches)
-            elif act == "wait":
-                waits += 1
-                capture.cut()
-            elif act == "begin graph":
-                capture.begin()
-            elif act == "end graph":
-                capture.end()
-        return HostTime(found, waits)
 
 
 class GraphCapture:

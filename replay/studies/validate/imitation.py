@@ -10,6 +10,7 @@ import numpy as np
 
 from replay.experiments.ask import run
 from replay.model.work.batch import tokens_of_each
+from replay.model.work.stacks import BARE
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -72,6 +73,7 @@ def layer_times_us(
             tokens_per_rank=tokens_per_rank,
             barrier=True,
             tune=False,
+            stack=BARE,
         )
         for step in steps
     ]

@@ -65,7 +65,7 @@ def trace(synthetic):
 @pytest.fixture(scope="module", params=["one layer", "two layers", "chain"])
 def compared(trace, request):
     layer = 0 if request.param == "one layer" else "all"
-    return replay.compare(trace, SCHEMES, layer=layer, barrier=request.param != "chain")
+    return replay.compare(trace, SCHEMES, layer=layer, barrier=request.param != "chain", stack="bare")
 
 
 def ps(us):
@@ -267,7 +267,7 @@ def test_values_that_were_fitted_are_named_where_they_are_a_large_part(compared)
 def apart(synthetic):
     """Schemes whose bytes and launches are not each other's."""
     trace = synthetic(ranks=4, tokens_per_rank=32)
-    return replay.compare(trace, ["deepep", "tutel", "nvls"], layer=0, launch="eager")
+    return replay.compare(trace, ["deepep", "tutel", "nvls"], layer=0, launch="eager", stack="bare")
 
 
 def test_a_row_of_launches_is_as_many_of_one(apart):

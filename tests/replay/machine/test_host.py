@@ -11,7 +11,6 @@ from functools import cached_property
 
 import numpy as np
 import pytest
-from host_times import launched
 from loops import every
 from round_machine import US, round_machine
 
@@ -288,59 +287,6 @@ def test_hosts_of_two_gpus_do_not_wait_for_each_other() -> None:
     stream.machine.host.poll(DISPATCH, late)
     stream.kernel(1)
     assert stream.ends_us() == [4 + 3 + 1, 50 + 4 + 3 + 1]
-
-
-# ---- what a script takes under another stack ------------------------------------------------------
-
-
-def _every_verb(stream: Stream) -> None:
-    """A program of two stages, with graphs of its own, waits, and kernels of one GPU or of none."""
-    machine, host = stream.machine, stream.machine.host
-
-    def kernels(*names: str | Operation, on: list[bool] | None = None) -> None:
-        for name in names:
-            stream.end = machine.kernel(stream.end, name, on=None if on is None else np.array(on))
-
-    def captured() -> None:
-        host.begin_graph()
-        kernels("in a graph", "and another")
-        host.spend(Operation("in Python", host_ps=19 * US))
-        host.end_graph()
-
-    stream.end = machine.enter("send", stream.end, is_backward=False)
-    kernels("own", Operation("costly", host_ps=7 * US))
-    host.spend(Operation("operators", 2, host_ps=US))
-    host.spend(Operation("nothing", 0, host_ps=5 * US))
-    captured()
-    stream.row([1, 2, 3])
-    stream.end = host.wait(DISPATCH, stream.end)
-    captured()
-    stream.end = machine.enter("experts", stream.end, is_backward=False)
-    host.multiplies()
-    kernels("of one", on=[True, False])
-    kernels("of none", on=[False, False])
-    host.spend(Operation("operators", 3, host_ps=US))
-
-
-STAGES = {
-    ("send", False): StageCalls(11 * US, others=5, nbytes=100, waits=2),
-    ("experts", False): StageCalls(13 * US),
-}
-
-
-@every("stages", [{}, STAGES, {key: calls._replace(waits=0) for key, calls in STAGES.items()}])
-@every("launch", ["eager", "graph"])
-def test_a_script_takes_what_its_hosts_would_have_launched(
-    launch: Launch, stages: dict[tuple[str, bool], StageCalls]
-) -> None:
-    """What bare hosts did, under a stack's calls, against hosts that make these."""
-    bare, under = Stream(launch, 2), Stream(launch, 2)
-    calls = under.machine.host._calls = Calls(stages)
-    with launched() as times:
-        _every_verb(under)
-    _every_verb(bare)
-    found = bare.machine.host.script.under(calls, launch, bare.machine.system.overheads)
-    assert found == (sum(times), sum(under.machine.host.counts.waited.values()))
 
 
 def test_a_script_is_of_one_layer() -> None:

@@ -103,8 +103,9 @@ def test_payload_of_a_chain_is_the_sum_of_its_layers(scheme: str, chained, small
 def test_one_gpu_takes_the_sum_of_its_layers_and_what_lies_between(quick_host) -> None:
     system = quick_host
     trace = tracegen.generate.generate("zipf", "olmoe-1b-7b", ranks=1, tokens_per_rank=24, layers=3, seed=1, skew=0.8)
-    chain = replay.run(trace, system=system, scheme="ideal", compare_barrier=True).chain
-    apart = replay.run(trace, system=system, scheme="ideal", barrier=True)
+    asked = {"system": system, "scheme": "ideal", "stack": "bare"}
+    chain = replay.run(trace, **asked, compare_barrier=True).chain
+    apart = replay.run(trace, **asked, barrier=True)
     assert chain is not None
     tile = (system.attention.tile_rows, system.attention.tile_keys)
     context = Context.of(trace, form_batch(trace, num_ranks=1), tile)
@@ -167,7 +168,8 @@ def test_a_layer_by_itself_has_the_lead_of_what_lies_before_it(trace, system) ->
     """The host is through with the dense part before its GPU; flashdmoe is one launch more."""
     free, slow = (hwmodel.load("dgx-h100", {"overheads.launch_us": launch_us}) for launch_us in (0.0, 200.0))
     quick, usual, late = (
-        replay.run(trace, system=one, scheme="flashdmoe", layer=1).totals.makespan_us for one in (free, system, slow)
+        replay.run(trace, system=one, scheme="flashdmoe", layer=1, stack="bare").totals.makespan_us
+        for one in (free, system, slow)
     )
     # Where launches are what all wait for, a GPU still runs the last dense kernel when its host has
     # launched it; that long the host is ahead when it launches the layer, which waits for the rest.

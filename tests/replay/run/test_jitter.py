@@ -133,7 +133,7 @@ def test_layers_by_themselves_are_held_up_each_in_its_way(everywhere, system) ->
 def test_waiting_for_all_adds_the_longest_delay_of_every_layer(everywhere, system) -> None:
     drawn = Jitter(40.0, 1.2, seed=7)
     longest = sum(drawn.delays_ps(RANKS, (0, 0, layer)).max() for layer in range(LAYERS)) / 1e6
-    given = {"system": system, "scheme": "nccl-alltoall", "compare_barrier": True}
+    given = {"system": system, "scheme": "nccl-alltoall", "compare_barrier": True, "stack": "bare"}
     never, late = (
         replay.run(everywhere, **given, jitter=jitter, jitter_seed=7).chain for jitter in ("off", "lognormal:40:1.2")
     )

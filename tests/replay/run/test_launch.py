@@ -70,11 +70,14 @@ def test_launching_changes_times_and_identity(decoding: tracegen.RoutingTrace) -
 
 
 def test_tables_say_how_kernels_were_launched(decoding: tracegen.RoutingTrace) -> None:
-    both = replay.compare(decoding, ["deepep", "flashdmoe"], layer=0, baseline="deepep")
-    text = summary(both)
-    assert "Launched kernel by kernel by bare hosts: deepep." in text
-    assert "Launched as CUDA graphs by bare hosts: flashdmoe." in text
-    assert "Launched as CUDA graphs by bare hosts." in summary(both["flashdmoe"])
+    for stack, first, second in ((None, "hosts of vllm", "hosts of sglang"), ("bare", "bare hosts", "bare hosts")):
+        both = replay.compare(decoding, ["deepep", "flashdmoe"], layer=0, baseline="deepep", stack=stack)
+        text = summary(both)
+        assert f"Launched kernel by kernel by {first}: deepep." in text
+        assert f"Launched as CUDA graphs by {second}: flashdmoe." in text
+        assert f"Launched as CUDA graphs by {second}." in summary(both["flashdmoe"])
+    asked = replay.run(decoding, scheme="deepep", layer=0, launch="graph")
+    assert "Launched as CUDA graphs, each until a host waits, by hosts of vllm." in summary(asked)
 
 
 def test_a_spec_without_the_setting_reads_as_before() -> None:

@@ -54,6 +54,7 @@ GIVEN: dict[str, Any] = {
     "direction": "training",
     "interleave": "dualpipe",
     "layer": 0,
+    "stack": "bare",
 }
 
 

@@ -321,7 +321,7 @@ def trace() -> tracegen.RoutingTrace:
 
 @pytest.fixture(scope="module")
 def result(trace) -> replay.Result:
-    return replay.run(trace, scheme="deepep", interleave="dualpipe", direction="training")
+    return replay.run(trace, scheme="deepep", interleave="dualpipe", direction="training", stack="bare")
 
 
 def test_a_forward_pass_of_the_next_step_meets_layers_backward(result) -> None:
@@ -367,7 +367,7 @@ def test_times_of_a_pair_add_up(result) -> None:
 
 
 def test_the_sequence_is_a_replay_of_one_pass_after_the_other(result, trace) -> None:
-    alone = replay.run(trace, scheme="deepep", step=1)
+    alone = replay.run(trace, scheme="deepep", step=1, stack="bare")
     ends = np.array(alone.chain.measures.rank_end_us)
     assert np.allclose(result.chain.pairs.forward_us, ends / 3)
     assert (np.array(result.chain.pairs.sequence_us) > ends / 3).all()

@@ -5,32 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
-from host_times import launched
 from loops import every
 from tiers import mostly_extended
 
 import hwmodel
 import replay
 import tracegen
-from replay.chains import layer_stacks, stack_calls
+from replay.chains import stack_calls
 from replay.chains.host_program import outline_layer
 from replay.chains.preparation import make_work
-from replay.chains.replay import Replay
-from replay.chains.settings import ChainSettings
 from replay.chains.stack_calls import stage_calls
 from replay.errors import UserError
-from replay.experiments.layer import replay as carried_out
 from replay.experiments.layer.setup import set_up
 from replay.experiments.layer.spec import RunSpec
 from replay.experiments.layer.tables.every import ranking
 from replay.model.compute.row_moves import row_map
-from replay.model.machine.host import OUTSIDE, UNSTAGED, Calls, StageCalls
+from replay.model.machine.host import OUTSIDE, UNSTAGED, StageCalls
 from replay.model.machine.host_script import HostScript
-from replay.model.work.batch import Batch, form_batch
+from replay.model.work.batch import form_batch
 from replay.model.work.kernel_lists import KernelSizes
 from replay.model.work.kernel_lists.lists import Pass
 from replay.model.work.layer import LayerWork
@@ -357,7 +353,7 @@ def check_practice(trace: tracegen.RoutingTrace, scheme: str, direction: str, *,
     if find(scheme).lacks(system):
         pytest.skip("of another platform")
 
-    def time(stack: str | None) -> float:
+    def time(stack: str) -> float:
         return replay.run(
             trace,
             scheme=scheme,
@@ -369,7 +365,7 @@ def check_practice(trace: tracegen.RoutingTrace, scheme: str, direction: str, *,
             stack=stack,
         ).totals.makespan_us
 
-    bare, costly = time(None), time("practice")
+    bare, costly = time("bare"), time("practice")
     assert costly > bare or scheme == "ideal"
     if not adds:
         assert time("practice:library_us=0,torch_us=0") == bare
@@ -378,12 +374,11 @@ def check_practice(trace: tracegen.RoutingTrace, scheme: str, direction: str, *,
 # ---- what results say ----------------------------------------------------------------------------
 
 
-def test_without_a_stack_nothing_says_so(synthetic: Synthetic) -> None:
+def test_results_say_by_whose_hosts_they_were_launched(synthetic: Synthetic) -> None:
     trace = synthetic(ranks=2)
-    bare = replay.run(trace, scheme="deepep", layer=0)
+    bare = replay.run(trace, scheme="deepep", layer=0, stack="bare")
     under = replay.run(trace, scheme="deepep", layer=0, stack="sglang")
     assert "stack" not in json.loads(bare.to_json())
-    assert "stack" not in RunSpec().model_dump()
     assert bare.run_id != under.run_id
     document = json.loads(under.to_json())
     assert document["stack"] == {
@@ -393,116 +388,50 @@ def test_without_a_stack_nothing_says_so(synthetic: Synthetic) -> None:
     }
     heading, *_ = summary(under).split(" remote GPUs per token")
     assert "Launched kernel by kernel by hosts of sglang." in heading
-    assert "by hosts of" not in summary(bare)
+    assert "Launched kernel by kernel by bare hosts." in summary(bare)
 
 
-def test_bare_results_say_what_hosts_take_in_practice(synthetic: Synthetic) -> None:
-    """A replay under practice whose GPUs are done long before takes as long as its calls."""
+def test_layers_are_launched_as_in_practice_by_default(synthetic: Synthetic) -> None:
+    """One spec or none, in Python or as a file, of one step or of many."""
     trace = synthetic(ranks=2)
-    asked: dict[str, Any] = {"scheme": "hybrid-ep", "layer": 0, "barrier": True, "direction": "training"}
-    bare, under = replay.run(trace, **asked), replay.run(trace, **asked, stack="practice")
-    practice = bare.practice
-    assert practice is not None
-    assert practice.stack == under.stack
-    assert practice.waits == sum(calls_of("hybrid-ep", plain())[stage, False].waits for stage in STAGES) + 1
-    # The mean of both passes; waits, and kernels behind the last launch, are what is more.
-    assert practice.host_us == pytest.approx(under.totals.mean_layer_us, rel=0.05)
-    assert practice.host_us < under.totals.mean_layer_us
-    assert bare.totals == replay.run(trace, **asked, stack="bare").totals
-    text = " ".join(summary(bare).split())
-    assert f"hold up a layer: hybrid-ep ({practice.host_us:,.0f} us of host time under megatron-plain)." in text
-    charged = "Of host time launches and waits alone are charged, nothing of a framework's."
-    heading, *_ = text.split(" remote GPUs per token")
-    asked_by = "Those of what trains or serves with each scheme: --stack practice, which is not the default since "
-    assert f"Launched kernel by kernel by bare hosts. {asked_by}" in heading
-    assert f"{charged} With a framework's host time (--stack practice)" in text
+    asked: dict[str, Any] = {"scheme": "deepep", "layer": 0}
+    usual, practice = replay.run(trace, **asked), replay.run(trace, **asked, stack="practice")
+    assert usual.totals == practice.totals != replay.run(trace, **asked, stack="bare").totals
+    assert usual.stack == practice.stack
+    assert replay.run(trace, RunSpec.from_toml('scheme = "deepep"\nlayer = 0\n')).totals == usual.totals
+    assert replay.compare(trace, ["deepep"], layer=0)["deepep"].totals == usual.totals
+    assert replay.run(trace, **asked, steps="all").steps[0].makespan_us == usual.totals.makespan_us
 
 
-@pytest.mark.parametrize("scheme", mostly_extended(SCHEMES, share=3, turn=2))
-def test_what_hosts_take_in_practice_is_what_a_layer_takes_that_they_launch_so(
-    scheme: str, synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch
+@every(
+    ("given", "why"),
+    [
+        ({"scheme": "ideal", "system": "mi300x-x8"}, "nothing is known of those of mi300x-x8"),
+        ({"communication_only": True}, "calls of a stack are of whole layers"),
+        ({"precision": "fp32", "direction": "backward"}, "no fp32 products in the list of what runs it"),
+    ],
+)
+def test_hosts_are_bare_where_those_in_practice_are_not_known(
+    given: dict[str, Any], why: str, synthetic: Synthetic
 ) -> None:
-    """Scripts of layers that were replayed, in any order, against layers described for these hosts."""
-    made: list[Calls] = []
-    compared: list[tuple[int, int]] = []
-    given_calls, practice = layer_stacks.calls_of, layer_stacks.in_practice
-
-    def calls_of(*given: Any) -> Calls:
-        made.append(given_calls(*given))
-        assert made[-1] == given_calls(*given[:-1])  # without scripts that are known
-        return made[-1]
-
-    def both(settings: ChainSettings, trace: tracegen.RoutingTrace, batch: Batch, bare: Replay) -> Any:
-        found = practice(settings, trace, batch, bare)
-        assert found is not None
-        host_ps = waits = 0
-        for is_backward in settings.passes:
-            link = next(link for link in bare.links if link.is_backward == is_backward)
-            turns = max(1, len(link.micro_batches))
-            with launched() as times:
-                host = outline_layer(bare.scheme, link.work(), bare.system, bare.launch, made[-1]).host
-            host_ps += turns * sum(times)
-            waits = max(waits, turns * host.counts.waited.total())
-        compared.append((found.host_ps, found.waits))
-        assert compared[-1] == (host_ps // len(settings.passes), waits)
-        assert not bare.under(bare.scheme).scripts
-        return found
-
-    monkeypatch.setattr(layer_stacks, "calls_of", calls_of)
-    monkeypatch.setattr(carried_out, "in_practice", both)
-    if find(scheme).lacks(H100):
-        pytest.skip("of another platform")
-    trains = find(scheme).passes == {"forward", "backward"}
-    interleaves = getattr(find(scheme), "interleaves", ())
-    for launch in ("eager", "graph"):
-        for more in (
-            {"layer": 1},
-            {"layer": 1, "direction": "training", "barrier": True},
-            {"layer": (0, 1), "direction": "training"},
-            {"layer": (0, 1), "interleave": "dbo"},
-            {"layer": (0, 1), "interleave": "dualpipe", "direction": "training"},
-        ):
-            if launch == "graph" and "direction" in more:
-                continue
-            if (trains or "direction" not in more) and ("interleave" not in more or more["interleave"] in interleaves):
-                replay.run(synthetic(ranks=2, steps=2), scheme=scheme, system=H100, launch=launch, tune=False, **more)
-    assert len(compared) >= 2
+    """An explicit stack is refused there."""
+    asked: dict[str, Any] = {"scheme": "nccl-alltoall", "layer": 0, **given}
+    one = replay.run(synthetic(ranks=2), **asked)
+    assert one.stack is None
+    assert one.totals == replay.run(synthetic(ranks=2), **asked, stack="bare").totals
+    assert f"Launched kernel by kernel by bare hosts ({why})." in " ".join(summary(one).split())
+    with pytest.raises(UserError):
+        replay.run(synthetic(ranks=2), **asked, stack="practice")
 
 
-def test_practice_is_that_of_the_passes_in_a_sample_of_layers(synthetic: Synthetic) -> None:
-    trace = synthetic(ranks=2, layers=4)
-    asked: dict[str, Any] = {"scheme": "hybrid-ep", "barrier": True}
-    sampled = replay.run(trace, **asked, direction="training", sample_layers=2)
-    assert len(sampled.layers) == 2  # both backward, by their draw
-    assert sampled.practice == replay.run(trace, **asked, direction="backward").practice
-
-
-@pytest.mark.parametrize(("asked", "again"), [({"layer": 1}, 0), ({"layer": (0, 1)}, 0), ({"interleave": "dbo"}, 1)])
-def test_layers_that_were_replayed_one_after_the_other_are_not_described_again(
-    asked: dict[str, Any], again: int, synthetic: Synthetic
-) -> None:
-    with mock.patch.object(layer_stacks, "outline_layer", side_effect=outline_layer) as described:
-        assert replay.run(synthetic(ranks=2), scheme="deepep-ll", tune=False, **asked).practice is not None
-    assert described.call_count == again
-
-
-@pytest.mark.parametrize("given", [{"stack": "bare"}, {"system": "mi300x-x8"}, {"communication_only": True}])
-def test_practice_is_not_told_where_it_was_asked_or_is_not_known(given: dict[str, Any], synthetic: Synthetic) -> None:
-    one = replay.run(synthetic(ranks=2), scheme="ideal", layer=0, **given)
-    assert one.practice is None
-    assert "practice" not in json.loads(one.to_json())
-    assert "Launched kernel by kernel by " in summary(one)
-    assert "--stack practice" not in summary(one)
-
-
-def test_graphs_hold_calls_but_not_those_behind_a_wait(synthetic: Synthetic) -> None:
-    trace = synthetic(ranks=2, phase="decode")
-    found = {name: replay.run(trace, scheme=name, layer=0).practice for name in ("nvls", "deepep")}
-    eager = replay.run(trace, scheme="nvls", layer=0, launch="eager").practice
-    assert found["nvls"] and found["deepep"] and eager
-    assert found["nvls"].host_us < 10 < eager.host_us  # one launch of the graph
-    assert found["deepep"].waits == 1
-    assert found["nvls"].waits == 0
+def test_results_of_before_were_launched_bare(synthetic: Synthetic, tmp_path: Path) -> None:
+    """As long as no spec named a stack by default, and an estimate stood beside."""
+    one = replay.run(synthetic(ranks=2), scheme="deepep", layer=0, stack="bare")
+    document = json.loads(one.to_json())
+    del document["spec"]["stack"]
+    document["practice"] = {"stack": {"name": "vllm", "options": {}, "knows": False}, "host_us": 227.8, "waits": 1}
+    (tmp_path / "old.json").write_text(json.dumps(document))
+    assert replay.load_result(tmp_path / "old.json") == one
 
 
 def test_comparisons_say_which_stack_launches_which_scheme(synthetic: Synthetic) -> None:
@@ -515,10 +444,11 @@ def test_comparisons_say_which_stack_launches_which_scheme(synthetic: Synthetic)
     )
     text = " ".join(summary(both).split())
     assert "Launched kernel by kernel by hosts of vllm: deepep." in text
-    held = "Launched as CUDA graphs, in each layer until a host waits by hosts of"
+    held = "Launched as CUDA graphs by hosts of"
     assert f"{held} megatron-inference: nvls." in text
     end = "so that kernels for rows are calls of an extension"
     assert f"Not in the list of vllm, {end}: all." in text  # that of megatron-inference knows nvls
+    assert "Costs of many calls stand in for others (--stack practice:library_us=20" in text
     assert f"{held} megatron-inference: nvls." in " ".join(render(ranking(both)).split())
 
 
@@ -531,7 +461,7 @@ def test_schemes_that_a_list_does_not_know_are_named_beside_those_that_it_does(
     assert "are calls of an extension: nvls." in text
 
 
-@every(("stack", "option"), [("deepseek", "bare"), ("vllm", "sglang"), ("bare", "sglang")])
+@every(("stack", "option"), [("deepseek", "bare"), ("vllm", "sglang")])
 def test_two_lists_around_the_same_exchanges_are_refused(synthetic: Synthetic, stack: str, option: str) -> None:
     how: dict[str, Any] = {"direction": "training", "interleave": "dualpipe"}
     with pytest.raises(UserError, match=rf"option stack={option} .* give one of them"):
@@ -553,33 +483,28 @@ def test_two_lists_around_the_same_exchanges_are_refused(synthetic: Synthetic, s
 
 
 def test_a_stack_has_its_kernels_around_a_scheme_that_knows_them(synthetic: Synthetic) -> None:
-    """As with the scheme's option, and by its hosts; bare takes them away."""
+    """As with the scheme's option, and by its hosts; bare hosts launch them, too."""
     trace = synthetic(ranks=2)
     for scheme in ("deepep", "deepep-v2"):
-        by_option, under, practice = (
+        by_option, under, bare = (
             replay.run(trace, scheme=scheme, layer=0, options=options, stack=stack)
-            for options, stack in (({"stack": "sglang"}, None), ({}, "sglang"), ({"stack": "sglang"}, "practice"))
+            for options, stack in (({"stack": "sglang"}, None), ({}, "sglang"), ({"stack": "sglang"}, "bare"))
         )
-        assert by_option.scheme == under.scheme == practice.scheme
+        assert by_option.scheme == under.scheme == bare.scheme
         assert under.stack is not None
-        assert under.stack == practice.stack
+        assert under.stack == by_option.stack
         assert under.stack.name == "sglang"
-        bare, none = (
-            replay.run(trace, scheme=scheme, layer=0, options=options, stack=stack)
-            for options, stack in (({}, "bare"), ({"stack": "bare"}, None))
-        )
+        assert under.totals == by_option.totals != bare.totals
         assert bare.stack is None
-        assert bare.scheme == none.scheme
-        assert bare.totals == none.totals
     for scheme in ("deepep", "deepep-v2"):
         compared, none = (
             replay.run(trace, scheme=scheme, layer=0, stack=stack, options=options)
-            for options, stack in (({}, "deepgemm"), ({"stack": "deepgemm"}, None))
+            for options, stack in (({}, "deepgemm"), ({"stack": "deepgemm"}, "bare"))
         )
         assert compared.stack is None and compared.scheme == none.scheme
         assert compared.totals == none.totals
     other = replay.run(trace, scheme="megamoe", layer=0, stack="deepgemm")
-    assert other.totals == replay.run(trace, scheme="megamoe", layer=0).totals
+    assert other.totals == replay.run(trace, scheme="megamoe", layer=0, stack="bare").totals
     with pytest.raises(UserError, match="bare has no options"):
         replay.run(trace, scheme="deepep", layer=0, stack="bare:library_us=20")
 

@@ -131,7 +131,7 @@ def test_types_of_fp4() -> None:
 
 
 def test_fp4_weights_of_a_replay(synthetic) -> None:
-    settings = {"scheme": "plain", "layer": 0, "system": "hgx-b200"}
+    settings = {"scheme": "plain", "layer": 0, "system": "hgx-b200", "stack": "bare"}
     wide = replay.run(synthetic(), precision="fp8", **settings)
     narrow = replay.run(synthetic(), precision="fp8", weight_type="mxfp4", **settings)
     assert narrow.totals.makespan_us < wide.totals.makespan_us

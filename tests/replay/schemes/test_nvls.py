@@ -191,6 +191,7 @@ def test_the_jump_near_128_rows_an_expert_is_a_second_wave_of_tiles() -> None:
                 system="dgx-h100",
                 tokens_per_rank=tokens,
                 communication_only=is_left_out,
+                stack="bare",
             )
             took[tokens, is_left_out] = result.totals.makespan_us
     whole, exchange = (took[116, left_out] - took[112, left_out] for left_out in (False, True))

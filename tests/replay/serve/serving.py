@@ -41,7 +41,7 @@ def times(
     shape = load(model)
     layers = {}
     for phase, name, before in (("prefill", prefill, 0), ("decode", scheme, positions)):
-        spec = RunSpec.model_validate({"scheme": name, "phase": phase, "interleave": interleave})
+        spec = RunSpec.model_validate({"scheme": name, "phase": phase, "interleave": interleave, "stack": "bare"})
         setup = set_up(spec, {})
         precision = Precision(shape.default_precision)
         layers[phase] = ServedLayers(
@@ -67,7 +67,7 @@ def times(
 def chain_ps(found: ReplayedTimes, loads: Sequence[Load], scheme: str, num_moe: int) -> int:
     """Time of the first MoE layers with all layers before them, as one chain of an exact replay."""
     phase = "prefill" if any(one.prefill for one in loads) else "decode"
-    setup = set_up(RunSpec.model_validate({"scheme": scheme, "phase": phase}), {})
+    setup = set_up(RunSpec.model_validate({"scheme": scheme, "phase": phase, "stack": "bare"}), {})
     most = max(one.tokens for one in loads)
     trace = generate("uniform", found.shape, ranks=len(loads), tokens_per_rank=most, layers=num_moe, phase=phase)
     whole = setup.chain_settings.batch(trace, setup.system, 0)

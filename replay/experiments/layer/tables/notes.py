@@ -19,6 +19,11 @@ FOR_NVLINK = frozenset({"deepep", "deepep-ll", "deepep-v2"})
 """Schemes with DeepEP's kernels in a node, whose README asks for NVLink there (Requirements)."""
 BARE = "bare"
 """Stack that is nobody's, of schemes that can have another one's kernels around their own."""
+STAND_INS = (
+    "Costs of many calls stand in for others (--stack practice:library_us=20 lets those of extensions take another "
+    "time; without any: --stack bare)."
+)
+"""Assumption on hosts, and how to turn it."""
 PCIE_UNIT_BYTES = 4
 """Unit in which PCIe counts packets, where NVLink has 16 bytes: PCI Express base specification."""
 
@@ -103,31 +108,34 @@ LAUNCHES = {
     "graph": "as CUDA graphs",
     "ahead": "by hosts that are always ahead of their GPUs",
 }
-PRACTICE = (
-    "Those of what trains or serves with each scheme: --stack practice, which is not the default since most of its "
-    "calls stand in for others."
-)
-"""How to ask for hosts that people have, and why they have to be asked for."""
-UNTIL = ", in each layer until a host waits"
-"""What graphs hold, where hosts wait."""
+UNTIL = ", each until a host waits,"
+"""What graphs hold that were asked for; without, they are taken only where no host waits."""
 
 
 def launch_lines(results: Sequence[Result]) -> list[str]:
     """Lines on how kernels are launched, with the rows for which that differs."""
     used: dict[str, list[int]] = {}
-    graphs = [one.practice for one in results if one.launch == "graph"]
-    until = UNTIL if any(one is None or one.waits for one in graphs) else ""
     for place, result in enumerate(results):
-        stack = result.stack
-        bare = "" if result.launch == "ahead" else " by bare hosts"
-        under = bare if stack is None else f" by hosts of {stack.name}"
-        used.setdefault(LAUNCHES[result.launch] + until * (result.launch == "graph") + under, []).append(place)
-    lines = [
-        f"Launched {how}{': ' + _rows_text(results, rows) if len(used) > 1 else ''}." for how, rows in used.items()
-    ]
-    if any(one.practice is not None for one in results):
-        lines[-1] += f" {PRACTICE}"
-    return lines
+        how = LAUNCHES[result.launch]
+        if result.spec.launch == "graph":
+            how += UNTIL
+        if result.stack is not None:
+            how += f" by hosts of {result.stack.name}"
+        elif result.launch != "ahead":
+            how += f" by bare hosts{_why_bare(result)}"
+        used.setdefault(how, []).append(place)
+    return [f"Launched {how}{': ' + _rows_text(results, rows) if len(used) > 1 else ''}." for how, rows in used.items()]
+
+
+def _why_bare(result: Result) -> str:
+    """Reason, in brackets, why hosts are bare that nobody asked for."""
+    if result.spec.stack is not None:
+        return ""
+    if result.spec.communication_only:
+        return " (calls of a stack are of whole layers)"
+    if "host.speed" not in result.system.values:
+        return f" (nothing is known of those of {result.system.name})"
+    return f" (no {result.types.gemm} products in the list of what runs it)"
 
 
 def launch_notes(results: Sequence[Result]) -> list[str]:
@@ -149,7 +157,7 @@ def launch_notes(results: Sequence[Result]) -> list[str]:
             f"Not in the list of {stack}, so that kernels for rows are calls of an extension: {names}."
             for stack, names in strange.items()
         ),
-        *practice_notes(results),
+        *([STAND_INS] if len(bare) < len(results) else []),
     ]
 
 
@@ -184,40 +192,6 @@ def tuned_notes(results: Sequence[Result], *, name_all: bool = False) -> Iterato
             yield f"{name}: chose {chosen} out of {len(scheme.tuned)} tried."
         elif name_all:
             yield f"{name}: has nothing to choose."
-
-
-def practice_notes(results: Sequence[Result]) -> list[str]:
-    """Notes on what hosts would do in practice where launches were bare: one, or none."""
-    longer: dict[str, list[int]] = {}
-    waiting: dict[str, list[int]] = {}
-    strange: dict[str, list[int]] = {}
-    if all(one.practice is None for one in results):
-        return []
-    for place, result in enumerate(results):
-        practice = result.practice
-        if practice is None:
-            continue
-        text = f"{practice.host_us:,.0f} us of host time"
-        if practice.host_us > result.totals.mean_layer_us:
-            longer.setdefault(f"{text} under {practice.stack.name}", []).append(place)
-            if not practice.stack.knows:
-                strange.setdefault(practice.stack.name, []).append(place)
-        elif practice.waits:
-            waits = f"{practice.waits} wait{'s' if practice.waits > 1 else ''}"
-            waiting.setdefault(f"{text}, {waits}", []).append(place)
-    said = [
-        ", ".join(f"{_rows_text(results, rows)} ({text})" for text, rows in some.items()) for some in (longer, waiting)
-    ]
-    told = [
-        text + names
-        for text, names in zip(("hold up a layer: ", "come late behind waits: "), said, strict=True)
-        if names
-    ]
-    would = "; and ".join(told) or "stay ahead of their GPUs"
-    note = f"With a framework's host time (--stack practice) hosts would {would}."
-    for stack, rows in strange.items():
-        note += f" The list of {stack} has no kernels of {_rows_text(results, rows)}: each is a call of an extension."
-    return [note]
 
 
 def heading(*results: Result) -> str:
