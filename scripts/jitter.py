@@ -70,10 +70,10 @@ def main(schemes: Sequence[str]) -> None:
 
     def replayed_us(scheme: str, jitter: str = "off", seed: int = 0) -> float:
         return replay.run(
-            trace, scheme=scheme, system="dgx-h100", jitter=jitter, jitter_seed=seed, tune=False
+            trace, scheme=scheme, system="dgx-h100", jitter=jitter, jitter_seed=seed, tune=False, stack="bare"
         ).totals.makespan_us
 
-    apart = replay.run(trace, scheme="nccl-alltoall", system="dgx-h100", barrier=True, tune=False)
+    apart = replay.run(trace, scheme="nccl-alltoall", system="dgx-h100", barrier=True, tune=False, stack="bare")
     combine = apart.layers[0].measures.phases["combine"]
     alltoall_us = combine.end_us - combine.start_us
     print(f"an all-to-all takes {alltoall_us:.1f} us")

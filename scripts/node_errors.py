@@ -52,6 +52,7 @@ def rows_of(scheme: str) -> Iterator[dict[str, str]]:
             "tokens_per_rank": None if trace.num_ranks else tokens,
             "precision": "bf16",
             "tune": False,
+            "stack": "bare",
         }
         try:
             whole = replay.run(trace, **settings).totals.makespan_us

@@ -76,7 +76,7 @@ def replayed(given: argparse.Namespace) -> Timeline:
 
     timelines: list[Timeline] = []
     trace, system = tracegen.load(given.trace), hwmodel.load("dgx-h100")
-    replay.run(trace, scheme=given.scheme, system=system, layer=given.layer, observe=timelines.append)
+    replay.run(trace, scheme=given.scheme, system=system, layer=given.layer, stack="bare", observe=timelines.append)
     (timeline,) = timelines
     graph = timeline.graph
     if len(graph.takes) or len(graph.gates):

@@ -59,7 +59,7 @@ class Case:
     system
         Name of a system of `hwmodel`.
     settings
-        Keyword arguments of `replay.run` that all runs share.
+        Keyword arguments of `replay.run` that all runs share; hosts are bare unless they say otherwise.
     generate
         Keyword arguments of `tracegen.generate.generate`; None where `load` says what to read.
     load
@@ -69,7 +69,7 @@ class Case:
     without
         Schemes that refuse the case for more than their number types and passes.
     by_name
-        Schemes that it runs, of those that are found by name alone; none for all that are compared.
+        Schemes that it runs, some found by name alone; none for all that are compared.
     """
 
     system: str
@@ -377,6 +377,36 @@ CASES: dict[str, Case | SlicedCase] = {
             Run("pangu", {"chunks": 2, "counts": "histogram"}),
         ),
     ),
+    # Hosts of what serves and trains with each scheme, which are the default.
+    "practice-decode": Case(
+        system="dgx-h100",
+        generate={
+            "kind": "zipf",
+            "model": "olmoe-1b-7b",
+            "ranks": 4,
+            "tokens_per_rank": 6,
+            "layers": 1,
+            "phase": "decode",
+            "seed": 35,
+            "skew": 0.6,
+        },
+        settings={"stack": None},
+        by_name=("deepep", "deepep-ll", "nvls"),
+    ),
+    "practice-training": Case(
+        system="dgx-h100",
+        generate={
+            "kind": "uniform",
+            "model": "olmoe-1b-7b",
+            "ranks": 4,
+            "tokens_per_rank": 16,
+            "layers": 1,
+            "phase": "prefill",
+            "seed": 36,
+        },
+        settings={"stack": None, "direction": "training"},
+        by_name=("nccl-alltoall", "deepep", "deepep-v2", "comet"),
+    ),
     # Schemes that comparisons leave out unless they are named.
     "by-name": Case(
         system="dgx-h100",
@@ -458,6 +488,6 @@ def replayed(name: str, label: str) -> dict[str, Value]:
         options=run.options,
         tune=run.tune,
         observe=timelines.append,
-        **case.settings,
+        **{"stack": "bare", **case.settings},
     )
     return flatten(_trace(name), result, timelines)

@@ -105,11 +105,13 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         " --system dgx-h100:nccl-alltoall",
     },
     "commands-compare": {
-        "uncertain": "compare toy-zipf --layer 0 --scheme deepep --scheme ideal --uncertainty 3 --uncertainty-seed 5",
-        "held up": "compare toy-zipf --scheme deepep --scheme dysharp --jitter lognormal:5:0.5 --jitter-seed 3",
+        "uncertain": "compare toy-zipf --layer 0 --scheme deepep --scheme ideal --uncertainty 3 --uncertainty-seed 5"
+        " --stack bare",
+        "held up": "compare toy-zipf --scheme deepep --scheme dysharp --jitter lognormal:5:0.5 --jitter-seed 3"
+        " --stack bare",
     },
     "commands-explain": {
-        "two schemes": "explain deepep nccl-alltoall toy-zipf --layer 0",
+        "two schemes": "explain deepep nccl-alltoall toy-zipf --layer 0 --stack bare",
     },
 }
 """Words of every command by case and name; ``--json`` and its file are added."""
