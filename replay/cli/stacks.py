@@ -69,7 +69,7 @@ def stacks(
         columns = [Column("stack"), Column("runs"), Column("what it is")]
         show(Table("stacks", "Software stacks", columns, rows), "")
         print(
-            "--stack bare is none of them: what the model and the scheme need, launched bare; "
+            "--stack bare is none of them: hosts that launch what the model and the scheme need, and do nothing else; "
             "deepgemm is not one either: the kernels of DeepGEMM's own comparison around DeepEP's."
         )
         print("moereplay stacks STACK counts what one launches, with options; --kernels lists it.")

@@ -31,8 +31,8 @@ DEFAULT_SYSTEM = "dgx-h100"
 
 STACK = (
     "Software whose host launches the kernels, and takes time for each call: a name of `moereplay "
-    "stacks`, with any options, such as automodel:library_us=20. bare: the kernels that model and "
-    "scheme need, and no stack. Schemes with an option stack may name it there instead"
+    "stacks`, with any options, such as automodel:library_us=20. bare: none, so that launches cost "
+    "what one in C++ does. Schemes with an option stack may name it there instead"
 )
 """What a stack is, for all questions that take one."""
 

@@ -168,8 +168,8 @@ def _rivals(names: dict[str, Result]) -> dict[str, Result]:
 
 def launch_text(results: Sequence[Result]) -> str:
     """Say whose hosts launched results, in half a sentence."""
-    stacks = dict.fromkeys("" if one.stack is None else one.stack.name for one in results)
-    return f"launched by {', '.join(stacks)}" if any(stacks) else "launched bare"
+    stacks = dict.fromkeys("bare hosts" if one.stack is None else one.stack.name for one in results)
+    return f"launched by {', '.join(stacks)}"
 
 
 def result_summary(result: Result) -> str:

@@ -20,8 +20,8 @@ FOR_NVLINK = frozenset({"deepep", "deepep-ll", "deepep-v2"})
 BARE = "bare"
 """Stack that is nobody's, of schemes that can have another one's kernels around their own."""
 STAND_INS = (
-    "Costs of many calls stand in for others (--stack practice:library_us=20 lets those of extensions take another "
-    "time; without any: --stack bare)."
+    "Costs of many calls stand in for others: --stack practice:library_us=20 gives calls of extensions another one, "
+    "--stack bare none."
 )
 """Assumption on hosts, and how to turn it."""
 PCIE_UNIT_BYTES = 4

@@ -109,8 +109,8 @@ class DeepEpOptions(Options):
     )
     stack: str = option(
         "vllm",
-        "Whose kernels stand around DeepEP's and the grouped GEMMs, launched bare; `--stack` of "
-        "the same name has its hosts launch them. `schemes/ep/deepep/LAYER.md` lists them. sglang "
+        "Whose kernels stand around DeepEP's and the grouped GEMMs; in practice its hosts launch "
+        "them, too, and `--stack` of the same name has both. `schemes/ep/deepep/LAYER.md` lists them. sglang "
         "and vllm cast rows, pad each expert to DeepGEMM's 128 rows, and bring indices and scales "
         "along; vllm marks the padding, so that it is not multiplied. bare only casts, copies and "
         "adds rows, and pads nothing. deepgemm is what DeepGEMM's own benchmarks "
