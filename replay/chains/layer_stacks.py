@@ -27,6 +27,7 @@ from replay.schemes.options import about
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.chains.chain import ChainLink
+    from replay.chains.replay import LastAlone
     from replay.chains.settings import ChainSettings
     from replay.model.machine.host import Calls
     from replay.model.machine.host_script import HostScript
@@ -149,6 +150,7 @@ def calls_of(
     batch: Batch,
     scheme: Scheme,
     system: System,
+    last: LastAlone,
 ) -> Calls:
     """Give what a stack does around the scheme's kernels.
 
@@ -164,7 +166,7 @@ def calls_of(
 
     def script(*, is_backward: bool) -> HostScript:
         link = next(link for link in links if link.is_backward == is_backward)
-        return outline_layer(scheme, link.work(), system).host.script
+        return outline_layer(scheme, last.alone(link).work(), system).host.script
 
     scripts: dict[Pass, Callable[[], HostScript]] = {
         "backward" if is_backward else "forward": partial(script, is_backward=is_backward)

@@ -117,7 +117,7 @@ def prepare(layers: Layers, scheme: Scheme) -> Replay:
     stack = stack_of(settings, trace, system, scheme)
     calls = None
     if stack is not None:
-        calls = calls_of(stack, settings, links, trace.model_shape, first, scheme, system)
+        calls = calls_of(stack, settings, links, trace.model_shape, first, scheme, system, layers.last)
     return Replay(
         links,
         system,

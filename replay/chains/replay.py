@@ -276,7 +276,8 @@ class Replay:
         """(rank,): how long before its GPU each host is through with what lies before a layer."""
         if link.context is None or self.launch is None:
             return NO_TIME
-        return self.last.lead(link, (self.system, self.launch, self.calls), lambda: self._lead_found(link))
+        outside = self.calls and self.calls.only((OUTSIDE, link.is_backward))
+        return self.last.lead(link, (self.system, self.launch, outside), lambda: self._lead_found(link))
 
     def _lead_found(self, link: ChainLink) -> Time:
         assert link.context is not None

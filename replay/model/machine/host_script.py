@@ -102,6 +102,10 @@ class Calls:
         paces: npt.NDArray[np.float64] = np.exp(self.spread * drawn - self.spread**2 / 2)
         return paces
 
+    def only(self, stage: StageKey) -> Calls:
+        """Give those of one stage."""
+        return dataclasses.replace(self, stages={stage: self.stages[stage]} if stage in self.stages else {})
+
     def slower(self, times: float) -> Calls:
         """Give them on hosts that take so many times as long for each launch."""
         stages = {

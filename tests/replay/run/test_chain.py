@@ -145,7 +145,8 @@ def test_a_late_gpu_makes_the_others_wait_at_the_next_exchange(trace, system) ->
 @pytest.mark.extended
 def test_training_goes_back_through_the_layers(trace, quick_host) -> None:
     system = quick_host
-    chain = replay.run(trace, system=system, scheme="deepep", direction="training").chain
+    asked = {"system": system, "scheme": "deepep", "stack": "bare"}
+    chain = replay.run(trace, **asked, direction="training").chain
     assert chain is not None
     assert [(one.is_backward, one.layer_index) for one in chain.layers] == [
         (False, 0),
@@ -155,10 +156,7 @@ def test_training_goes_back_through_the_layers(trace, quick_host) -> None:
         (True, 1),
         (True, 0),
     ]
-    forward, backward = (
-        replay.run(trace, system=system, scheme="deepep", direction=direction).chain
-        for direction in ("forward", "backward")
-    )
+    forward, backward = (replay.run(trace, **asked, direction=direction).chain for direction in ("forward", "backward"))
     assert forward is not None and backward is not None
     assert chain.between_us == pytest.approx(forward.between_us + backward.between_us)
     assert backward.between_us > 1.5 * forward.between_us

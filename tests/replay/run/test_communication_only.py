@@ -35,7 +35,9 @@ def test_it_comes_back_from_json_as_what_it_is(trace) -> None:
 
 
 def test_splits_are_those_of_the_whole_layer(trace) -> None:
-    whole, alone = (replay.run(trace, scheme="comet", layer=0, communication_only=only) for only in (False, True))
+    whole, alone = (
+        replay.run(trace, scheme="comet", layer=0, stack="bare", communication_only=only) for only in (False, True)
+    )
     assert alone.scheme.options == whole.scheme.options
     assert alone.scheme.tuned == whole.scheme.tuned
 
