@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from replay.model.machine.rdma import Writes
+from replay.model.machine.proxies import BY_HOST
 from replay.model.machine.times import Time
 from replay.model.work.ragged import places
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from replay.model.machine.kinds import PhaseKinds
     from replay.model.machine.machine import IntsLike, Machine
 
-BY_HOST = Writes(by="host")
 CLEAR_BYTES = 64  # a slot of what a receiver writes to a sender (``struct ncclIbSendFifo``)
 
 

@@ -132,7 +132,7 @@ class Machine:
         self.network = paths.network
         self.buffers = Buffers(graph, self.resources)
         input_buffers = InputBuffers(system, graph, self.buffers)
-        rdma = Rdma(system, graph, self.buffers, sample)
+        rdma = Rdma(system, graph, sample)
         self.is_shared = is_shared
         self.transfers = Transfers(system, graph, paths, input_buffers, rdma, self.resources.hbm if is_shared else None)
         self.sms = Sms(self.resources, system.sm.num_sms, set_aside)

@@ -7,8 +7,8 @@ ports that others may use too is a task for the first packet, which the next por
 for all others. The ports between a GPU and its card see the same messages in the same order as the
 card; they work beside it, from the same moment on.
 
-Where a library allows so many writes in flight only, they are credits of the card, given back when
-the completion is back at the sender.
+Nothing but the depth of queues bounds the writes of a warp that are under way (1024 and more, and DeepEP does not look;
+deepseek-ai/DeepEP issue 180). Libraries whose hosts post and count them are in `proxies`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from hwmodel import System
     from hwmodel.network import Poster
     from replay.engine import GraphBuilder
-    from replay.model.machine.buffers import Buffers
     from replay.model.machine.paths import Hop, Path
     from replay.model.work.node_sample import NodeSample
 
@@ -45,17 +44,12 @@ class Writes:
     ----------
     each
         Writes that a message is posted as: (message,) or the same for all.
-    in_flight
-        Writes of a rank that may be under way at a time, posting and completion included; 0 where
-        nothing but the depth of the queues bounds them. (Depths are 1024 and more, and DeepEP does
-        not look; deepseek-ai/DeepEP issue 180.)
     by
         Who posts them: a warp, a warp whose time for it the scheme counts itself (`Costs.post`), or
         a thread of the host for its GPU.
     """
 
     each: IntsLike = 1
-    in_flight: int = 0
     by: Poster = "gpu"
 
 
@@ -71,11 +65,10 @@ class Rdma:
         self,
         system: System,
         graph: GraphBuilder,
-        buffers: Buffers,
         sample: NodeSample | None = None,
     ) -> None:
         self._network = system.fabric.network
-        self._graph, self._buffers, self._sample = graph, buffers, sample
+        self._graph, self._sample = graph, sample
 
     def write(
         self,
@@ -145,9 +138,6 @@ class Rdma:
         for hop in (nic_in, pcie_in):
             entered = self._pass(hop, (kinds[1], wire, payload), reached, rest)
             self._graph.edges(entered, arrived)
-        if writes.in_flight:
-            units = np.broadcast_to(np.clip(writes.each, 1, writes.in_flight), count)
-            self._wait_for_completions(src, posted, arrived, units, writes.in_flight, self.completion_time(path))
         return left, arrived
 
     def _mark(self, rank: Ranks, *, after: Tasks | None = None, late_ps: int = 0) -> Ints:
@@ -229,11 +219,3 @@ class Rdma:
             after=after[of],
         )
         return tasks[head], tasks[head + cut], cut
-
-    def _wait_for_completions(
-        self, src: Ranks, posted: Ints, arrived: Tasks, units: Ints, in_flight: int, late: Time
-    ) -> None:
-        """Let writes be posted only while fewer than the most are in flight."""
-        pools = self._buffers.reserve_unlisted("writes in flight of {rank}", in_flight)
-        completed = self._graph.add(len(src), resource=-1, duration_ps=late.ps, kind=Kind.MARK, rank=src, after=arrived)
-        self._graph.take(posted, pools[src], units, released_by=completed)

@@ -229,27 +229,6 @@ def test_writes_take_the_card_their_time_where_bytes_take_less() -> None:
     assert [one - other for one, other in zip(several, usual, strict=True)] == [0, 5000 - 20 - 2000]
 
 
-@every(("in_flight", "at_once"), [(1, 1), (2, 2), (3, 3), (100, 10)])
-def test_writes_in_flight_bound_the_rate_by_the_round_trip(in_flight: int, at_once: int) -> None:
-    src, dst = np.zeros(10, np.int64), np.full(10, 8)
-    first = FETCHED + 20 + 1000 + 20 + 500
-    round_trip = first + 1000 + 500  # the other card's answer, and the completion over PCIe
-    took = arrivals_ns(make(), src, dst, nbytes=1000, writes=Writes(in_flight=in_flight))
-    expected = [first + turn // at_once * round_trip + turn % at_once * 20 for turn in range(10)]
-    assert took == expected
-
-
-def test_a_message_of_several_writes_takes_as_many_credits() -> None:
-    src, dst = np.zeros(4, np.int64), np.full(4, 8)
-    took = arrivals_ns(make(), src, dst, nbytes=1000, writes=Writes(each=2, in_flight=4))
-    alone = arrivals_ns(make(), src[:1], dst[:1], nbytes=1000, writes=Writes(each=2))[0]
-    assert took[:2] == [alone, alone + 20]
-    assert took[2] == alone + alone + 1500  # when the first is completed
-    # More than there are credits for wait for all of them.
-    long = arrivals_ns(make(), src, dst, nbytes=1000, writes=Writes(each=9, in_flight=4))
-    assert np.diff(long).tolist() == [FETCHED + 9 * 10 + 1000 + 20 + 500 + 1500] * 3
-
-
 def test_a_message_has_left_when_its_card_has_sent_it() -> None:
     machine = make()
     start = machine.mark(machine.ranks)

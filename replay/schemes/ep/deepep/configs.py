@@ -44,12 +44,22 @@ BETWEEN = (
     (144, Config(32, 720, 12, 128), Config(2, 720, 8, 128)),
     (160, Config(28, 720, 12, 128), Config(2, 720, 8, 128)),
 )
+UCCL = (
+    (16, Config(36, 288, 20, 512), Config(4, 288, 12, 512)),
+    (24, Config(8, 288, 32, 128), Config(1, 288, 8, 128)),
+    (32, Config(32, 288, 32, 512), Config(1, 288, 8, 512)),
+    (64, Config(20, 288, 28, 128), Config(1, 288, 20, 128)),
+    (128, Config(20, 560, 32, 128), Config(1, 560, 12, 128)),
+    (144, Config(32, 720, 12, 128), Config(2, 720, 8, 128)),
+    (160, Config(28, 720, 12, 128), Config(2, 720, 8, 128)),
+)
+"""Between nodes, uccl-project/uccl at 0dc87eb, ``ep/deep_ep_wrapper/deep_ep/buffer.py``, on EFA."""
 NODES = (2, 3, 4, 6, 8, 12, 16, 18, 20)  # SWITCH_RDMA_RANKS: numbers of nodes compiled for
 
 
-def default_config(num_ranks: int, num_nodes: int, is_combine: bool) -> Config:
+def default_config(num_ranks: int, num_nodes: int, is_combine: bool, transport: str = "warps") -> Config:
     """Settings that the library ships for a group of ranks."""
-    table = INSIDE if num_nodes == 1 else BETWEEN
+    table = INSIDE if num_nodes == 1 else UCCL if transport == "uccl" else BETWEEN
     row = next((row for row in table if num_ranks <= row[0]), table[-1])
     return row[2] if is_combine else row[1]
 

@@ -2,9 +2,8 @@
 
 A row goes from its owner to the GPU of the same index in the node (the *forwarder*), and back. For
 its own node both are one GPU. Chunks are counted per (owner, node, channel), and each has a ring
-of its own in the forwarder's memory, or on the way back in the owner's. Room comes back a chunk at
-a time: a warp that coordinates looks at the others' progress, sleeps, and adds what is free to a
-counter at the other end, through the NIC.
+of its own in the forwarder's memory, or on the way back in the owner's. How chunks cross, and how
+their room comes back, is in `transport`.
 
 Source: deepseek-ai/DeepEP at dd758ca, ``csrc/kernels/legacy/internode.cu``.
 """
@@ -17,20 +16,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from replay.model.machine import rings
-from replay.model.machine.rdma import Writes
 from replay.model.work.ragged import places, places_in_runs
 
 if TYPE_CHECKING:
     from replay.model.arrays import Counts, Ints, Ranks, Tasks
     from replay.model.machine.domains import Domains
-    from replay.model.machine.kinds import Kind, PhaseKinds
     from replay.model.machine.machine import Machine
     from replay.model.machine.sms import Split
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.deepep.configs import Config
-
-COUNTER_BYTES = 8
-SLEEP_NS = 250  # half of NUM_WAIT_NANOSECONDS, which a coordinating warp sleeps (configs.cuh)
 
 
 class NormalKernel(NamedTuple):
@@ -158,86 +152,3 @@ class Crossings:
         place = self.turn[chunk] * self.chunk_rows + self.place[row] - ring_rows
         number = self.number[np.maximum(self.first[self.lane[chunk]] + place // self.chunk_rows, 0)]
         return np.where(place < 0, -1, number)
-
-
-def cross(
-    machine: Machine,
-    kinds: PhaseKinds,
-    ends: tuple[Ints, Ints],
-    rows: Counts,
-    row_bytes: tuple[int, int],
-    ready: Tasks,
-    warps: Ints,
-) -> tuple[Ints, Ints]:
-    """Put chunks into rings at the other end: two (chunk,) tasks, when posted and when seen there.
-
-    A warp posts one chunk after the other, and each of them twice: its rows, and behind them an
-    addition to the tail, with a doorbell of its own. Chunks for its own node pass no NIC: a fence
-    makes them visible before their tail moves.
-
-    Parameters
-    ----------
-    ends
-        Two (chunk,): ranks that send and that receive.
-    rows, ready
-        (chunk,): rows, and the task after which they can leave.
-    row_bytes
-        Payload of a row, and what travels with it.
-    warps
-        (chunk,): the warp that posts it.
-    """
-    costs, (src, dst), landed = machine.costs, ends, ready.copy()
-    away = src != dst
-    landed[~away] = machine.sync.fence(kinds, ready[~away], src[~away], stored="any")
-    src, to = src[away], dst[away]
-    sent = machine.serve(warps[away], costs.post(), kind=kinds.send, rank=src, after=ready[away])
-    stored = machine.transfers.store(
-        kinds,
-        src,
-        to,
-        row_bytes[0],
-        sent,
-        rows=rows[away],
-        meta_bytes=row_bytes[1],
-        writes=Writes(by="warp"),
-    ).arrived
-    # The tail follows its rows in their queue, and at the warp before the rows of any other chunk.
-    told = machine.serve(warps[away], costs.post(), kind=kinds.sync, rank=src, after=sent, priority=-1)
-    tail = machine.delay(kinds.sync, machine.transfers.crossing_time(src, to), told, to)
-    landed[away] = machine.mark(to, tail)
-    machine.order(stored, landed[away])
-    ended = ready.copy()
-    ended[away] = told
-    return ended, machine.delay(kinds.sync, costs.poll(), landed, dst)
-
-
-def room_back(
-    machine: Machine,
-    kinds: PhaseKinds,
-    ways: tuple[Kind, Kind],
-    ends: tuple[Ints, Ints],
-    emptied: Ints,
-    asked: Ints,
-) -> Tasks:
-    """Tell senders that the room of their chunks is free: (chunk,) tasks at their end.
-
-    Only of `asked` chunks is anybody told; the library tells senders that have ended, too.
-
-    Parameters
-    ----------
-    ways
-        What the counters are on their way out and in.
-    ends
-        Two (chunk,): ranks that sent and that received.
-    emptied
-        (chunk,) tasks that end when nobody reads the chunk any more.
-    asked
-        Chunks whose room somebody waits for.
-    """
-    costs, back = machine.costs, emptied.copy()
-    src, dst = ends[0][asked], ends[1][asked]
-    told = machine.delay(kinds.sync, costs.ns(SLEEP_NS), emptied[asked], dst)
-    away = src != dst
-    told[away] = machine.sync.notify(dst[away], src[away], COUNTER_BYTES, told[away], kinds=ways)
-    back[asked] = machine.delay(kinds.sync, costs.poll(), told, src)
-    return back

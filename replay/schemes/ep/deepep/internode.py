@@ -24,8 +24,9 @@ from replay.model.machine import rings
 from replay.model.machine.kinds import DISPATCH, Kind
 from replay.model.machine.times import NO_TIME, Time
 from replay.model.work.ragged import cut_runs, places_in_runs
-from replay.schemes.ep.deepep.crossings import Crossings, NormalKernel, cross, room_back
+from replay.schemes.ep.deepep.crossings import Crossings, NormalKernel
 from replay.schemes.ep.deepep.messages import NODE_GPUS
+from replay.schemes.ep.deepep.transport import Warps, others
 
 if TYPE_CHECKING:
     from replay.model.arrays import Ints, Tasks
@@ -45,7 +46,7 @@ def row_bytes(payload: int, beside: int) -> tuple[int, int]:
     return payload, -(-(payload + beside) // ALIGNMENT) * ALIGNMENT - payload
 
 
-def dispatch(kernel: NormalKernel) -> Ints:
+def dispatch(kernel: NormalKernel, transport: Warps) -> Ints:
     """Add the dispatch kernel: (rank,) marks of its end."""
     work, machine, config, channels, sms, begun = kernel
     crossings = Crossings.of_kernel(kernel)
@@ -53,17 +54,17 @@ def dispatch(kernel: NormalKernel) -> Ints:
         work.dispatch_row_bytes,
         META_BYTES + work.expert_ids.shape[1] * (ID_BYTES + WEIGHT_BYTES),
     )
-    counted = _counts(machine, channels, begun)
-    sent, ready = _send(kernel, crossings)
+    counted = _counts(machine, transport, channels, begun)
+    sent, ready = _send(kernel, transport, crossings)
     # Tokens are read, and written into the buffer that a card reads, or that of its own node.
     machine.charge_copy(DISPATCH, 2 * crossings.rows * sum(row), crossings.owner, ready)
     ends = crossings.owner, crossings.forwarder
     posting = sms.channels("deepep-rdma-post", channels, on="deepep-rdma-send")
-    posted, arrived = cross(
+    posted, arrived = transport.cross(
         machine,
         DISPATCH,
+        crossings,
         ends,
-        crossings.rows,
         row,
         ready,
         posting[crossings.owner, crossings.channel],
@@ -73,7 +74,7 @@ def dispatch(kernel: NormalKernel) -> Ints:
     # A row waits for the room of one before it; a warp, for that of all rows of its token.
     room = crossings.room_from(np.arange(len(crossings.token)), config.rdma_ring)
     taken = room >= 0
-    back = room_back(machine, DISPATCH, WAYS, ends, emptied, np.unique(room[taken]))
+    back = transport.room_back(machine, DISPATCH, WAYS, crossings, ends, emptied, np.unique(room[taken]))
     machine.order(back[room[taken]], sent[crossings.token[taken]])
     return machine.gather(
         np.concatenate((sent, posted, forwarded.passed, forwarded.received)),
@@ -82,20 +83,18 @@ def dispatch(kernel: NormalKernel) -> Ints:
     )
 
 
-def _counts(machine: Machine, channels: int, begun: Tasks) -> tuple[Ints, Ints]:
+def _counts(machine: Machine, transport: Warps, channels: int, begun: Tasks) -> tuple[Ints, Ints]:
     """Say how many rows will come: (rank,) and (rank, channel) marks when that is known."""
-    domains, ranks = machine.domains, machine.ranks
-    rank, node, channel = (axis.ravel() for axis in np.indices((machine.num_ranks, domains.num, channels), np.int64))
-    away = domains.of(rank) != node
-    rank, node, channel = rank[away], node[away], channel[away]
-    to = domains.peer(rank, node)
-    come = machine.sync.flag(rank, to, COUNTS * COUNT_BYTES, begun[rank], stored="nothing", kinds=WAYS)
+    ranks, (rank, to) = machine.ranks, others(machine)
+    rank, to = np.repeat(rank, channels), np.repeat(to, channels)
+    channel = np.tile(np.arange(channels), len(rank) // channels)
+    come = transport.announce(machine, WAYS, (rank, to), channel, COUNTS * COUNT_BYTES, begun[rank])
     of = np.repeat(ranks, channels)
     known = machine.join(come, to * channels + channel, of, begun[of])
     return machine.gather(known, of, begun), known.reshape(-1, channels)
 
 
-def _send(kernel: NormalKernel, crossings: Crossings) -> tuple[Ints, Ints]:
+def _send(kernel: NormalKernel, transport: Warps, crossings: Crossings) -> tuple[Ints, Ints]:
     """Copy tokens: (token,) tasks, and (chunk,) marks when all rows of a chunk are copied.
 
     Every warp first tells nodes how many rows will come (`_counts`), which they wait for together;
@@ -108,7 +107,7 @@ def _send(kernel: NormalKernel, crossings: Crossings) -> tuple[Ints, Ints]:
     copies[crossings.token] = True
     looks = np.minimum(place + 1, SENDER_WARPS)
     a_row = costs.warp_copy(work.dispatch_row_bytes, unroll=UNROLL)
-    told = machine.delay(DISPATCH.sync, costs.post() * -(-machine.num_domains // SENDER_WARPS), begun)
+    told = machine.delay(DISPATCH.sync, transport.issue(machine) * -(-machine.num_domains // SENDER_WARPS), begun)
     warps = sms.warp_lanes("deepep-rdma-send", channels, SENDER_WARPS)
     sent = machine.serve(
         warps[rank, channel, place % SENDER_WARPS],

@@ -22,18 +22,19 @@ from replay.model.machine import rings
 from replay.model.machine.kinds import COMBINE, Kind
 from replay.model.machine.times import MemoryTraffic, Time
 from replay.model.work.ragged import pieces_from
-from replay.schemes.ep.deepep.crossings import Crossings, NormalKernel, cross, room_back
+from replay.schemes.ep.deepep.crossings import Crossings, NormalKernel
 from replay.schemes.ep.deepep.internode import META_BYTES, WEIGHT_BYTES, row_bytes
 from replay.schemes.ep.deepep.messages import NODE_GPUS
 
 if TYPE_CHECKING:
     from replay.model.arrays import Counts, Ints, Tasks
+    from replay.schemes.ep.deepep.transport import Warps
 
 FORWARDER_WARPS = 24  # kNumCombineForwarderWarps
 WAYS = (Kind.NOTIFY_UP, Kind.NOTIFY_DOWN)
 
 
-def combine(kernel: NormalKernel) -> Ints:
+def combine(kernel: NormalKernel, transport: Warps) -> Ints:
     """Add the combine kernel: (rank,) marks of its end."""
     work, machine, config, channels, sms, begun = kernel
     crossings = Crossings.of_kernel(kernel)
@@ -49,11 +50,11 @@ def combine(kernel: NormalKernel) -> Ints:
     posting = sms.warp_lanes(
         "deepep-forward-post", channels, domains.num, on="deepep-forward-add"
     )  # of the warps that add for each node, the last
-    posted, arrived = cross(
+    posted, arrived = transport.cross(
         machine,
         COMBINE,
+        crossings,
         ends,
-        crossings.rows,
         row,
         ready,
         posting[crossings.forwarder, crossings.channel, domains.of(crossings.owner)],
@@ -66,7 +67,7 @@ def combine(kernel: NormalKernel) -> Ints:
     np.maximum.at(last_row, crossings.chunk, np.arange(len(crossings.token)))
     room = crossings.room_from(last_row, config.rdma_ring)[sums.chunk]
     taken = room >= 0
-    back = room_back(machine, COMBINE, WAYS, ends, ended[last_reader], np.unique(room[taken]))
+    back = transport.room_back(machine, COMBINE, WAYS, crossings, ends, ended[last_reader], np.unique(room[taken]))
     machine.order(back[room[taken]], added[taken])
     return machine.gather(
         np.concatenate((sent, added, posted, written)),

@@ -18,8 +18,7 @@ combine's notify       the same                                       heads walk
 =====================  =============================================  ============================
 
 Source: deepseek-ai/DeepEP at dd758ca, ``csrc/kernels/legacy/internode.cu`` (``notify_dispatch``,
-``cached_notify``); ``barrier_block`` in ``utils.cuh``; ``nvshmem_sync_all`` among the GPUs of an
-index is a dissemination barrier.
+``cached_notify``); ``barrier_block`` in ``utils.cuh``.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ import numpy as np
 from replay.model.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.schemes.ep.deepep.messages import NODE_GPUS
 from replay.schemes.ep.deepep.notify import CACHED_NOTIFY, COMBINE_NOTIFY, COUNT_BYTES, LANES
+from replay.schemes.ep.deepep.transport import Warps, others
 
 if TYPE_CHECKING:
     from replay.model.arrays import Counts, Ints, Tasks
@@ -42,9 +42,10 @@ NOTIFY_WARPS = 16  # of a block that counts the tokens of one node
 HEAD_NS = 52  # a walking warp's load, test and store of a token's head; fitted to notify times
 HEAD_BYTES, LINE_BYTES = 4, 128
 WAYS = (Kind.COUNT_UP, Kind.COUNT_DOWN)
+WARPS = Warps()
 
 
-def notify(work: LayerWork, machine: Machine, channels: int, start: Tasks) -> Tasks:
+def notify(work: LayerWork, machine: Machine, channels: int, start: Tasks, transport: Warps = WARPS) -> Tasks:
     """Exchange counts, and launch the next kernel when the host knows them: (rank,) tasks."""
     domains, costs = machine.domains, machine.costs
     begun = machine.kernel(start, "notify")
@@ -52,23 +53,23 @@ def notify(work: LayerWork, machine: Machine, channels: int, start: Tasks) -> Ta
     in_channel = -(-np.diff(work.tokens_of_rank) // channels)
     looks = -(-in_channel // LANES) * -(-channels // NOTIFY_WARPS)
     channels_counted = machine.delay(DISPATCH.sync, costs.cache_load() * looks, begun)
-    met = _first_barrier(machine, DISPATCH, begun)
+    met = _first_barrier(machine, transport, DISPATCH, begun)
     most = max((len(experts) for experts in work.experts_of_rank), default=0)
-    told = _tell_nodes(machine, COUNT_BYTES * (NODE_GPUS * (1 + most) + 1), met)
-    met = machine.sync.rails(DISPATCH, told)
+    told = transport.tell_nodes(machine, WAYS, others(machine), COUNT_BYTES * (NODE_GPUS * (1 + most) + 1), met)
+    met = transport.meet(machine, DISPATCH, told)
     arrived = machine.sync.exchange_counts(met, COUNT_BYTES * (domains.num + most), inside=True)
     summed = machine.sync.barrier(DISPATCH, arrived, stored="any", inside=True)
     machine.host.poll(DISPATCH, summed)
-    cleaned = _last_barrier(machine, DISPATCH, summed)
+    cleaned = _last_barrier(machine, transport, DISPATCH, summed)
     return machine.kernel(machine.gather(channels_counted, machine.ranks, cleaned), "dispatch")
 
 
-def cached_notify(machine: Machine, start: Tasks) -> Tasks:
+def cached_notify(machine: Machine, start: Tasks, transport: Warps = WARPS) -> Tasks:
     """Clean the dispatch's rings between two barriers: (rank,) tasks of the kernel's end."""
-    return _clean(machine, DISPATCH, machine.kernel(start, CACHED_NOTIFY))
+    return _clean(machine, transport, DISPATCH, machine.kernel(start, CACHED_NOTIFY))
 
 
-def combine_notify(tokens: Counts, channels: int, machine: Machine, start: Tasks) -> Tasks:
+def combine_notify(tokens: Counts, channels: int, machine: Machine, start: Tasks, transport: Warps = WARPS) -> Tasks:
     """Clean the rings, and say of each token which rows it must wait for: (rank,) tasks.
 
     A warp for each channel walks through its tokens from the last to the first, a lane for each
@@ -81,7 +82,7 @@ def combine_notify(tokens: Counts, channels: int, machine: Machine, start: Tasks
     """
     costs = machine.costs
     begun = machine.kernel(start, COMBINE_NOTIFY)
-    cleaned = _clean(machine, COMBINE, begun)
+    cleaned = _clean(machine, transport, COMBINE, begun)
     in_channel = -(-tokens // channels)
     lines = -(-in_channel * machine.domains.num * HEAD_BYTES // LINE_BYTES)
     walk = costs.ns(HEAD_NS) * in_channel + costs.memory_load() * lines
@@ -89,31 +90,17 @@ def combine_notify(tokens: Counts, channels: int, machine: Machine, start: Tasks
     return machine.gather(walked, machine.ranks, cleaned)
 
 
-def _clean(machine: Machine, kinds: PhaseKinds, begun: Tasks) -> Ints:
-    return _last_barrier(machine, kinds, _first_barrier(machine, kinds, begun))
+def _clean(machine: Machine, transport: Warps, kinds: PhaseKinds, begun: Tasks) -> Ints:
+    return _last_barrier(machine, transport, kinds, _first_barrier(machine, transport, kinds, begun))
 
 
-def _first_barrier(machine: Machine, kinds: PhaseKinds, after: Tasks) -> Ints:
+def _first_barrier(machine: Machine, transport: Warps, kinds: PhaseKinds, after: Tasks) -> Ints:
     """Meet the GPUs of the index in all nodes, and those of the node, at once."""
-    inside = machine.sync.barrier(kinds, after, stored="nothing", inside=True)
-    return machine.gather(machine.sync.rails(kinds, after), machine.ranks, inside)
+    quiet = transport.quiet(machine, kinds, after)
+    inside = machine.sync.barrier(kinds, quiet, stored="nothing", inside=True)
+    return machine.gather(transport.meet(machine, kinds, quiet), machine.ranks, inside)
 
 
-def _last_barrier(machine: Machine, kinds: PhaseKinds, after: Tasks) -> Ints:
+def _last_barrier(machine: Machine, transport: Warps, kinds: PhaseKinds, after: Tasks) -> Ints:
     """Meet the GPUs of the index in all nodes, then those of the node behind a fence."""
-    return machine.sync.barrier(kinds, machine.sync.rails(kinds, after), stored="any", inside=True)
-
-
-def _tell_nodes(machine: Machine, nbytes: int, after: Tasks) -> Ints:
-    """Put counts to the GPU of the same index in every other node: (rank,) marks.
-
-    They are there when all puts have been completed, for which the sender waits.
-    """
-    domains = machine.domains
-    rank, node = (axis.ravel() for axis in np.indices((machine.num_ranks, domains.num), np.int64))
-    away = domains.of(rank) != node
-    rank, node = rank[away], node[away]
-    to = domains.peer(rank, node)
-    put = machine.sync.notify(rank, to, nbytes, after[rank], kinds=WAYS)
-    known = machine.delay(DISPATCH.sync, machine.transfers.completion_time(rank, to), put, rank)
-    return machine.gather(known, rank, after)
+    return machine.sync.barrier(kinds, transport.meet(machine, kinds, after), stored="any", inside=True)

@@ -55,6 +55,8 @@ from replay.schemes.ep.deepep.intranode import INDEX_BYTES, WEIGHT_BYTES
 from replay.schemes.ep.deepep.messages import NODE_GPUS
 from replay.schemes.ep.deepep.notify import EXPERT_ID_BYTES
 from replay.schemes.ep.deepep.stack import STACKS
+from replay.schemes.ep.deepep.transport import Warps
+from replay.schemes.ep.deepep.uccl import Uccl
 from replay.schemes.ep.facts import LIBRARY_WEIGHTS, Buffer
 from replay.schemes.ep.staged_schemes import ListedExchanges
 from replay.schemes.options import Options, option
@@ -68,6 +70,7 @@ if TYPE_CHECKING:
     from replay.schemes.ep.staged_schemes import Stages
 
 EXTRAPOLATED = "extrapolated: GPUs of the domain beyond the 8 that V1's kernels know"
+TRANSPORTS = MappingProxyType({"warps": Warps(), "uccl": Uccl()})
 BARE = "bare"  # the stack that is nobody's
 LISTED = ("deepseek",)  # stacks whose lists have both passes, see `ListedExchanges`
 LEAST_BETWEEN = 4  # SMs: the notify kernel has blocks for three things
@@ -101,6 +104,14 @@ class DeepEpOptions(Options):
     )
     rdma_combine_chunk: int = _shipped_option("The same in the combine.")
     rdma_ring_tokens: int = _shipped_option("Tokens in a ring between nodes.")
+    transport: str = option(
+        "warps",
+        "Who posts what leaves a node. warps: the kernels themselves, through NVSHMEM's GPU-initiated verbs. uccl: "
+        "UCCL-EP's threads of the host, as built for AWS's EFA, which also add to the counters that the kernels wait "
+        "for (`uccl`).",
+        "deepseek-ai/DeepEP",
+        choices=tuple(TRANSPORTS),
+    )
     cached_layout: bool = option(
         False,
         "Whether layout and counts are known from before, as in a backward pass or with repeated "
@@ -251,6 +262,11 @@ class DeepEp(ListedExchanges):
         return stack.run(engine, engine.after_combine, work, machine, combined)
 
     @property
+    def transport(self) -> Warps:
+        """Who posts what leaves a node."""
+        return TRANSPORTS[self.options.transport]
+
+    @property
     def kernel_list(self) -> str:
         """The stack, where it has a list of both passes."""
         return self.options.stack if self.options.stack in LISTED else ""
@@ -280,18 +296,25 @@ class DeepEp(ListedExchanges):
 
     def dispatch(self, work: LayerWork, machine: Machine, start: Tasks) -> Ints:
         """Add layout (unless cached), notify and dispatch kernels: (rank,) marks of the end."""
-        before = notify if machine.num_domains == 1 else internode_notify
+        channels, alone = self.options.num_sms // 2, machine.num_domains == 1
         if self.options.cached_layout or work.is_backward:
-            begun = machine.kernel(before.cached_notify(machine, start), "dispatch")
+            cleaned = (
+                notify.cached_notify(machine, start)
+                if alone
+                else internode_notify.cached_notify(machine, start, self.transport)
+            )
+            return self.dispatch_kernel(work, machine, machine.kernel(cleaned, "dispatch"))
+        laid_out = notify.layout(work, machine, start)
+        if alone:
+            begun = notify.notify(work, machine, channels, laid_out)
         else:
-            laid_out = notify.layout(work, machine, start)
-            begun = before.notify(work, machine, self.options.num_sms // 2, laid_out)
+            begun = internode_notify.notify(work, machine, channels, laid_out, self.transport)
         return self.dispatch_kernel(work, machine, begun)
 
     def dispatch_kernel(self, work: LayerWork, machine: Machine, begun: Tasks) -> Ints:
         """Add the dispatch kernel alone, once it runs: (rank,) marks of its end."""
-        dispatch = intranode.dispatch if machine.num_domains == 1 else internode.dispatch
-        return dispatch(self._kernel(work, machine, begun, is_combine=False))
+        kernel = self._kernel(work, machine, begun, is_combine=False)
+        return intranode.dispatch(kernel) if machine.num_domains == 1 else internode.dispatch(kernel, self.transport)
 
     def combine(self, work: LayerWork, machine: Machine, start: Tasks) -> Ints:
         """Add notify and combine kernels: (rank,) marks of the end."""
@@ -300,13 +323,15 @@ class DeepEp(ListedExchanges):
             ended = notify.combine_notify(work, machine, channels, start)
         else:
             tokens = memory.tokens(work)
-            ended = internode_notify.combine_notify(tokens, channels, machine, start)
+            ended = internode_notify.combine_notify(tokens, channels, machine, start, self.transport)
         return self.combine_kernel(work, machine, machine.kernel(ended, "combine"))
 
     def combine_kernel(self, work: LayerWork, machine: Machine, begun: Tasks) -> Ints:
         """Add the combine kernel alone, once it runs: (rank,) marks of its end."""
-        combine = intranode.combine if machine.num_domains == 1 else internode_combine.combine
-        return combine(self._kernel(work, machine, begun, is_combine=True))
+        kernel = self._kernel(work, machine, begun, is_combine=True)
+        if machine.num_domains == 1:
+            return intranode.combine(kernel)
+        return internode_combine.combine(kernel, self.transport)
 
     def _kernel(self, work: LayerWork, machine: Machine, begun: Tasks, *, is_combine: bool) -> NormalKernel:
         config = self._configs(work.num_ranks, machine.num_domains)[is_combine]
@@ -319,8 +344,8 @@ class DeepEp(ListedExchanges):
         ring = given.ring_tokens, given.rdma_ring_tokens
         out = Config(given.dispatch_chunk, ring[0], given.rdma_dispatch_chunk, ring[1])
         back = Config(given.combine_chunk, ring[0], given.rdma_combine_chunk, ring[1])
-        dispatch = full_config(out, default_config(num_ranks, nodes, is_combine=False), nodes)
-        combine = full_config(back, default_config(num_ranks, nodes, is_combine=True), nodes)
+        dispatch = full_config(out, default_config(num_ranks, nodes, is_combine=False, transport=given.transport), nodes)
+        combine = full_config(back, default_config(num_ranks, nodes, is_combine=True, transport=given.transport), nodes)
         if nodes > 1:
             return dispatch, combine
         room = max(dispatch.ring, combine.ring)

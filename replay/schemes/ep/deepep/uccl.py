@@ -1,0 +1,165 @@
+"""UCCL-EP: DeepEP's normal kernels over threads of the host, as built for AWS's EFA.
+
+A warp stores a command for each write into one of 32 queues in pinned memory, behind a fence of
+system scope. Four threads for each GPU (`Proxies`) take the commands; of a queue eight writes are
+under way at most. Channel c has queue c mod 32 for its rows and what is said before them, and queue
+(c + channels) mod 32 for the room that comes back. EFA delivers writes in any order and adds to no
+counter. So a write brings its number and what to add in its immediate, and the thread that sees it
+arrive adds, in order, to a counter in pinned memory, for which the GPU polls over PCIe.
+
+These counters are write-combined memory of the host. An atomic addition of a CPU to memory that it
+does not cache locks the bus of the node (`locked_adds`). A GPU adds to its own, for chunks of its
+own node, over PCIe and locks nothing.
+
+Barriers among nodes go through one thread of each GPU: all of a node meet in shared memory, the
+first of each node tells the first of all, and that one tells them back.
+
+Left out: a thread's writes leave by one of the GPU's four cards, which are one card here; the
+room of chunks is told when a whole chunk of it is free, and never after the kernel.
+
+Source: uccl-project/uccl at 0dc87eb (of 25 May 2026), ``ep/include/common.hpp`` (numbers),
+``ep/include/uccl_ibgda.cuh`` (commands), ``ep/src/proxy.cpp`` (``post_gpu_command``,
+``barrier_check``, ``quiet_cq``), ``ep/src/rdma.cpp`` (``post_rdma_async_batched_normal_mode``,
+``remote_process_completions_normal_mode``), ``ep/src/uccl_proxy.cpp`` (``cudaHostAllocWriteCombined``),
+``ep/src/internode.cu``; on locked adds Linux, ``Documentation/arch/x86/buslock.rst``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.model.machine.kinds import DISPATCH, flags_of
+from replay.model.machine.proxies import BY_HOST, Proxies, locked_adds
+from replay.schemes.ep.deepep.transport import COUNTER_BYTES, SLEEP_NS, Warps
+
+if TYPE_CHECKING:
+    from replay.model.arrays import Ints, Ranks, Tasks
+    from replay.model.machine.kinds import Kind, PhaseKinds
+    from replay.model.machine.machine import Machine
+    from replay.model.machine.times import Time
+    from replay.schemes.ep.deepep.crossings import Crossings
+
+THREADS, QUEUES, IN_FLIGHT = 4, 32, 8  # kNumProxyThs, kChannelPerProxy of each, kMaxInflightNormal
+COMMAND_NS = 594  # 8 KiB at 13.8 GB/s from one thread over its GPU's rail on p5 (UCCL's ep/README.md)
+LOCKED_ADD_NS = 1000  # measured on an EPYC of Zen 4 (MEASURED.md, locked adds); Linux: thousands of cycles
+
+
+class Uccl(Warps):
+    """Writes that threads of the host post."""
+
+    def issue(self, machine: Machine) -> Time:
+        """Time of a warp for a command: it counts one on, and stores it."""
+        return machine.costs.cache_load()
+
+    def cross(
+        self,
+        machine: Machine,
+        kinds: PhaseKinds,
+        crossings: Crossings,
+        ends: tuple[Ints, Ints],
+        row_bytes: tuple[int, int],
+        ready: Tasks,
+        warps: Ints,
+    ) -> tuple[Ints, Ints]:
+        """Have chunks written into rings at the other end, tails in their immediates."""
+        (src, dst), away = ends, ends[0] != ends[1]
+        fenced = machine.sync.fence(kinds, ready, src, stored="any")
+        sent, landed = ready.copy(), fenced.copy()
+        sent[away] = machine.serve(
+            warps[away], self.issue(machine), kind=kinds.send, rank=src[away], after=fenced[away]
+        )
+        arrived = self._proxies(machine).write(
+            machine,
+            kinds,
+            (src[away], dst[away]),
+            crossings.channel[away] % QUEUES,
+            crossings.rows[away],
+            row_bytes,
+            sent[away],
+        )
+        landed[away] = self._add(machine, kinds, dst[away], arrived)
+        return sent, machine.delay(kinds.sync, machine.costs.host_flag(), landed, dst)
+
+    def room_back(
+        self,
+        machine: Machine,
+        kinds: PhaseKinds,
+        ways: tuple[Kind, Kind],
+        crossings: Crossings,
+        ends: tuple[Ints, Ints],
+        emptied: Ints,
+        asked: Ints,
+    ) -> Tasks:
+        """Tell senders of all whole chunks that their room is free, whoever waits for it."""
+        costs, back = machine.costs, emptied.copy()
+        whole = np.union1d(np.flatnonzero(crossings.rows == crossings.chunk_rows), asked)
+        src, dst = ends[0][whole], ends[1][whole]
+        told = machine.delay(kinds.sync, costs.ns(SLEEP_NS), emptied[whole], dst)
+        away = src != dst
+        queue = (crossings.channel[whole] + int(crossings.channel.max(initial=0)) + 1) % QUEUES
+        come = self._proxies(machine).tell(
+            machine, kinds, ways, (dst[away], src[away]), queue[away], COUNTER_BYTES, told[away]
+        )
+        told[away] = self._add(machine, kinds, src[away], come)
+        back[whole] = machine.delay(kinds.sync, costs.host_flag(), told, src)
+        return back
+
+    def announce(
+        self,
+        machine: Machine,
+        ways: tuple[Kind, Kind],
+        ends: tuple[Ranks, Ranks],
+        channel: Ints,
+        nbytes: int,
+        after: Tasks,
+    ) -> Tasks:
+        """Have it said how many rows of a channel will come, in the GPU's memory."""
+        come = self._proxies(machine).tell(machine, DISPATCH, ways, ends, channel % QUEUES, nbytes, after)
+        return machine.delay(DISPATCH.sync, machine.costs.poll(), come, ends[1])
+
+    def quiet(self, machine: Machine, kinds: PhaseKinds, after: Tasks) -> Tasks:
+        """Have every thread look whether completions have come: (rank,) tasks.
+
+        It ends when none come any more, and waits for none.
+        """
+        rank, thread = (axis.ravel() for axis in np.indices((machine.num_ranks, THREADS), np.int64))
+        stored = machine.delay(kinds.sync, self.issue(machine) * (thread + 1), after[rank], rank)
+        looked = self._proxies(machine).take(machine, kinds, rank, thread, stored)
+        return machine.gather(machine.delay(kinds.sync, machine.costs.host_flag(), looked, rank), rank, after)
+
+    def meet(self, machine: Machine, kinds: PhaseKinds, after: Tasks) -> Tasks:
+        """Let all GPUs wait for one another, through one thread of each: (rank,) tasks."""
+        domains, ranks, proxies = machine.domains, machine.ranks, self._proxies(machine)
+        first = np.array([int(domains.members(domain)[0]) for domain in range(domains.num)], np.int64)
+        thread = np.zeros(machine.num_ranks, np.int64)
+        machine.notes.meet("meetings of rails")
+        stored = machine.delay(kinds.sync, self.issue(machine), after)
+        come = machine.meet(proxies.take(machine, kinds, ranks, thread, stored), domains.of(ranks))
+        leaders, others = come[first], first[1:]
+        ways, to = flags_of(kinds.sync), np.full(len(others), first[0])
+        posted = proxies.step(machine, kinds, others, thread[others], leaders[1:])
+        told = machine.sync.notify(others, to, COUNTER_BYTES, posted, kinds=ways, writes=BY_HOST)
+        all_met = machine.join(told, np.zeros_like(told), first[:1], leaders[:1])
+        released = np.repeat(all_met, domains.num)
+        posted = proxies.step(machine, kinds, to, thread[to], released[1:])
+        released[1:] = machine.sync.notify(to, others, COUNTER_BYTES, posted, kinds=ways, writes=BY_HOST)
+        return machine.delay(kinds.sync, machine.costs.host_flag(), released[domains.of(ranks)])
+
+    def tell_nodes(
+        self, machine: Machine, ways: tuple[Kind, Kind], ends: tuple[Ranks, Ranks], nbytes: int, after: Tasks
+    ) -> Tasks:
+        """Have counts written, then look for completions: (rank,) marks."""
+        queue = np.zeros(len(ends[0]), np.int64)
+        stored = machine.delay(DISPATCH.sync, self.issue(machine), after[ends[0]], ends[0])
+        come = self._proxies(machine).tell(machine, DISPATCH, ways, ends, queue, nbytes, stored)
+        return machine.gather(come, ends[1], self.quiet(machine, DISPATCH, machine.gather(stored, ends[0], after)))
+
+    @staticmethod
+    def _proxies(machine: Machine) -> Proxies:
+        return Proxies("uccl", THREADS, QUEUES, IN_FLIGHT, machine.costs.ns(COMMAND_NS))
+
+    @staticmethod
+    def _add(machine: Machine, kinds: PhaseKinds, rank: Ranks, after: Tasks) -> Tasks:
+        return locked_adds(machine, kinds, machine.costs.ns(LOCKED_ADD_NS), rank, after)

@@ -1,0 +1,99 @@
+"""Threads of the host that post a GPU's writes, on round numbers, added up by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+from loops import every
+from machine_alone import ints
+from round_machine import NS, ROUND
+
+import hwmodel
+from replay.engine import GraphBuilder, Timeline, schedule
+from replay.model.arrays import Ints, Ranks
+from replay.model.machine.kinds import DISPATCH, KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
+from replay.model.machine.proxies import Proxies, locked_adds
+
+NETWORK = {
+    "nic.bandwidth_GB_per_s": 50.0,
+    "nic.efficiency": 1.0,  # 20 ps a byte
+    "nic.write_ns": 10.0,
+    "pcie.bandwidth_GB_per_s": 100.0,
+    "pcie.latency_ns": 500.0,
+    "network.leaf_ns": 1000.0,
+    "network.packet_bytes": 1000,
+}
+COMMAND = 100
+TOLD = 4000  # overheads.poll_pinned_us
+WAY = 3 * 500 + 20 + 1000 + 20 + 500  # a packet: doorbell and data, out, across, in, to the GPU
+BACK = 1000 + 500  # the completion
+
+
+def make() -> Machine:
+    return Machine(hwmodel.load("dgx-h100-x2", {**ROUND, **NETWORK}), GraphBuilder(KIND_NAMES), 16)
+
+
+def proxies(machine: Machine, in_flight: int = 100, command: int = COMMAND) -> Proxies:
+    return Proxies("library", 2, 4, in_flight, machine.costs.ns(command))
+
+
+def arrivals_ns(machine: Machine, by: Proxies, src: Ranks, queue: Ints, nbytes: int = 1000) -> list[float]:
+    """Arrivals of rows at the GPU of the same index, all ready at 0."""
+    ready = machine.mark(machine.ranks)[src]
+    arrived = by.write(machine, DISPATCH, (src, (src + 8) % 16), queue, np.ones_like(src), (nbytes, 0), ready)
+    return ns(schedule(machine.graph.build()), arrived)
+
+
+def ns(timeline: Timeline, tasks: Ints) -> list[float]:
+    return [ps / NS for ps in timeline.visible_ps[tasks].tolist()]
+
+
+def test_a_write_waits_for_its_command_and_the_host_s_doorbell() -> None:
+    machine = make()
+    assert arrivals_ns(machine, proxies(machine), ints(0), ints(0)) == [TOLD + COMMAND + WAY]
+
+
+@every(("in_flight", "at_once"), [(1, 1), (2, 2), (3, 3), (100, 10)])
+def test_writes_in_flight_bound_a_queue_by_the_round_trip(in_flight: int, at_once: int) -> None:
+    """So many of them, in the time of a command, the way there and the completion's way back."""
+    machine = make()
+    took = arrivals_ns(machine, proxies(machine, in_flight), np.zeros(10, np.int64), np.zeros(10, np.int64))
+    round_trip = COMMAND + WAY + BACK
+    first = TOLD + COMMAND + WAY
+    assert took == [first + turn // at_once * round_trip + turn % at_once * COMMAND for turn in range(10)]
+
+
+def test_a_queue_that_waits_for_completions_holds_up_no_other() -> None:
+    machine = make()
+    # Queues 0 and 2 are of one thread, queue 1 of the other.
+    took = arrivals_ns(machine, proxies(machine, 1), np.zeros(4, np.int64), ints(0, 0, 2, 1))
+    first = TOLD + COMMAND + WAY
+    assert took == [first, first + COMMAND + WAY + BACK, first + COMMAND, first + 20]  # the last behind one on the card
+
+
+def test_a_thread_takes_one_command_after_the_other() -> None:
+    machine = make()
+    many = np.arange(8)
+    took = arrivals_ns(machine, proxies(machine, command=1000), np.zeros(8, np.int64), 2 * (many % 2))
+    assert took == [TOLD + 1000 + WAY + 1000 * turn for turn in range(8)]
+    machine = make()
+    ranks = arrivals_ns(machine, proxies(machine, command=1000), ints(0, 1, 9), ints(0, 0, 0))
+    assert ranks == [TOLD + 1000 + WAY] * 3
+
+
+def test_few_bytes_are_commands_like_others() -> None:
+    machine = make()
+    ready = machine.mark(ints(0, 0, 0))
+    ends = ints(0, 0, 0), ints(8, 8, 8)
+    ways = Kind.NOTIFY_UP, Kind.NOTIFY_DOWN
+    told = proxies(machine, 2).tell(machine, DISPATCH, ways, ends, ints(0, 0, 0), 8, ready)
+    took = ns(schedule(machine.graph.build()), told)
+    assert took[1] - took[0] == COMMAND
+    assert took[2] - took[0] == COMMAND + (took[0] - TOLD - COMMAND) + BACK
+
+
+def test_adds_that_lock_the_bus_take_turns_in_a_node() -> None:
+    machine = make()
+    rank = ints(0, 3, 7, 8, 12)
+    added = locked_adds(machine, DISPATCH, machine.costs.ns(1000), rank, machine.mark(rank))
+    assert ns(schedule(machine.graph.build()), added) == [1000, 2000, 3000, 1000, 2000]
