@@ -143,7 +143,9 @@ class Proxies:
 def locked_adds(machine: Machine, kinds: PhaseKinds, time: Time, rank: Ranks, after: Tasks) -> Tasks:
     """Let hosts add to counters in memory that they do not cache: (add,) tasks.
 
-    A locked access to such memory locks the bus, for all CPUs of the node: one add at a time.
+    A locked access to such memory locks the bus, so that a node does one at a time, and whatever
+    its other CPUs do not find in their first cache waits (``scripts/locked_adds.cpp``). The threads
+    that launch kernels stand still meanwhile; proxies, of which others go on, are taken not to.
 
     Parameters
     ----------
@@ -153,11 +155,19 @@ def locked_adds(machine: Machine, kinds: PhaseKinds, time: Time, rank: Ranks, af
         (add,): the GPU of each counter.
     """
     domains = machine.domains
+    members = [domains.members(domain) for domain in range(domains.num)]
 
     def make() -> Ints:
         names = [f"bus {domain}" for domain in range(domains.num)]
-        owners = [int(domains.members(domain)[0]) for domain in range(domains.num)]
-        return machine.resources.several("bus", ResourceClass.PROXY, names, owners, kind="part of the machine")
+        owners = [int(ranks[0]) for ranks in members]
+        return machine.resources.several("buses", ResourceClass.PROXY, names, owners, kind="part of the machine")
 
+    domain = domains.of(rank)
     buses = machine.resources.once("buses", "", make)
-    return machine.serve(buses[domains.of(rank)], time, kind=kinds.sync, rank=rank, after=after)
+    added = machine.serve(buses[domain], time, kind=kinds.sync, rank=rank, after=after)
+    for number, ranks in enumerate(members):
+        of_node = added[domain == number]
+        hosts = np.tile(ranks, len(of_node))
+        behind = np.repeat(of_node, len(ranks))
+        machine.serve(machine.resources.host[hosts], time, kind=Kind.HOST, rank=hosts, after=behind)
+    return added

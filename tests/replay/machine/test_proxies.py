@@ -97,3 +97,16 @@ def test_adds_that_lock_the_bus_take_turns_in_a_node() -> None:
     rank = ints(0, 3, 7, 8, 12)
     added = locked_adds(machine, DISPATCH, machine.costs.ns(1000), rank, machine.mark(rank))
     assert ns(schedule(machine.graph.build()), added) == [1000, 2000, 3000, 1000, 2000]
+
+
+def test_hosts_of_a_node_stand_still_while_its_bus_is_locked() -> None:
+    machine = make()
+    rank = ints(3, 3)
+    locked_adds(machine, DISPATCH, machine.costs.ns(1000), rank, machine.mark(rank))
+    launched = machine.host.work(Kind.HOST, machine.costs.ns(1500), machine.mark(machine.ranks))
+    # One add is over when a host has ended its first work, one during the second.
+    second = machine.host.work(Kind.HOST, machine.costs.ns(10), launched)
+    third = machine.host.work(Kind.HOST, machine.costs.ns(10), second)
+    timeline = schedule(machine.graph.build())
+    assert ns(timeline, second) == [1500 + 1000 + 10] * 8 + [1510] * 8
+    assert ns(timeline, third) == [2510 + 1000 + 10] * 8 + [1520] * 8

@@ -26,6 +26,7 @@ what comes from the GPUs in FP32.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -344,8 +345,9 @@ class DeepEp(ListedExchanges):
         ring = given.ring_tokens, given.rdma_ring_tokens
         out = Config(given.dispatch_chunk, ring[0], given.rdma_dispatch_chunk, ring[1])
         back = Config(given.combine_chunk, ring[0], given.rdma_combine_chunk, ring[1])
-        dispatch = full_config(out, default_config(num_ranks, nodes, is_combine=False, transport=given.transport), nodes)
-        combine = full_config(back, default_config(num_ranks, nodes, is_combine=True, transport=given.transport), nodes)
+        shipped = partial(default_config, num_ranks, nodes, transport=given.transport)
+        dispatch = full_config(out, shipped(is_combine=False), nodes)
+        combine = full_config(back, shipped(is_combine=True), nodes)
         if nodes > 1:
             return dispatch, combine
         room = max(dispatch.ring, combine.ring)

@@ -8,8 +8,8 @@ counter. So a write brings its number and what to add in its immediate, and the 
 arrive adds, in order, to a counter in pinned memory, for which the GPU polls over PCIe.
 
 These counters are write-combined memory of the host. An atomic addition of a CPU to memory that it
-does not cache locks the bus of the node (`locked_adds`). A GPU adds to its own, for chunks of its
-own node, over PCIe and locks nothing.
+does not cache locks the bus of the node, for the threads that launch kernels, too (`locked_adds`).
+A GPU adds to its own, for chunks of its own node, over PCIe and locks nothing.
 
 Barriers among nodes go through one thread of each GPU: all of a node meet in shared memory, the
 first of each node tells the first of all, and that one tells them back.
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 THREADS, QUEUES, IN_FLIGHT = 4, 32, 8  # kNumProxyThs, kChannelPerProxy of each, kMaxInflightNormal
 COMMAND_NS = 594  # 8 KiB at 13.8 GB/s from one thread over its GPU's rail on p5 (UCCL's ep/README.md)
-LOCKED_ADD_NS = 1000  # measured on an EPYC of Zen 4 (MEASURED.md, locked adds); Linux: thousands of cycles
+LOCKED_ADD_NS = 984  # scripts/locked_adds.cpp on one EPYC of Zen 4 (MEASURED.md); thousands of cycles by Linux
 
 
 class Uccl(Warps):
