@@ -20,7 +20,7 @@ from replay.schemes.ep.deepep.configs import default_config
 from replay.schemes.ep.deepep.crossings import Crossings
 from replay.schemes.ep.deepep.normal import DeepEp, DeepEpOptions
 from replay.schemes.ep.deepep.transport import SLEEP_NS, others
-from replay.schemes.ep.deepep.uccl import COMMAND_NS, IN_FLIGHT, LOCKED_ADD_NS, Uccl
+from replay.schemes.ep.deepep.uccl import COMMAND_NS, IN_FLIGHT, LOCKED_ADD_NS, UcclTransport
 
 NETWORK = {
     "nic.bandwidth_GB_per_s": 50.0,
@@ -66,7 +66,7 @@ def cross(machine: Machine, found: Crossings) -> tuple[Timeline, Ints]:
     ready, owners = machine.mark(found.owner), found.owner.tolist()
     names = [f"warp {number}" for number in range(len(owners))]
     warps = machine.resources.several("warps", ResourceClass.SM, names, owners, kind="warp")
-    _, seen = Uccl().cross(machine, DISPATCH, found, (found.owner, found.forwarder), ROW, ready, warps)
+    _, seen = UcclTransport().cross(machine, DISPATCH, found, (found.owner, found.forwarder), ROW, ready, warps)
     return schedule(machine.graph.build()), seen
 
 
@@ -116,7 +116,7 @@ def test_the_room_of_whole_chunks_is_told_whoever_waits(count: int, told: int) -
     emptied = machine.mark(found.forwarder)
     nobody = np.zeros(0, np.int64)
     ends = found.owner, found.forwarder
-    back = Uccl().room_back(machine, DISPATCH, WAYS, found, ends, emptied, nobody)
+    back = UcclTransport().room_back(machine, DISPATCH, WAYS, found, ends, emptied, nobody)
     timeline = schedule(machine.graph.build())
     first = SLEEP_NS + FLAG + COMMAND_NS + EMPTY + LOCKED_ADD_NS + FLAG
     assert ns(timeline, back) == pytest.approx(
@@ -126,7 +126,7 @@ def test_the_room_of_whole_chunks_is_told_whoever_waits(count: int, told: int) -
 
 def test_a_quiet_is_a_look_of_every_thread() -> None:
     machine = make()
-    looked = Uccl().quiet(machine, DISPATCH, machine.mark(machine.ranks))
+    looked = UcclTransport().quiet(machine, DISPATCH, machine.mark(machine.ranks))
     # A warp stores four commands, one after the other.
     assert ns(schedule(machine.graph.build()), looked) == [4 * ISSUE + FLAG + COMMAND_NS + FLAG] * 16
 
@@ -134,7 +134,7 @@ def test_a_quiet_is_a_look_of_every_thread() -> None:
 @every(("num_nodes", "posts"), [(2, 1), (4, 3)])
 def test_nodes_meet_at_the_first_gpu_which_tells_them_one_by_one(num_nodes: int, posts: int) -> None:
     machine = make(num_nodes)
-    met = Uccl().meet(machine, DISPATCH, machine.mark(machine.ranks))
+    met = UcclTransport().meet(machine, DISPATCH, machine.mark(machine.ranks))
     took = ns(schedule(machine.graph.build()), met)
     # The command of each, the message of each other node's first, what they are told, and a look.
     come = ISSUE + FLAG + COMMAND_NS
@@ -150,18 +150,18 @@ def test_who_is_late_holds_up_all_nodes() -> None:
     late = machine.delay(
         Kind.MARK, machine.costs.ns(1) * (1_000_000 * (machine.ranks == 13)), machine.mark(machine.ranks)
     )
-    met = Uccl().meet(machine, DISPATCH, late)
+    met = UcclTransport().meet(machine, DISPATCH, late)
     assert min(ns(schedule(machine.graph.build()), met)) > 1_000_000
 
 
 def test_counts_are_written_and_looked_for_in_order() -> None:
     machine = make()
-    told = Uccl().tell_nodes(machine, WAYS, others(machine), 8, machine.mark(machine.ranks))
+    told = UcclTransport().tell_nodes(machine, WAYS, others(machine), 8, machine.mark(machine.ranks))
     # The thread that has the counts takes its look behind them, and is seen to have later than they arrive.
     assert ns(schedule(machine.graph.build()), told) == [ISSUE + FLAG + 2 * COMMAND_NS + FLAG] * 16
 
 
-def notify_ps(transport: Uccl | None) -> int:
+def notify_ps(transport: UcclTransport | None) -> int:
     graph = GraphBuilder(KIND_NAMES)
     machine = Machine(hwmodel.load("dgx-h100-x2", {**ROUND, **NETWORK}), graph, 16)
     given = {} if transport is None else {"transport": transport}
@@ -175,7 +175,7 @@ def test_a_notify_kernel_is_quiet_and_meets_twice() -> None:
     rail = (
         LATENCY + 2 * 500 + hwmodel.load("dgx-h100-x2", {**ROUND, **NETWORK}).fabric.network.post_ps / NS + 10.16 + POLL
     )
-    assert (notify_ps(Uccl()) - notify_ps(None)) / NS == pytest.approx(quiet + 2 * (meeting - rail))
+    assert (notify_ps(UcclTransport()) - notify_ps(None)) / NS == pytest.approx(quiet + 2 * (meeting - rail))
 
 
 def test_a_layer_of_one_node_knows_no_transport() -> None:

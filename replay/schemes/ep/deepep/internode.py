@@ -26,7 +26,7 @@ from replay.model.machine.times import NO_TIME, Time
 from replay.model.work.ragged import cut_runs, places_in_runs
 from replay.schemes.ep.deepep.crossings import Crossings, NormalKernel
 from replay.schemes.ep.deepep.messages import NODE_GPUS
-from replay.schemes.ep.deepep.transport import Warps, others
+from replay.schemes.ep.deepep.transport import WarpTransport, others
 
 if TYPE_CHECKING:
     from replay.model.arrays import Ints, Tasks
@@ -46,7 +46,7 @@ def row_bytes(payload: int, beside: int) -> tuple[int, int]:
     return payload, -(-(payload + beside) // ALIGNMENT) * ALIGNMENT - payload
 
 
-def dispatch(kernel: NormalKernel, transport: Warps) -> Ints:
+def dispatch(kernel: NormalKernel, transport: WarpTransport) -> Ints:
     """Add the dispatch kernel: (rank,) marks of its end."""
     work, machine, config, channels, sms, begun = kernel
     crossings = Crossings.of_kernel(kernel)
@@ -83,7 +83,7 @@ def dispatch(kernel: NormalKernel, transport: Warps) -> Ints:
     )
 
 
-def _counts(machine: Machine, transport: Warps, channels: int, begun: Tasks) -> tuple[Ints, Ints]:
+def _counts(machine: Machine, transport: WarpTransport, channels: int, begun: Tasks) -> tuple[Ints, Ints]:
     """Say how many rows will come: (rank,) and (rank, channel) marks when that is known."""
     ranks, (rank, to) = machine.ranks, others(machine)
     rank, to = np.repeat(rank, channels), np.repeat(to, channels)
@@ -94,7 +94,7 @@ def _counts(machine: Machine, transport: Warps, channels: int, begun: Tasks) -> 
     return machine.gather(known, of, begun), known.reshape(-1, channels)
 
 
-def _send(kernel: NormalKernel, transport: Warps, crossings: Crossings) -> tuple[Ints, Ints]:
+def _send(kernel: NormalKernel, transport: WarpTransport, crossings: Crossings) -> tuple[Ints, Ints]:
     """Copy tokens: (token,) tasks, and (chunk,) marks when all rows of a chunk are copied.
 
     Every warp first tells nodes how many rows will come (`_counts`), which they wait for together;

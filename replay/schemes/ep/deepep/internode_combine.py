@@ -28,13 +28,13 @@ from replay.schemes.ep.deepep.messages import NODE_GPUS
 
 if TYPE_CHECKING:
     from replay.model.arrays import Counts, Ints, Tasks
-    from replay.schemes.ep.deepep.transport import Warps
+    from replay.schemes.ep.deepep.transport import WarpTransport
 
 FORWARDER_WARPS = 24  # kNumCombineForwarderWarps
 WAYS = (Kind.NOTIFY_UP, Kind.NOTIFY_DOWN)
 
 
-def combine(kernel: NormalKernel, transport: Warps) -> Ints:
+def combine(kernel: NormalKernel, transport: WarpTransport) -> Ints:
     """Add the combine kernel: (rank,) marks of its end."""
     work, machine, config, channels, sms, begun = kernel
     crossings = Crossings.of_kernel(kernel)

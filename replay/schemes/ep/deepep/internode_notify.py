@@ -30,7 +30,7 @@ import numpy as np
 from replay.model.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.schemes.ep.deepep.messages import NODE_GPUS
 from replay.schemes.ep.deepep.notify import CACHED_NOTIFY, COMBINE_NOTIFY, COUNT_BYTES, LANES
-from replay.schemes.ep.deepep.transport import Warps, others
+from replay.schemes.ep.deepep.transport import WarpTransport, others
 
 if TYPE_CHECKING:
     from replay.model.arrays import Counts, Ints, Tasks
@@ -42,10 +42,10 @@ NOTIFY_WARPS = 16  # of a block that counts the tokens of one node
 HEAD_NS = 52  # a walking warp's load, test and store of a token's head; fitted to notify times
 HEAD_BYTES, LINE_BYTES = 4, 128
 WAYS = (Kind.COUNT_UP, Kind.COUNT_DOWN)
-WARPS = Warps()
+WARPS = WarpTransport()
 
 
-def notify(work: LayerWork, machine: Machine, channels: int, start: Tasks, transport: Warps = WARPS) -> Tasks:
+def notify(work: LayerWork, machine: Machine, channels: int, start: Tasks, transport: WarpTransport = WARPS) -> Tasks:
     """Exchange counts, and launch the next kernel when the host knows them: (rank,) tasks."""
     domains, costs = machine.domains, machine.costs
     begun = machine.kernel(start, "notify")
@@ -64,12 +64,14 @@ def notify(work: LayerWork, machine: Machine, channels: int, start: Tasks, trans
     return machine.kernel(machine.gather(channels_counted, machine.ranks, cleaned), "dispatch")
 
 
-def cached_notify(machine: Machine, start: Tasks, transport: Warps = WARPS) -> Tasks:
+def cached_notify(machine: Machine, start: Tasks, transport: WarpTransport = WARPS) -> Tasks:
     """Clean the dispatch's rings between two barriers: (rank,) tasks of the kernel's end."""
     return _clean(machine, transport, DISPATCH, machine.kernel(start, CACHED_NOTIFY))
 
 
-def combine_notify(tokens: Counts, channels: int, machine: Machine, start: Tasks, transport: Warps = WARPS) -> Tasks:
+def combine_notify(
+    tokens: Counts, channels: int, machine: Machine, start: Tasks, transport: WarpTransport = WARPS
+) -> Tasks:
     """Clean the rings, and say of each token which rows it must wait for: (rank,) tasks.
 
     A warp for each channel walks through its tokens from the last to the first, a lane for each
@@ -90,17 +92,17 @@ def combine_notify(tokens: Counts, channels: int, machine: Machine, start: Tasks
     return machine.gather(walked, machine.ranks, cleaned)
 
 
-def _clean(machine: Machine, transport: Warps, kinds: PhaseKinds, begun: Tasks) -> Ints:
+def _clean(machine: Machine, transport: WarpTransport, kinds: PhaseKinds, begun: Tasks) -> Ints:
     return _last_barrier(machine, transport, kinds, _first_barrier(machine, transport, kinds, begun))
 
 
-def _first_barrier(machine: Machine, transport: Warps, kinds: PhaseKinds, after: Tasks) -> Ints:
+def _first_barrier(machine: Machine, transport: WarpTransport, kinds: PhaseKinds, after: Tasks) -> Ints:
     """Meet the GPUs of the index in all nodes, and those of the node, at once."""
     quiet = transport.quiet(machine, kinds, after)
     inside = machine.sync.barrier(kinds, quiet, stored="nothing", inside=True)
     return machine.gather(transport.meet(machine, kinds, quiet), machine.ranks, inside)
 
 
-def _last_barrier(machine: Machine, transport: Warps, kinds: PhaseKinds, after: Tasks) -> Ints:
+def _last_barrier(machine: Machine, transport: WarpTransport, kinds: PhaseKinds, after: Tasks) -> Ints:
     """Meet the GPUs of the index in all nodes, then those of the node behind a fence."""
     return machine.sync.barrier(kinds, transport.meet(machine, kinds, after), stored="any", inside=True)

@@ -56,8 +56,8 @@ from replay.schemes.ep.deepep.intranode import INDEX_BYTES, WEIGHT_BYTES
 from replay.schemes.ep.deepep.messages import NODE_GPUS
 from replay.schemes.ep.deepep.notify import EXPERT_ID_BYTES
 from replay.schemes.ep.deepep.stack import STACKS
-from replay.schemes.ep.deepep.transport import Warps
-from replay.schemes.ep.deepep.uccl import Uccl
+from replay.schemes.ep.deepep.transport import WarpTransport
+from replay.schemes.ep.deepep.uccl import UcclTransport
 from replay.schemes.ep.facts import LIBRARY_WEIGHTS, Buffer
 from replay.schemes.ep.staged_schemes import ListedExchanges
 from replay.schemes.options import Options, option
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from replay.schemes.ep.staged_schemes import Stages
 
 EXTRAPOLATED = "extrapolated: GPUs of the domain beyond the 8 that V1's kernels know"
-TRANSPORTS = MappingProxyType({"warps": Warps(), "uccl": Uccl()})
+TRANSPORTS = MappingProxyType({"warps": WarpTransport(), "uccl": UcclTransport()})
 BARE = "bare"  # the stack that is nobody's
 LISTED = ("deepseek",)  # stacks whose lists have both passes, see `ListedExchanges`
 LEAST_BETWEEN = 4  # SMs: the notify kernel has blocks for three things
@@ -263,8 +263,8 @@ class DeepEp(ListedExchanges):
         return stack.run(engine, engine.after_combine, work, machine, combined)
 
     @property
-    def transport(self) -> Warps:
-        """Who posts what leaves a node."""
+    def transport(self) -> WarpTransport:
+        """Transport between nodes."""
         return TRANSPORTS[self.options.transport]
 
     @property
@@ -297,19 +297,19 @@ class DeepEp(ListedExchanges):
 
     def dispatch(self, work: LayerWork, machine: Machine, start: Tasks) -> Ints:
         """Add layout (unless cached), notify and dispatch kernels: (rank,) marks of the end."""
-        channels, alone = self.options.num_sms // 2, machine.num_domains == 1
+        channels, between = self.options.num_sms // 2, machine.num_domains > 1
         if self.options.cached_layout or work.is_backward:
-            cleaned = (
-                notify.cached_notify(machine, start)
-                if alone
-                else internode_notify.cached_notify(machine, start, self.transport)
-            )
-            return self.dispatch_kernel(work, machine, machine.kernel(cleaned, "dispatch"))
-        laid_out = notify.layout(work, machine, start)
-        if alone:
-            begun = notify.notify(work, machine, channels, laid_out)
+            if between:
+                cleaned = internode_notify.cached_notify(machine, start, self.transport)
+            else:
+                cleaned = notify.cached_notify(machine, start)
+            begun = machine.kernel(cleaned, "dispatch")
         else:
-            begun = internode_notify.notify(work, machine, channels, laid_out, self.transport)
+            laid_out = notify.layout(work, machine, start)
+            if between:
+                begun = internode_notify.notify(work, machine, channels, laid_out, self.transport)
+            else:
+                begun = notify.notify(work, machine, channels, laid_out)
         return self.dispatch_kernel(work, machine, begun)
 
     def dispatch_kernel(self, work: LayerWork, machine: Machine, begun: Tasks) -> Ints:

@@ -1,6 +1,6 @@
 """Crossing of nodes under DeepEP's normal kernels: who posts what a warp wants to send.
 
-`Warps` are those of the library as it ships: a warp posts a write itself, through NVSHMEM's
+`WarpTransport` are those of the library as it ships: a warp posts a write itself, through NVSHMEM's
 GPU-initiated verbs, and the card does the additions to counters. `uccl` has another library's way.
 
 Room of a ring comes back a chunk at a time: a warp that coordinates looks at the others' progress,
@@ -30,7 +30,7 @@ COUNTER_BYTES = 8
 SLEEP_NS = 250  # half of NUM_WAIT_NANOSECONDS, which a coordinating warp sleeps (configs.cuh)
 
 
-class Warps:
+class WarpTransport:
     """Writes that warps post themselves."""
 
     def issue(self, machine: Machine) -> Time:

@@ -32,7 +32,7 @@ import numpy as np
 
 from replay.model.machine.kinds import DISPATCH, flags_of
 from replay.model.machine.proxies import BY_HOST, Proxies, locked_adds
-from replay.schemes.ep.deepep.transport import COUNTER_BYTES, SLEEP_NS, Warps
+from replay.schemes.ep.deepep.transport import COUNTER_BYTES, SLEEP_NS, WarpTransport
 
 if TYPE_CHECKING:
     from replay.model.arrays import Ints, Ranks, Tasks
@@ -46,7 +46,7 @@ COMMAND_NS = 594  # 8 KiB at 13.8 GB/s from one thread over its GPU's rail on p5
 LOCKED_ADD_NS = 984  # scripts/locked_adds.cpp on one EPYC of Zen 4 (MEASURED.md); thousands of cycles by Linux
 
 
-class Uccl(Warps):
+class UcclTransport(WarpTransport):
     """Writes that threads of the host post."""
 
     def issue(self, machine: Machine) -> Time:
