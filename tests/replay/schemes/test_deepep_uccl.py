@@ -15,6 +15,7 @@ from replay.model.machine.machine import Machine
 from replay.model.machine.resources import ResourceClass
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes.contract import layers as small_layers
+from replay.schemes.contract.examine import case_of, examine_case
 from replay.schemes.ep.deepep import internode_notify
 from replay.schemes.ep.deepep.configs import default_config
 from replay.schemes.ep.deepep.crossings import Crossings
@@ -188,6 +189,11 @@ def test_a_layer_of_one_node_knows_no_transport() -> None:
         scheme.combine(work, machine, scheme.dispatch(work, machine, machine.mark(machine.ranks)))
         took.append(schedule(graph.build()).makespan_ps)
     assert took[0] == took[1]
+
+
+@every("layer", ["3 domains of 8, fp8", "2 domains of 8, uneven ranks", "backward, 2 domains of 8"])
+def test_a_layer_between_nodes_keeps_the_contract(layer: str) -> None:
+    assert not list(examine_case(case_of(DeepEp(DeepEpOptions(transport="uccl")), layer)))
 
 
 def test_uccl_ships_chunks_and_rings_of_its_own() -> None:
