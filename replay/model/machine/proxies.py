@@ -169,5 +169,5 @@ def locked_adds(machine: Machine, kinds: PhaseKinds, time: Time, rank: Ranks, af
         of_node = added[domain == number]
         hosts = np.tile(ranks, len(of_node))
         behind = np.repeat(of_node, len(ranks))
-        machine.serve(machine.resources.host[hosts], time, kind=Kind.HOST, rank=hosts, after=behind)
+        machine.serve(machine.resources.host[hosts], time, kind=kinds.sync, rank=hosts, after=behind)
     return added

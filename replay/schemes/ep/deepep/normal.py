@@ -13,7 +13,8 @@ index, which forwards it; the way back is the reverse, with a sum at that GPU an
 
 Here are the scheme's options, what it needs, and its stages; the kernels are in `intranode`,
 `internode` and `internode_combine`, what they exchange before the rows in `notify` and
-`internode_notify`, the engine's kernels around them in `stack`.
+`internode_notify`, how it leaves a node in `transport` and `uccl`, the engine's kernels around them
+in `stack`.
 
 Kernels are compiled for domains of at most eight GPUs; on a larger one a result counts how many GPUs
 are extrapolated.

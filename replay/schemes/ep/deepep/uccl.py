@@ -14,8 +14,10 @@ A GPU adds to its own, for chunks of its own node, over PCIe and locks nothing.
 Barriers among nodes go through one thread of each GPU: all of a node meet in shared memory, the
 first of each node tells the first of all, and that one tells them back.
 
-Left out: a thread's writes leave by one of the GPU's four cards, which are one card here; the
-room of chunks is told when a whole chunk of it is free, and never after the kernel.
+Left out: a thread's writes leave by one of the GPU's four cards, which are one card here; what an
+arrival takes a thread beside its add. Adds that come behind a kernel's last row go on beside what
+follows; a layer by itself is over when the last of them is, and in a step hosts stand still for
+those of the same pass alone.
 
 Source: uccl-project/uccl at 0dc87eb (of 25 May 2026), ``ep/include/common.hpp`` (numbers),
 ``ep/include/uccl_ibgda.cuh`` (commands), ``ep/src/proxy.cpp`` (``post_gpu_command``,
