@@ -159,7 +159,7 @@ TABLE = MeasurementTable(
     kind=WorkKind.STEPS,
     size="tokens",
     bounds=(
-        Bound("eager, by the host", 30, _by_host(COSTS_RUN)),
+        Bound("eager, by the host", 25, _by_host(COSTS_RUN)),
         Bound("eager, host of run 3", 20, _by_host(3)),
         Bound("eager, 32,768 tokens", 10, _is_long),
         Bound("graphs", 10, is_graph),

@@ -75,6 +75,52 @@ def test_operators_are_those_that_the_profiler_saw_in_their_order():
     assert named > 0.9 * len(plain), [pair for pair in plain if pair[0] not in pair[1]]
 
 
+# Autograd's nodes of a layer of scripts/moe_transformer.py, counted behind a pass on a CPU (PyTorch 2.13). A norm is
+# one node on a GPU. Nodes that another's cost has: transposes of trained weights, minus signs (as products), splits
+# and joins (as a pair), and where gradients of weights end.
+NODES = {
+    "view": 11 + 4 + 6 + 1 + 2,  # View, UnsafeView, Transpose, Unsqueeze; a sum over a dimension counts as two
+    "add": 4,
+    "mul": 6 + 2 + 1,  # Mul, Neg, Div
+    "rms_norm": 2,
+    "linear": 5,
+    "grouped_mm": 2,
+    "attention": 1,
+    "silu": 1,
+    "softmax": 1,
+    "topk": 1,
+    "cast": 2,
+    "chunk_and_cat": 2 + 1,
+    "index_select": 2,
+    "zeros_and_index_add": 1,
+    "sum_of_gradients": 2 + 1 + 2 + 2 + 1,  # turned, weights of experts, two more of three products, residuals, router
+}
+
+
+def test_a_layers_calls_backward_are_its_nodes_of_autograd():
+    one, two = (_calls(layers) for layers in (1, 4))
+    each = {name: (two[name] - one[name]) / 3 for name in two}
+    assert {name: each[name] for name in NODES} == NODES
+
+
+def _calls(layers):
+    (row,) = (row for row in of_variant("eager") if (row["layers"], row["tokens"]) == (layers, 512))
+    found = Counter()
+    for is_backward, rows in one_gpu.passes(row, one_gpu.stack_of(row)):
+        for one in rows:
+            if is_backward:
+                found[one.operator] += one.calls
+    return found
+
+
+def test_modules_look_up_what_they_have():
+    """Of attention five modules, five weights, four biases and four buffers; of experts and router seven."""
+    (row,) = (row for row in of_variant("eager") if row["layers"] == 1)
+    (_, forward), *_ = one_gpu.passes(row, one_gpu.stack_of(row))
+    found = {one.part: one.calls for one in forward if one.operator == "module_lookup"}
+    assert found == {"embedding": 3, "attention": 5 + 5 + 4 + 4, "router": 7, "head": 5}
+
+
 def test_few_tokens_take_as_long_as_their_host():
     row = next(row for row in of_variant("eager") if row["tokens"] == 128)
     stack = one_gpu.stack_of(row)
