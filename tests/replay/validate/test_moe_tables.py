@@ -191,8 +191,11 @@ def test_deepgemm_on_blackwell_brings_scales_into_order_in_four_kernels(monkeypa
         # Five copies of 29 MB of weights, and the same rows each time: 29 + 0.1 MB between.
         (gemm_row("cublas-trtllm", "bfloat16", "dgx-h100", m=8, n=7168, k=2048), []),
         # Copies of the rows, too.
-        (gemm_row(system="hgx-b200", m=512), ["weights", "activations"]),
+        (gemm_row(system="hgx-b200", m=256), ["weights", "activations"]),
         (gemm_row(system="hgx-b200", m=4096), []),
+        # Five copies of 21 MB of weights: more than the 81 MB that stay of what is read once.
+        (gemm_row("cublas-trtllm", "bfloat16", m=512, n=5120, k=2048), ["activations"]),
+        (gemm_row("cublas-trtllm", "bfloat16", m=512, n=128), ["weights", "activations"]),
     ],
 )
 def test_a_loop_finds_what_little_was_read_after(row, found):
