@@ -108,9 +108,13 @@ ENGINES: Mapping[str, EngineHost] = {
     # tensorrt_llm/llmapi/llm_args.py (0004396720): BaseCudaGraphConfig with enable_padding, which
     # is off by default and taken as on, up to 128; disable_overlap_scheduler is False.
     "tensorrt-llm": EngineHost(HOST_US, captured=(1, 2, 4, *_multiples(8, 128, 8))),
-    # Megatron-LM 29b4491927: as measured there, a step in turn with its host; a graph for the size
-    # of the ledger. token_dispatcher_inference.py: mask_routing_padding.
-    "megatron": EngineHost(HOST_US, overlaps=False, pads_travel=False),
+    # Megatron-LM 29b4491927: as measured there, a step in turn with its host.
+    # megatron/core/inference/batch_dimensions_utils.py: _calculate_cuda_graph_token_counts halves the most requests
+    # again and again, which are taken to be a power of two that no batch exceeds.
+    # token_dispatcher_inference.py: mask_routing_padding.
+    "megatron": EngineHost(
+        HOST_US, overlaps=False, captured=tuple(1 << power for power in range(13)), pads_travel=False
+    ),
 }
 """Engines by name: their own defaults, and the assumptions that are said above."""
 

@@ -158,7 +158,7 @@ class ReplayedTimes:
             return self.parts
         key = stack.name, layers.setup.scheme.name
         if key not in self._listed:
-            sizes = even_sizes(shape, tokens=1, ranks=self.num_workers)
+            sizes = replace(even_sizes(shape, tokens=1, ranks=self.num_workers), sms=self.system.compute.num_sms)
             self._listed[key] = ListedEngineParts(shape, precision, stack=stack, sizes=sizes, scheme=key[1])
         return self._listed[key]
 

@@ -142,6 +142,7 @@ def test_sizes_of_engines() -> None:
         513,
     ]
     assert not ENGINES["tensorrt-llm"].is_captured(129) and ENGINES["megatron"].is_captured(129)
+    assert [ENGINES["megatron"].pad(one) for one in (1, 64, 65, 200)] == [1, 64, 128, 256]
     assert all(list(sizes) == sorted(set(sizes)) for sizes in captured.values())
     assert ENGINES["sglang"].pad(0) == 0
 

@@ -627,10 +627,12 @@ def test_fusions_of_decoding_take_away_their_kernels() -> None:
     assert [48 * count for count in (first, last, vllm)] == [1104, 864, 864]  # 5 and 6 % fewer, 6 % more
 
 
-@pytest.mark.parametrize(("requests", "kernels"), [(52, 2), (53, 1), (64, 1)])
-def test_attention_splits_keys_where_thread_blocks_are_few(requests: int, kernels: int) -> None:
-    """Four heads of keys: 211 thread blocks are 0.8 times two on each of 132 SMs."""
-    sizes = dataclasses.replace(QWEN3_30B, tokens=requests, rows=512, copies=200, local=32, ranks=4)
+@pytest.mark.parametrize(
+    ("sms", "requests", "kernels"), [(132, 52, 2), (132, 53, 1), (148, 59, 2), (148, 60, 1), (0, 1, 1)]
+)
+def test_attention_splits_keys_where_thread_blocks_are_few(sms: int, requests: int, kernels: int) -> None:
+    """Four heads of keys: 211 thread blocks are 0.8 times two on each of 132 SMs, 237 on each of 148."""
+    sizes = dataclasses.replace(QWEN3_30B, sms=sms, tokens=requests, rows=512, copies=200, local=32, ranks=4)
     found = load("megatron-inference")
     ops = found.operations(sizes, found.option_values())
     assert [one.kernels for one in ops if one.name == "attention"] == [kernels]

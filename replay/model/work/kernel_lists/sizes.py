@@ -47,6 +47,8 @@ class KernelSizes:
         Chunks of the model that a stage of the pipeline has.
     stages
         Stages of the pipeline.
+    sms
+        SMs of the GPU; 0 where the machine is not known.
     """
 
     tokens: int = 0
@@ -76,6 +78,7 @@ class KernelSizes:
     trained: int = 0
     chunks: int = 1
     stages: int = 1
+    sms: int = 0
 
     def by_name(self) -> dict[str, int]:
         """All sizes by their names."""
