@@ -16,14 +16,13 @@ import numpy as np
 from replay.model.collectives.nccl import NCCL
 from replay.model.compute.casts import cast_before_dispatch, cast_received, cast_results
 from replay.model.compute.experts import separate_kernels
-from replay.model.compute.row_moves import chunk_map, row_map, row_walk
 from replay.model.compute.shared_experts import shared_before_wait
-from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind, PhaseKinds
-from replay.model.machine.times import NO_TIME, MemoryTraffic
+from replay.model.machine.times import MemoryTraffic
 from replay.model.work.precision import NUMBER_TYPES
 from replay.model.work.ragged import places
 from replay.schemes.ep.facts import LIBRARY_WEIGHTS, Buffer
+from replay.schemes.ep.list_rows import ListedPart, Software
 from replay.schemes.ep.nccl import NcclOptions, SendsByNccl
 from replay.schemes.ep.staged_schemes import StagedScheme
 
@@ -31,45 +30,27 @@ if TYPE_CHECKING:
     from hwmodel import System
     from replay.model.arrays import Counts, Ints, Tasks
     from replay.model.machine.machine import Machine
-    from replay.model.machine.times import Time
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.staged_schemes import Stages
 
+MEGATRON = Software("megatron", (("dispatcher", "alltoall"),))
+"""Kernels of the dispatcher, with fused permutes."""
 COUNTS_GATHER = "all-gather of counts"
 ROWS, WEIGHTS = "all-to-all of rows", "all-to-all of gate weights"
-PERMUTE = Operation("permute", moves="tokens, and a row for each of their experts")
-SORT = Operation("sort by expert", moves="every received row twice")
-
-# Small kernels of the dispatcher with fused permutes and of Transformer Engine's permutes: name,
-# launches, bytes in words, source.
-DISPATCHER = "Megatron-LM token_dispatcher.py, preprocess"
-PERMUTES = "TransformerEngine common/triton/permutation.py"
-TO_SEND = Operation("splits to send", 1, source=f"{DISPATCHER}: sum by rank")
-TO_RECEIVE = Operation("splits to receive", 4, source=f"{DISPATCHER}: own columns, sums by rank, group and expert")
-COPIES = Operation(
-    "copies of splits",
-    3,
-    source="Megatron-LM token_dispatcher.py, four copies to the host; the wait holds the fourth",
-)
-ROW_MAP = Operation("row map", 3, "(token, expert) flags, five times a 4-byte index for each", PERMUTES)
-CHUNK_MAP = Operation("chunk map", 1, "a 4-byte index for each received row", PERMUTES)
-INDEX_BYTES, ROW_MAP_PASSES = 4, 5  # written, then twice read and written
-# Columns of a thread block, as Triton tunes them on an H200 (permutation.csv of validate).
-COPIED_COLUMNS, ADDED_COLUMNS = 4096, 1024
-
 COUNT_BYTES = 8  # the rows that a rank has for an expert, an int64
 PROB_BYTES = 4  # the gate weight of a pair, FP32, in an all-to-all of its own
+
+
+def parts_of(work: LayerWork, machine: Machine) -> tuple[ListedPart, ListedPart]:
+    """Parts of the list before the experts and behind them; gradients go the way of the results first."""
+    names = ("combine", "dispatch") if work.is_backward else ("dispatch", "combine")
+    there, back = (ListedPart(machine, work, MEGATRON, name) for name in names)
+    return there, back
 
 
 def _sort_traffic(rows: Counts, row_bytes: int) -> MemoryTraffic:
     """Rows brought into the order of their experts, or back."""
     return MemoryTraffic(rows * row_bytes, rows * row_bytes)
-
-
-def _walk(work: LayerWork, machine: Machine, columns: int) -> Time:
-    """Time of a permute whose blocks, of so many columns, walk through the rows of their tokens."""
-    blocks = np.diff(work.tokens_of_rank) * -(-work.shape.hidden // columns)
-    return row_walk(machine, blocks, work.expert_ids.shape[1])
 
 
 class NcclAllToAll(SendsByNccl, StagedScheme):
@@ -120,43 +101,43 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
         got_rows = work.matrix("pairs").sum(axis=0)
         b_d, b_c = work.dispatch_row_bytes, work.combine_row_bytes
         result = work.result_row_bytes
+        there, back = parts_of(work, machine)
+        # Gate weights go with rows to the experts; their gradients come back with those of rows.
+        out_weight, back_weight = (0, PROB_BYTES) if work.is_backward else (PROB_BYTES, 0)
 
         moved = MemoryTraffic(tokens * b_d, sent_rows * b_d)
         shared = shared_before_wait(machine, work, self.channels(machine), start)
-        permuted, counted = self._permute_rows(work, machine, moved, start)
+        permuted, counted = self._permute_rows(work, machine, there, moved, start)
         permuted = yield permuted
         if counted is not None:
             machine.host.wait(DISPATCH, counted)
         arrived = self._send_rows(work, machine, permuted)
-        if not work.is_backward:  # the gate weights travel with the rows, their gradients back
+        if out_weight:
             arrived = self._probs(work, machine, DISPATCH, arrived)
         arrived = yield arrived
         arrived, row_bytes = self._operands(work, machine, got_rows, arrived)
         # One expert per rank needs no sorting by expert.
         several = work.num_experts > work.num_ranks
         if several:
-            arrived = self._map_rows(work, machine, got_rows, arrived)
-            arrived = machine.memory_kernel(Kind.PERMUTE, _sort_traffic(got_rows, row_bytes), arrived, SORT)
+            arrived = self._map_rows(work, there, arrived)
+            moved = _sort_traffic(got_rows, row_bytes + out_weight)
+            arrived = there.launch("sort by expert", arrived, moved, Kind.PERMUTE)
         done = self._experts(work, machine, shared(arrived))
         if several:
-            done = self._map_rows(work, machine, got_rows, done)
-            done = machine.memory_kernel(Kind.UNPERMUTE, _sort_traffic(got_rows, result), done, SORT)
+            done = self._map_rows(work, back, done)
+            done = back.launch("sort by rank", done, _sort_traffic(got_rows, result + back_weight), Kind.UNPERMUTE)
         arrived = done = yield cast_results(machine, work, got_rows, done)
         if machine.num_ranks > 1:
-            back = work.matrix("pairs").T * b_c
+            returned = work.matrix("pairs").T * b_c
             begun = machine.kernel(done, ROWS)
-            arrived = self.exchange(machine, COMBINE, back, begun).done
-        if work.is_backward:
+            arrived = self.exchange(machine, COMBINE, returned, begun).done
+        if back_weight:
             arrived = self._probs(work, machine, COMBINE, arrived)
         arrived = yield arrived
-        added = MemoryTraffic(sent_rows * b_c, tokens * result)
-        ends = machine.memory_kernel(
-            Kind.UNPERMUTE,
-            added,
-            arrived,
-            moves="every result, their sums",
-            least=_walk(work, machine, ADDED_COLUMNS),
-        )
+        # Gradients of gate weights: zeroes for all experts of a token, and those that came.
+        weights = back_weight * (tokens * work.num_experts + sent_rows)
+        added = MemoryTraffic(sent_rows * (b_c + back_weight), tokens * result + weights)
+        ends = back.launch("unpermute", arrived, added, Kind.UNPERMUTE)
         machine.notes.follow("combined", np.arange(work.num_tokens), ends[work.source_rank])
         return ends
 
@@ -175,49 +156,29 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
     # ---- dispatcher ------------------------------------------------------------------------------
 
     def _permute_rows(
-        self, work: LayerWork, machine: Machine, moved: MemoryTraffic, start: Tasks
+        self, work: LayerWork, machine: Machine, there: ListedPart, moved: MemoryTraffic, start: Tasks
     ) -> tuple[Ints, Ints | None]:
         """Permute: (rank,) tasks when rows can go, and when counts can that are not known yet."""
         n = machine.num_ranks
         if work.is_backward:
             cast = cast_before_dispatch(machine, work, start)
-            return self._permute(work, machine, moved, cast), None
-        pairs = np.diff(work.tokens_of_rank) * work.num_experts
-        counts = machine.memory_kernel(Kind.LAYOUT, pairs, start, moves="a flag for each (token, expert)")
-        counts = machine.small_kernels(Kind.LAYOUT, 0, counts, TO_SEND)
+            return there.launch("permute", cast, moved, Kind.PERMUTE), None
+        counts = there.launch("tokens of experts", start)
+        counts = there.launch("splits to send", counts)
         if n > 1:
             gathered = n * COUNT_BYTES * work.num_experts
             begun = machine.kernel(counts, COUNTS_GATHER)
             counts = NCCL.build(machine, COUNTS, "all_gather", gathered, begun)
-        counts = machine.small_kernels(Kind.LAYOUT, 0, counts, TO_RECEIVE)
+        counts = there.launch("splits to receive", counts)
         # Splits go to the host on a stream of their own, beside the permute; both precede the
         # all-to-all.
-        copied = machine.small_kernels(Kind.LAYOUT, 0, counts, COPIES)
-        flags = pairs * (1 + ROW_MAP_PASSES * INDEX_BYTES)
-        least = row_map(machine, np.diff(work.tokens_of_rank), work.num_experts)
-        mapped = machine.small_kernels(Kind.LAYOUT, flags, counts, ROW_MAP, least=least)
-        cast = cast_before_dispatch(machine, work, mapped)
-        return self._permute(work, machine, moved, cast), copied
+        copied = there.launch("splits to the host", counts)
+        cast = cast_before_dispatch(machine, work, there.launch("row map", counts))
+        return there.launch("permute", cast, moved, Kind.PERMUTE), copied
 
-    def _permute(self, work: LayerWork, machine: Machine, moved: MemoryTraffic, after: Tasks) -> Tasks:
-        """Give every expert of a token its row: (rank,) tasks.
-
-        Gate weights, which go along forward, lie apart for each expert and are waited for.
-        """
-        least = NO_TIME if work.is_backward else _walk(work, machine, COPIED_COLUMNS)
-        return machine.memory_kernel(Kind.PERMUTE, moved, after, PERMUTE, least=least)
-
-    def _map_rows(self, work: LayerWork, machine: Machine, rows: Counts, after: Tasks) -> Tasks:
+    def _map_rows(self, work: LayerWork, part: ListedPart, after: Tasks) -> Tasks:
         """Find where the sort moves each row, which a backward pass remembers: (rank,) tasks."""
-        if work.is_backward:
-            return after
-        return machine.small_kernels(
-            Kind.LAYOUT,
-            rows * INDEX_BYTES,
-            after,
-            CHUNK_MAP,
-            least=chunk_map(machine, rows, work.num_experts),
-        )
+        return after if work.is_backward else part.launch("chunk map", after)
 
     def _send_rows(self, work: LayerWork, machine: Machine, ready: Tasks) -> Tasks:
         """Send the rows to their experts: (rank,) tasks. A rank alone has them."""

@@ -128,11 +128,12 @@ def test_memory_reads_and_writes_every_row_of_every_kernel() -> None:
     tokens, sent, got = (3, 1), (6, 2), (4, 4)
     own, received, returned = (3, 1), (1, 3), (3, 1)
     for rank in (0, 1):
-        # A byte for each token and expert says whether the one goes to the other; five times a
-        # place for each; and places of the received rows for each sort. Splits are a few bytes.
+        # A byte for each token and expert says whether the one goes to the other, a count for each
+        # of four experts; five times a place for each; and places of the received rows for each
+        # sort. Splits are a few bytes.
         flags, places = tokens[rank] * 4, got[rank] * 4
         assert on("hbm", Kind.LAYOUT)[rank] == [
-            memory_ps(flags),
+            memory_ps(flags + 4 * 8),
             0,
             0,
             0,
@@ -140,10 +141,10 @@ def test_memory_reads_and_writes_every_row_of_every_kernel() -> None:
             memory_ps(places),
             memory_ps(places),
         ]
-        # A row for each pair is made of the tokens'; then rows are sorted by expert.
+        # A row for each pair is made of the tokens'; then rows and gate weights are sorted by expert.
         assert on("hbm", Kind.PERMUTE)[rank] == [
             elementwise_ps(tokens[rank] * ROW, sent[rank] * ROW),
-            elementwise_ps(got[rank] * ROW, got[rank] * ROW),
+            elementwise_ps(got[rank] * (ROW + 4), got[rank] * (ROW + 4)),
         ]
         assert on("hbm", Kind.UNPERMUTE)[rank] == [
             elementwise_ps(got[rank] * ROW, got[rank] * ROW),

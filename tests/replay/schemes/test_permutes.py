@@ -82,14 +82,18 @@ def test_nccl_expands_sorts_unsorts_and_adds(is_backward: bool) -> None:
     # Rows cost their bytes. Blocks of a token walk through its two rows: 1100 + 2 x 730 ns, unless
     # they only copy, as the permute does backward.
     walk = 2_560_000
-    read, added_up = TOKENS * FP8, SENT * BF16 + 2 * TOKENS * BF16
+    # Gate weights of four bytes are sorted with the rows, their gradients on the way back; there
+    # the sum writes one for each of a token's four experts, zeroes first.
+    out, back = PAIRS * 4 * (not is_backward), PAIRS * 4 * is_backward
+    summed, sums = SENT * (BF16 + 4 * is_backward), TOKENS * BF16 + 4 * is_backward * (4 * TOKENS + SENT)
+    read, added_up = TOKENS * FP8, summed + 2 * sums
     permuted = added(read, SENT * FP8)
     if not is_backward:
         permuted[:, 1] += walk - (read + 2 * SENT * FP8)
-    result = added(SENT * BF16, TOKENS * BF16)
+    result = added(summed, sums)
     result[:, 1] += walk - added_up
-    assert times(graph, Kind.PERMUTE) == per_rank(permuted, added(PAIRS * FP8, PAIRS * FP8))
-    assert times(graph, Kind.UNPERMUTE) == per_rank(added(PAIRS * BF16, PAIRS * BF16), result)
+    assert times(graph, Kind.PERMUTE) == per_rank(permuted, added(PAIRS * FP8 + out, PAIRS * FP8 + out))
+    assert times(graph, Kind.UNPERMUTE) == per_rank(added(PAIRS * BF16 + back, PAIRS * BF16 + back), result)
 
 
 @pytest.mark.parametrize(

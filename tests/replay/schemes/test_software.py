@@ -289,12 +289,12 @@ def test_waiting_for_launches_is_no_exposed_communication() -> None:
 
 
 def test_the_row_map_reads_and_writes_its_indices() -> None:
-    """Ten tokens, sixteen experts: a flag each, a 4-byte index five times."""
+    """Ten tokens, sixteen experts: a flag each and an 8-byte count, a 4-byte index five times."""
     scheme = SCHEMES["nccl-alltoall"]
     graph, _, machine = build_layer(small(), SYSTEM, scheme)
     at_memory = (graph.resource == machine.resources.hbm[0]) & (graph.kind == Kind.LAYOUT)
     received = int((small().pair_rank == 0).sum())
-    sizes = [10 * 16, 0, 0, 0, 10 * 16 * (1 + 5 * 4), 4 * received, 4 * received]
+    sizes = [10 * 16 + 8 * 16, 0, 0, 0, 10 * 16 * (1 + 5 * 4), 4 * received, 4 * received]
     times = [int(SYSTEM.hbm.stream_ps(size)) for size in sizes]
     assert graph.duration_ps[at_memory].tolist() == times
 

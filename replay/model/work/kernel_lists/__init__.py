@@ -19,6 +19,12 @@ from replay.model.work.kernel_lists.lists import (
     ListedOperation as ListedOperation,
 )
 from replay.model.work.kernel_lists.lists import (
+    ListRow as ListRow,
+)
+from replay.model.work.kernel_lists.lists import (
+    Pass as Pass,
+)
+from replay.model.work.kernel_lists.lists import (
     RankedOperation as RankedOperation,
 )
 from replay.model.work.kernel_lists.lists import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from typing import Any, Literal, NamedTuple
 
@@ -159,6 +159,10 @@ class ListPart(StrictDocument):
     graph: str = ""
     mirrored: bool = False
     rows: tuple[ListRow, ...]
+
+    def present(self, given: Mapping[str, Value]) -> Iterator[ListRow]:
+        """Rows that are there with these sizes and options, in the order of the list."""
+        return (row for row in self.rows if Expression(row.when).value(given))
 
     @property
     def mirror(self) -> ListPart:
@@ -478,8 +482,7 @@ class KernelList(StrictDocument):
             _compute(row, part, given)
             for part in self.parts
             if part.name in wanted and direction in (None, part.direction)
-            for row in part.rows
-            if Expression(row.when).value(given)
+            for row in part.present(given)
         )
 
     def on_ranks(
@@ -518,8 +521,7 @@ class KernelList(StrictDocument):
             )
             for of in self.parts
             if of.name == part and of.direction == direction
-            for row in of.rows
-            if Expression(row.when).value(most)
+            for row in of.present(most)
         )
 
 

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.model.collectives.nccl import NCCL
-from replay.model.compute.row_moves import row_map
 from replay.model.compute.shared_experts import shared_kernels
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind, PhaseKinds
@@ -29,9 +28,10 @@ from replay.model.machine.times import MemoryTraffic
 from replay.model.work.capacity import CarriedLayer, with_equal_tokens
 from replay.schemes.ep.base import Scheme
 from replay.schemes.ep.facts import Buffer
+from replay.schemes.ep.list_rows import ListedPart
 from replay.schemes.ep.megatron.experts import ExpertOptions, refusal, run_experts
 from replay.schemes.ep.nccl import FLAGS_IN_DATA
-from replay.schemes.ep.nccl_alltoall import INDEX_BYTES, PERMUTES, ROW_MAP_PASSES
+from replay.schemes.ep.nccl_alltoall import MEGATRON
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -48,7 +48,6 @@ SELECTED = Operation(
     5,
     source="token_dispatcher.py: two transposes and masked_select, which scans and copies",
 )
-ROW_MAP = Operation("row map", 3, "flags, five times a 4-byte index for each", PERMUTES)
 TO_PROBS, TO_TOKENS = "sums in the probabilities' type", "sums as tokens are"
 COUNTS_WAIT, SIZE_WAIT = "counts to the host", "size of the selection to the host"
 
@@ -121,9 +120,8 @@ class MegatronAllGather(Scheme):
             # Slices are read and written, flags are summed up; counts are a few bytes.
             gathered = machine.small_kernels(Kind.LAYOUT, flags * (3 + 2 * prob), gathered, OWN)
             machine.host.wait(DISPATCH, gathered, COUNTS_WAIT)
-            indices = flags * (1 + ROW_MAP_PASSES * INDEX_BYTES)
-            least = row_map(machine, np.full(n, tokens), local)
-            gathered = machine.small_kernels(Kind.LAYOUT, indices, gathered, ROW_MAP, least=least)
+            mapping = ListedPart(machine, work, MEGATRON, "dispatch", tokens=every, experts=local)
+            gathered = mapping.launch("row map", gathered)
         moved = MemoryTraffic(_copies(work) * b_d, got * b_d)
         rows = machine.memory_kernel(Kind.PERMUTE, moved, gathered, moves="rows of its own experts")
         if not work.is_backward:
