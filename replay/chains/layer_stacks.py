@@ -12,14 +12,18 @@ import numpy as np
 from replay.chains.host_program import outline_layer
 from replay.chains.stack_calls import brings_experts, stage_calls
 from replay.errors import UserError, quote_names
+from replay.model.work.kernel_lists import load
 from replay.model.work.stacks import (
     BARE,
     PRACTICE,
+    STACKS,
     Stack,
     even_sizes,
     facts_of,
     facts_of_place,
     is_bare,
+    knows,
+    practice_name,
 )
 from replay.schemes.ep.staged_schemes import ListedExchanges
 from replay.schemes.options import about
@@ -39,8 +43,18 @@ if TYPE_CHECKING:
     from tracegen.models import ModelShape
 
 
-def launched_by(scheme: Scheme, stack: str | None, options: Mapping[str, Any], *, in_pairs: bool) -> Scheme:
+def default_stack(system: System, *, communication_only: bool) -> str:
+    """Name the stack of layers for which none is given: that in practice, or bare hosts if nothing is known of it."""
+    return BARE if communication_only or system.spec.host is None else PRACTICE
+
+
+def launched_by(
+    scheme: Scheme, stack: str | None, options: Mapping[str, Any], *, in_pairs: bool, is_training: bool
+) -> Scheme:
     """Give a scheme the kernels of a stack, where its option `stack` knows that stack.
+
+    None but its own, where the stack's list has what lies around its exchange: the option's kernels
+    would be launched beside those.
 
     Parameters
     ----------
@@ -51,6 +65,8 @@ def launched_by(scheme: Scheme, stack: str | None, options: Mapping[str, Any], *
     in_pairs
         Whether a forward pass runs beside a backward pass in the order of DualPipe, which some
         stacks have kernels of.
+    is_training
+        Whether any pass is backward.
 
     Raises
     ------
@@ -59,16 +75,22 @@ def launched_by(scheme: Scheme, stack: str | None, options: Mapping[str, Any], *
     """
     name = (stack or BARE).partition(":")[0]
     has = {one.name: one.choices for one in about(scheme.options)}.get("stack", ())
-    lists = scheme.lists if isinstance(scheme, ListedExchanges) else ()
-    if name == BARE or name not in has or (name in lists and not in_pairs):
+    if not has or name == BARE or (name == PRACTICE and "stack" in options):
         return scheme
-    if (given := options.get("stack", name)) != name:
+    if name == PRACTICE:
+        name = practice_name(scheme.name, is_training=is_training, own=str(getattr(scheme.options, "stack", "")))
+    lists = scheme.lists if isinstance(scheme, ListedExchanges) else ()
+    in_list = name in STACKS and knows(load(STACKS[name][0]), scheme.name)
+    own = BARE if in_list and not (in_pairs and name in lists) else name
+    if own not in has:
+        return scheme
+    if (given := options.get("stack", own)) != own:
         message = (
             f"--stack {stack} and option stack={given} of scheme {scheme.name!r}: both say what is "
             "launched around the exchanges; give one of them"
         )
         raise UserError(message)
-    return scheme.with_options({"stack": name})
+    return scheme.with_options({"stack": own})
 
 
 def stack_of(settings: ChainSettings, trace: RoutingTrace, system: System, scheme: Scheme) -> Stack | None:
@@ -84,14 +106,15 @@ def stack_of(settings: ChainSettings, trace: RoutingTrace, system: System, schem
     UserError
         If there is no such stack, it has no such pass or products, or experts are left out.
     """
-    if settings.stack is not None:
-        return None if is_bare(settings.stack) else _stack_of(settings.stack, settings, trace, system, scheme)
-    if settings.communication_only or system.spec.host is None:
+    text = settings.stack or default_stack(system, communication_only=settings.communication_only)
+    if is_bare(text):
         return None
     try:
-        return _stack_of(PRACTICE, settings, trace, system, scheme)
-    except UserError:  # its list has no such products
-        return None
+        return _stack_of(text, settings, trace, system, scheme)
+    except UserError:
+        if settings.stack is None:  # the list of that in practice has no such products
+            return None
+        raise
 
 
 def _stack_of(text: str, settings: ChainSettings, trace: RoutingTrace, system: System, scheme: Scheme) -> Stack:

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from replay.chains.layer_stacks import launched_by, stack_of
+from replay.chains.layer_stacks import default_stack, launched_by, stack_of
 from replay.chains.preparation import Layers, prepare
 from replay.chains.settings import ChainSettings
 from replay.errors import RefusedError, UserError, check_kind
@@ -235,13 +235,7 @@ def set_up(
     UserError
         If a reference leads nowhere, or an option or a hardware value is not possible.
     """
-    if scheme is None:
-        found = find_scheme(spec.scheme, allow_code=allow_code).with_options(spec.options)
-        in_pairs = spec.interleave == "dualpipe"
-        scheme = launched_by(found, spec.stack, spec.options, in_pairs=in_pairs)
-        changes: dict[str, Any] = {"options": changed_options(scheme)}
-    else:
-        changes = {}
+    changes: dict[str, Any] = {}
     if system is None:
         import hwmodel
 
@@ -249,6 +243,16 @@ def set_up(
         if spec.overrides:
             default = hwmodel.load(spec.system).describe()
             changes["overrides"] = differing(system.describe(), default)
+    if scheme is None:
+        found = find_scheme(spec.scheme, allow_code=allow_code).with_options(spec.options)
+        scheme = launched_by(
+            found,
+            spec.stack or default_stack(system, communication_only=spec.communication_only),
+            spec.options,
+            in_pairs=spec.interleave == "dualpipe",
+            is_training=spec.direction != "forward",
+        )
+        changes["options"] = changed_options(scheme)
     if spec.combine_type is not None:
         check_combine_type(scheme, spec.combine_type)
     changes |= plain_types(spec)

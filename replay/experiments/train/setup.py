@@ -208,7 +208,7 @@ class SchemedStep:
             If a reference leads nowhere, or sizes do not fit together.
         """
         found = find(spec.scheme, allow_code=given.allow_code).with_options(spec.options)
-        scheme = launched_by(found, spec.stack, spec.options, in_pairs=False)
+        scheme = launched_by(found, spec.stack, spec.options, in_pairs=False, is_training=True)
         if given.like is None:
             return cls(TrainingSetup.of(spec, given.objects.get("model")), scheme)
         return cls(dataclasses.replace(given.like.step, spec=spec), scheme)

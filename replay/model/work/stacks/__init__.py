@@ -11,4 +11,6 @@ from replay.model.work.stacks.stack import PRACTICE as PRACTICE
 from replay.model.work.stacks.stack import STACKS as STACKS
 from replay.model.work.stacks.stack import Stack as Stack
 from replay.model.work.stacks.stack import is_bare as is_bare
+from replay.model.work.stacks.stack import knows as knows
 from replay.model.work.stacks.stack import pays_hosts as pays_hosts
+from replay.model.work.stacks.stack import practice_name as practice_name

@@ -91,6 +91,21 @@ def pays_hosts(stack: str | None) -> bool:
     return False
 
 
+def practice_name(scheme: str, *, is_training: bool, own: str = "") -> str:
+    """Name the stack that runs a scheme in practice; parameters as of `Stack.in_practice`."""
+    if own in STACKS and load(STACKS[own][0]).trains == is_training:
+        return own
+    return TRAINED if is_training else SERVED.get(scheme, "sglang")
+
+
+def knows(kernels: KernelList, scheme: str) -> bool:
+    """Tell whether a list has what lies around a scheme's exchange."""
+    known = kernels.options.get("dispatcher")
+    if known is None:
+        return scheme == kernels.dispatcher
+    return DISPATCHERS.get(scheme) in known.choices
+
+
 MOST_DIGITS = 19
 """From which on a number among options is text, that nothing takes."""
 
@@ -185,9 +200,7 @@ class Stack:
         UserError
             As `of` does.
         """
-        name = TRAINED if is_training else SERVED.get(scheme, "sglang")
-        if own in STACKS and load(STACKS[own][0]).trains == is_training:
-            name = own
+        name = practice_name(scheme, is_training=is_training, own=own)
         return cls.of(f"{name}:{settings}" if settings else name, system, facts)
 
     def check(self, *, is_training: bool, precision: str | None = None) -> None:
@@ -267,13 +280,11 @@ class Stack:
 
     def with_dispatcher(self, scheme: str) -> Self | None:
         """Give it with a scheme as the dispatcher of rows; None if its list has no such choice."""
-        known = self.kernels.options.get("dispatcher")
-        of_list = DISPATCHERS.get(scheme)
-        if known is None:
-            return self if scheme == self.kernels.dispatcher else None
-        if of_list not in known.choices:
+        if not knows(self.kernels, scheme):
             return None
-        return dataclasses.replace(self, options={**self.options, "dispatcher": str(of_list)})
+        if "dispatcher" not in self.options:
+            return self
+        return dataclasses.replace(self, options={**self.options, "dispatcher": DISPATCHERS[scheme]})
 
     def without_rows(self) -> Self:
         """Give it with a list that knows no scheme, so that its calls alone are paid."""
