@@ -13,6 +13,7 @@ are the list's.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -127,9 +128,8 @@ def _spread(
     waited = sum(counts.waited[stage, is_backward] for stage in stages)
     moved = sum(counts.moved[stage, is_backward] for stage in stages)
     late_ps = sum(counts.late_ps[stage, is_backward] for stage in stages)
-    products = sum(counts.products[stage, is_backward] for stage in stages)
     small = [row for row in rows if row.kind != "gemm"]
-    others = max(0, sum(row.kernels for row in small) - (own - products))
+    others = _missing(small, sum((counts.named[stage, is_backward] for stage in stages), Counter()))
     nbytes = max(0, sum(row.moves for row in small) - moved)
     late_ps = max(0, sum(_late_ps(machine, row) for row in small) - late_ps)
     waits = max(0, sum(row.waits for row in rows) - waited)
@@ -139,6 +139,18 @@ def _spread(
         (first, is_backward): StageCalls(each, others, nbytes, waits, late_ps),
         **{(stage, is_backward): StageCalls(each) for stage in rest},
     }
+
+
+def _missing(rows: Listed, launched: Counter[str]) -> int:
+    """Kernels of rows that a scheme does not launch.
+
+    It launches those of their names. Kernels of other names stand in for rows that it has not.
+    """
+    listed: Counter[str] = Counter()
+    for row in rows:
+        listed[row.name] += row.kernels  # none of memsets, and of copies to the host
+    strange = sum(count for name, count in launched.items() if name not in listed)
+    return max(0, (listed - launched).total() - strange)
 
 
 def _late_ps(machine: Machine, row: ListedOperation) -> int:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 ACTIVATION = Operation(KIND_NAMES[Kind.ACTIVATION], moves="results of the first GEMM, operands of the second")
+ACTIVATION_GRADIENTS = Operation("activation, gradients", moves="results of both, operands of the second")
 # Behind an activation that writes no operands.
 QUANTISATION = Operation("quantisation", moves="what the activation wrote, operands with scales")
 
@@ -205,7 +206,8 @@ def in_turn(
     if work.has_weight_gradients:
         done = gradient(DOWN, done)
     activated = activation_bytes(work, layout, quantises=quantises)
-    done = machine.memory_kernel(Kind.ACTIVATION, activated, done, ACTIVATION)
+    activation = ACTIVATION_GRADIENTS if work.is_backward else ACTIVATION
+    done = machine.memory_kernel(Kind.ACTIVATION, activated, done, activation)
     if quantise is not None:
         done = quantise(done)
     done = multiply(Gemm.second(work), done)

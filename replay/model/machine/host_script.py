@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -142,16 +142,18 @@ class StageCounts:
 
     Attributes
     ----------
-    launched, products, waited
-        Kernels, those of them that multiply rows of experts, and waits of the program.
+    launched, waited
+        Kernels and waits of the program.
+    named
+        Kernels by name, but for those that multiply rows of experts.
     moved, late_ps
         Bytes that elementwise kernels read and write on the GPU with most of them, and what laws of
         theirs take beside these.
     """
 
     launched: Counter[StageKey] = field(default_factory=Counter)
-    products: Counter[StageKey] = field(default_factory=Counter)
     waited: Counter[StageKey] = field(default_factory=Counter)
+    named: defaultdict[StageKey, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     moved: Counter[StageKey] = field(default_factory=Counter)
     late_ps: Counter[StageKey] = field(default_factory=Counter)
 
@@ -167,15 +169,18 @@ class HostScript(list[ScriptLine]):
     @property
     def counts(self) -> StageCounts:
         """Add it up by stage."""
-        counts = StageCounts()
+        counts, is_product = StageCounts(), False
         for act, stage, operation, nbytes, late_ps in self:
             if act == "launch":
                 assert operation is not None
                 counts.launched[stage] += operation.launches
+                if not is_product:
+                    counts.named[stage][operation.name] += operation.launches
+                is_product = False
             elif act == "wait":
                 counts.waited[stage] += 1
             elif act == "multiply":
-                counts.products[stage] += 1
+                is_product = True
             elif act == "move":
                 counts.moved[stage] += nbytes
                 counts.late_ps[stage] += late_ps

@@ -76,22 +76,12 @@ class ListedPart:
     part
         Its name; gradients go through the parts in reverse.
     sizes
-        (rank,): of `KernelSizes`, where they are others than the layer's own.
+        Of `KernelSizes`, numbers or (rank,), where they are others than the layer's own.
     """
 
-    def __init__(self, machine: Machine, work: LayerWork, software: Software, part: str, **sizes: Ints) -> None:
-        self._machine = machine
+    def __init__(self, machine: Machine, work: LayerWork, software: Software, part: str, **sizes: Ints | int) -> None:
+        self._machine, self._work, self._sizes = machine, work, dict[str, Any](sizes)
         self._rows = part_rows(software, part, "backward" if work.is_backward else "forward")
-        self._given: dict[str, Any] = {
-            "tokens": np.diff(work.tokens_of_rank),
-            "rows": work.matrix("pairs").sum(axis=0),
-            "hidden": work.shape.hidden,
-            "experts": work.num_experts,
-            "topk": work.expert_ids.shape[1],
-            "ranks": work.num_ranks,
-            "local": -(-work.num_experts // work.num_ranks),
-            **sizes,
-        }
 
     def launch(self, name: str, after: Tasks, moved: MemoryTraffic | None = None, kind: Kind = Kind.LAYOUT) -> Tasks:
         """Launch the kernels of a row: (rank,) tasks, those of the last.
@@ -113,9 +103,35 @@ class ListedPart:
         law: tuple[str, Ints, Any] | None = None
         if of.law is not None:
             called, first, second = of.law
-            law = (called, self._over(first), Expression(str(second)).value(self._given))
+            law = (called, self._over(first), Expression(str(second)).value(self._given(str(second))))
         nbytes = self._over(of.moves) if moved is None else moved
         return machine.small_kernels(kind, nbytes, after, what, least=laws.least(machine, law))
 
     def _over(self, text: int | str) -> Ints:
-        return Expression(str(text)).over(self._given, self._machine.num_ranks)
+        """Compute an expression of the list: (rank,)."""
+        return Expression(str(text)).over(self._given(str(text)), self._machine.num_ranks)
+
+    def _given(self, text: str) -> dict[str, Any]:
+        for name in Expression(text).names - self._sizes.keys():
+            self._sizes[name] = _size(name, self._work)
+        return self._sizes
+
+
+def _size(name: str, work: LayerWork) -> Ints | int:
+    """(rank,) or of all: what `KernelSizes` calls so."""
+    match name:
+        case "tokens":
+            return np.diff(work.tokens_of_rank)
+        case "rows" | "copies":
+            return work.matrix("pairs" if name == "rows" else "copies").sum(axis=0)
+        case "hidden":
+            return work.shape.hidden
+        case "experts":
+            return work.num_experts
+        case "topk":
+            return work.expert_ids.shape[1]
+        case "ranks":
+            return work.num_ranks
+        case "local":
+            return -(-work.num_experts // work.num_ranks)
+    raise KeyError(name)

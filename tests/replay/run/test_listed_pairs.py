@@ -159,7 +159,7 @@ def test_rows_of_experts_are_the_padded_ones(pair) -> None:
     assert down.of.is_routed
     assert not down.of.weights
     copies = work.matrix("copies").sum(axis=0)
-    expanded = rows["gradients, a copy for each expert"]
+    expanded = rows["permute"]
     assert expanded.moves.tolist() == ((copies + padded_rows(work, LAYOUT)) * 512).tolist()
     assert len(set(expanded.moves.tolist())) > 1
 

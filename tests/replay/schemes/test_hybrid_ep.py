@@ -35,7 +35,7 @@ TOKENS, COPIES, PAIRS = (3, 2), (3, 4), (4, 6)
 PROBS = 4 * 4  # a gate weight for each of four experts
 FP8_ROW, BF16_ROW = HIDDEN + 4 * HIDDEN // 128, 2 * HIDDEN
 RATE = 5  # bytes of memory in a picosecond
-BARRIER, GRID, SMALL = 1010 * NS, 700 * NS, 300 * NS
+BARRIER, SMALL = 1010 * NS, 300 * NS
 GAP = 2 * US
 LOOK = 30 * NS  # of a thread, at a GPU, for a store of a row
 UP, DOWN, VISIBLE, ACCESS, LOAD = 150 * NS, 100 * NS, 30 * NS, 20 * NS, 60 * NS
@@ -101,18 +101,16 @@ def wires(graph: TaskGraph, kind: Kind) -> list[tuple[int, int]]:
 def test_preprocessing_reads_the_routing_of_all_gpus(rank: int) -> None:
     graph, machine = replay(layer())
     flags = 2 * 3 * 4  # of two GPUs, the fewer tokens padded to three, four experts
-    sums = 108 * 2 * 8
-    scan = flags + 3 * 2 * 4 + COPIES[rank] * 2
-    places = COPIES[rank] * 2 * (1 + 3 * 4)
+    sums = 108 * (2 + 2) * 8
+    scan = flags + 3 * 2 * 4 + COPIES[rank] * 2 * (1 + 4)
     found = memory(graph, machine, Kind.LAYOUT, rank)
-    assert found == [-(-nbytes // RATE) for nbytes in (sums, scan, places)]
+    assert found == [-(-nbytes // RATE) for nbytes in (sums, scan, 0)]
 
 
-def test_blocks_of_the_scan_wait_for_all_before_them_and_the_grid_meets_thrice() -> None:
+def test_blocks_of_the_scan_wait_for_all_before_them() -> None:
     graph, _ = replay(layer())
     waits = graph.duration_ps[(graph.resource < 0) & (graph.rank == 0)].tolist()
     assert 107 * 20 * NS in waits
-    assert 3 * GRID in waits
 
 
 def test_flags_of_all_tokens_are_gathered() -> None:
@@ -125,10 +123,10 @@ def test_flags_of_all_tokens_are_gathered() -> None:
 @every(
     ("options", "backward", "launches", "waits"),
     [
-        # Cast; gather, memset, scan, places; four kernels each way, permute, unpermute, and
-        # GEMM, activation, quantisation, GEMM.
-        ({}, False, 1 + 4 + 4 + 1 + 4 + 1 + 4, 1),
-        ({"non_blocking": True}, False, 19, 0),
+        # Cast; gather, two memsets, scan, padded counts; four kernels each way, permute, unpermute,
+        # and GEMM, activation, quantisation, GEMM.
+        ({}, False, 1 + 5 + 4 + 1 + 4 + 1 + 4, 1),
+        ({"non_blocking": True}, False, 20, 0),
         ({"cached_layout": True}, False, 15, 0),
         ({}, True, 15 + 2, 0),
     ],
@@ -169,9 +167,10 @@ def test_rows_are_multiples_of_512_values() -> None:
 def test_kernels_around_move_their_bytes(rank: int) -> None:
     graph, machine = replay(layer())
     copies, pairs, tokens = COPIES[rank], PAIRS[rank], TOKENS[rank]
-    permuted = copies * (FP8_ROW + PROBS) + pairs * (FP8_ROW + 4)
+    # A row's place, or none, with each of two own experts; gate weights of the pairs alone.
+    permuted = copies * (FP8_ROW + 2 * 4) + pairs * (FP8_ROW + 2 * 4)
     assert memory(graph, machine, Kind.PERMUTE, rank) == [-(-permuted // RATE)]
-    summed = (pairs + copies) * BF16_ROW
+    summed = (pairs + copies) * BF16_ROW + copies * 2 * 4
     assert memory(graph, machine, Kind.UNPERMUTE, rank) == [-(-summed // RATE)]
     written = memory(graph, machine, Kind.COMBINE_MEMORY, rank)
     assert written == [-(-BF16_ROW // RATE)] * tokens

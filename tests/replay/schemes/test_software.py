@@ -47,7 +47,7 @@ PROGRAMS: list[tuple[str, dict[str, Any], tuple[int, int], tuple[int, int] | Non
     ("deepep-ll", {}, (6, 0), None),
     ("nccl-ep", {}, (6, 0), None),
     ("deepep-v2", {}, (7, 1), (9, 0)),
-    ("hybrid-ep", {}, (17, 1), (15, 0)),
+    ("hybrid-ep", {}, (18, 1), (15, 0)),
     ("nccl-ep-ht", {}, (18, 1), (11, 1)),
     ("nvls", {}, (12, 0), (10, 0)),
     ("pangu", {}, (41, 2), (13, 0)),
@@ -72,7 +72,7 @@ PROGRAMS: list[tuple[str, dict[str, Any], tuple[int, int], tuple[int, int] | Non
     ("deepep-v2", {"do_expand": False}, (16, 1), (11, 0)),
     ("deepep-v2", {"do_expand": False, "stack": "bare", "cpu_sync": False}, (9, 0), (11, 0)),
     ("deepep-v2", {"cached_layout": True}, (7, 0), (9, 0)),
-    ("hybrid-ep", {"non_blocking": True}, (17, 0), (15, 0)),
+    ("hybrid-ep", {"non_blocking": True}, (18, 0), (15, 0)),
     ("moe-hub", {"dam": False}, (4, 0), (6, 0)),
 ]
 variants = pytest.mark.parametrize(("name", "options"), [(name, options) for name, options, *_ in PROGRAMS], ids=str)

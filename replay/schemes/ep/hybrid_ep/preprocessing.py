@@ -1,11 +1,13 @@
 """Preprocessing of HybridEP, before rows travel: the tokens that each GPU wants, and their places.
 
 The routing map (a flag for each token and expert) of all GPUs is gathered on each, a scan gives
-every token its place on every GPU, and a second kernel gives each (token, expert) its row. The
-host then waits for the number of rows, unless it has promised a bound.
+every token its place on every GPU and each (token, expert) its row, and a second kernel pads the
+experts' counts. The host then waits for them, unless it has promised a bound. Until pull request
+625 (17cfb81, May 2026) rows had a kernel of their own, whose blocks met three times.
 
-Source: deepseek-ai/DeepEP, branch hybrid-ep: ``deep_ep/hybrid_ep_buffer.py`` and, under
-``csrc/hybrid_ep``, ``scan`` in ``backend/hybrid_ep_backend.cuh`` and ``extension/permute.cu``.
+Source: deepseek-ai/DeepEP, branch hybrid-ep, 94a9f8f: ``deep_ep/hybrid_ep_buffer.py`` and, under
+``csrc/hybrid_ep``, ``metadata_preprocess_core`` in ``executor/executor.cu``, ``scan`` in
+``backend/hybrid_ep_backend.cuh``. Bytes are those of Megatron-LM's kernel list.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import numpy as np
 from replay.model.collectives.nccl import NCCL
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COUNTS, DISPATCH, Kind
+from replay.schemes.ep.list_rows import ListedPart, Software
 
 if TYPE_CHECKING:
     from replay.model.arrays import Tasks
@@ -26,13 +29,10 @@ if TYPE_CHECKING:
 COUNTS_WAIT = "counts to the host"
 SCAN_BLOCKS = 108  # num_sms_preprocessing_api
 PLACE_BYTES, SUM_BYTES = 4, 8
-GRID_BARRIERS = 3  # of the kernel that places rows
-PLACE_PASSES = 3  # written, then read and written
 
+LISTED = Software("megatron", (("dispatcher", "hybridep"),))
 GATHER = Operation("all-gather of the routing map", moves="flags of all tokens")
-CLEAR = Operation("memset of sums", moves="a sum for each block and GPU")
-SCAN = Operation("scan", moves="flags of all tokens; places of its own tokens, flags of those received")
-PLACES = Operation("permute preprocessing", moves="flags of received tokens; a row for each of them and expert")
+CLEAR = Operation("memset of sums", 2, "a sum for each block and GPU, and for each block and own expert")
 
 
 def all_experts(work: LayerWork) -> tuple[int, int]:
@@ -49,18 +49,13 @@ def preprocess(work: LayerWork, machine: Machine, start: Tasks, *, host_waits: b
     flags = n * most * experts
     begun = machine.kernel(start, GATHER)
     gathered = NCCL.build(machine, COUNTS, "all_gather", flags, begun)
-    sums = SCAN_BLOCKS * n * SUM_BYTES
-    cleared = machine.memory_kernel(Kind.LAYOUT, sums * every, gathered, CLEAR)
-    copies = work.matrix("copies").sum(axis=0)
-    placed = flags + most * n * PLACE_BYTES + copies * local
-    scanned = machine.memory_kernel(Kind.LAYOUT, placed, cleared, SCAN)
+    sums = SCAN_BLOCKS * (n + local) * SUM_BYTES
+    cleared = machine.small_kernels(Kind.LAYOUT, sums * every, gathered, CLEAR)
+    part = ListedPart(machine, work, LISTED, "dispatch", tokens=most, experts=experts, local=local)
+    scanned = part.launch("scan", cleared)
     # Each block reads the sums of all blocks before it, one after the other.
     looks = machine.costs.cache_load() * (SCAN_BLOCKS - 1)
-    scanned = machine.delay(Kind.LAYOUT, looks, scanned)
-    rows = copies * local * (1 + PLACE_PASSES * PLACE_BYTES)
-    known = machine.memory_kernel(Kind.LAYOUT, rows, scanned, PLACES)
-    barrier = machine.costs.grid_barrier()
-    known = machine.delay(DISPATCH.sync, barrier * GRID_BARRIERS, known, each=barrier)
+    known = part.launch("padded counts", machine.delay(Kind.LAYOUT, looks, scanned))
     if host_waits:
         machine.host.wait(DISPATCH, known, COUNTS_WAIT)
     return known

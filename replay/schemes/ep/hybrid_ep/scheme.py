@@ -9,7 +9,8 @@ Left out: permute and unpermute fused into the two kernels, by flags of chunks. 
 rows to many GPUs are paced by the one thread of an SM that issues stores: for every token it looks
 at every GPU, wanted or not.
 
-Source: deepseek-ai/DeepEP, branch hybrid-ep; NVIDIA/Megatron-LM ``moe/fused_a2a.py``.
+Source: deepseek-ai/DeepEP, branch hybrid-ep, permutes of 94a9f8f ``csrc/hybrid_ep/extension/permute.cu``;
+NVIDIA/Megatron-LM ``moe/fused_a2a.py``.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from replay.model.machine.times import MemoryTraffic
 from replay.schemes.ep.facts import LIBRARY_WEIGHTS, Buffer
 from replay.schemes.ep.hybrid_ep import kernels, preprocessing
 from replay.schemes.ep.hybrid_ep.kernels import PROB_BYTES, RowSizes
-from replay.schemes.ep.hybrid_ep.preprocessing import all_experts
+from replay.schemes.ep.hybrid_ep.preprocessing import PLACE_BYTES, all_experts
 from replay.schemes.ep.staged_schemes import StagedScheme
 from replay.schemes.options import Options, option
 
@@ -144,8 +145,11 @@ class HybridEp(StagedScheme):
         received = yield kernels.dispatch(work, machine, *shape, ready)
         copies, pairs = (work.matrix(what).sum(axis=0) for what in ("copies", "pairs"))
         row, back = work.dispatch_row_bytes, work.combine_row_bytes
-        weight = 0 if work.is_backward else PROB_BYTES  # one for each row behind the permute
-        moved = MemoryTraffic(copies * RowSizes.of(work).out, pairs * (row + weight), pairs)
+        local, _ = all_experts(work)
+        places = copies * local * PLACE_BYTES  # for each own expert, where the row goes or came from
+        weight = 0 if work.is_backward else PROB_BYTES  # of the experts that have the row alone
+        read = copies * RowSizes.of(work, experts=0).out + places + pairs * weight
+        moved = MemoryTraffic(read, pairs * (row + weight), pairs)
         permuted = machine.memory_kernel(
             Kind.PERMUTE, moved, received, moves="received rows, a row for each of their experts"
         )
@@ -154,6 +158,7 @@ class HybridEp(StagedScheme):
         # TransformerEngine's grouped linear layer quantises its input itself.
         done = separate_kernels(machine, work, pool, shared(operands), quantises_apart=True)
         weight = PROB_BYTES if work.is_backward else 0
-        added = MemoryTraffic(pairs * (back + weight), copies * RowSizes.of(work).back)
+        # Gradients of gate weights: zeroes for all experts, and those that there are.
+        added = MemoryTraffic(pairs * (back + weight) + places, copies * RowSizes.of(work).back + pairs * weight)
         summed = yield machine.memory_kernel(Kind.UNPERMUTE, added, done, moves="every result, their sums by GPU")
         return (yield kernels.combine(work, machine, *shape, summed))

@@ -1,0 +1,206 @@
+"""Kernels of schemes and of lists that know them: each is stated once, or twice alike.
+
+A list has all of a layer. What a scheme launches in its stages is among the rows of the list that
+belong there, by name and number; what moves rows or indices has the list's bytes, too. So the stack
+adds what the list has more of, and no kernel is launched in two ways.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import hwmodel
+from replay.chains import stack_calls
+from replay.chains.host_program import outline_layer
+from replay.chains.layer_stacks import launched_by
+from replay.chains.stack_calls import stage_calls
+from replay.model.machine.host_script import HostScript
+from replay.model.work.kernel_lists import KernelSizes, ListedOperation, Pass
+from replay.model.work.layer import ExpertShape, LayerWork
+from replay.model.work.stacks import STACKS, Stack
+from replay.schemes import Scheme, find
+from replay.schemes.contract import layers as small_layers
+from replay.schemes.registry import names
+
+H100 = hwmodel.load("dgx-h100")
+#: Options with which a scheme has all kernels that a list has at its place: its rows are in BF16,
+#: permuted by kernels of their own, and gathered at once.
+OPTIONS: Mapping[str, str] = {
+    "megatron-tuned": "nodes=one,permute_in_exchange=false",
+    "megatron-inference": "products=torch,bf16_sums=true",
+}
+OF_SCHEME: Mapping[str, Mapping[str, Any]] = {"nvls": {"gathers_at_once": True}}
+#: Pairs in which a scheme's kernels stand in for others, by what these are.
+STAND_INS = {
+    ("vllm", "nccl-allgather"): "experts of vLLM's Triton kernels, which find rows by index; rows and scores gathered"
+}
+#: Kernels whose bytes are those of all schemes' experts: gate weights and casts within are a stack's.
+SHARED = {"activation", "activation, gradients"}
+
+
+class Pair(NamedTuple):
+    """A stack, and a scheme that its list knows."""
+
+    stack: str
+    scheme: str
+    direction: Pass
+
+
+def pairs() -> Iterator[tuple[str, str]]:
+    """All of them."""
+    for stack in STACKS:
+        for scheme in names("ep"):
+            if Stack.of(stack, H100).with_dispatcher(scheme) is not None:
+                yield stack, scheme
+
+
+PAIRS = [
+    Pair(stack, scheme, direction)
+    for stack, scheme in pairs()
+    if (stack, scheme) not in STAND_INS
+    for direction in (("forward", "backward") if Stack.of(stack, H100).kernels.trains else ("forward",))
+]
+every_pair = pytest.mark.parametrize("pair", PAIRS, ids=" ".join)
+
+
+def sizes() -> KernelSizes:
+    """Of each GPU of `layer`."""
+    return KernelSizes(
+        tokens=4, ranks=4, hidden=512, experts=16, topk=4, local=4, rows=16, copies=8, inner=64, heads=1, width=64
+    )
+
+
+@cache
+def layer(*, is_backward: bool) -> LayerWork:
+    """Even work: 16 tokens with two experts on each of two GPUs, every expert with four rows."""
+    token = np.arange(16)[:, None]
+    gpu, place = (token + np.array([0, 0, 1, 1])) % 4, (token // 4 + np.array([0, 1, 0, 1])) % 4
+    return small_layers.work(
+        (4 * gpu + place).astype(np.int32), 4, 16, shape=ExpertShape(512, 64), is_backward=is_backward
+    )
+
+
+def stack_of(pair: Pair) -> Stack:
+    """The stack, with the scheme as its dispatcher."""
+    text = f"{pair.stack}:{OPTIONS[pair.stack]}" if pair.stack in OPTIONS else pair.stack
+    found = Stack.of(text, H100).with_dispatcher(pair.scheme)
+    assert found is not None
+    return found
+
+
+def scheme_of(pair: Pair) -> Scheme:
+    """The scheme as it is launched under the stack."""
+    trains = stack_of(pair).kernels.trains
+    found = launched_by(find(pair.scheme), pair.stack, {}, in_pairs=False, is_training=trains)
+    return found.with_options(OF_SCHEME.get(pair.scheme, {}))
+
+
+@cache
+def script_of(pair: Pair) -> HostScript:
+    """All that hosts do in a layer."""
+    return outline_layer(scheme_of(pair), layer(is_backward=pair.direction == "backward"), H100).host.script
+
+
+class Stages(NamedTuple):
+    """Kernels of some stages, but for products.
+
+    Attributes
+    ----------
+    of
+        The first of them.
+    launched, listed
+        By name: kernels that the scheme launches, and that the list has.
+    launched_bytes, listed_bytes
+        By name: what these read and write.
+    copies
+        Copies to the host and memsets of the list, which are no kernels in it.
+    """
+
+    of: str
+    launched: Counter[str]
+    listed: Counter[str]
+    launched_bytes: Counter[str]
+    listed_bytes: Counter[str]
+    copies: set[str]
+
+
+def stages_of(pair: Pair) -> Iterator[Stages]:
+    """Stages of a layer, as `replay.chains.stack_calls` groups them."""
+    script, is_backward = script_of(pair), pair.direction == "backward"
+    for stages, every in stack_calls._groups(stack_of(pair), sizes(), pair.direction).items():
+        rows = [row for row in every if row.kind != "gemm"]
+        named = sum((script.counts.named[stage, is_backward] for stage in stages), Counter[str]())
+        yield Stages(
+            stages[0],
+            named,
+            _by_name(rows, "kernels"),
+            _bytes_of(script, {(stage, is_backward) for stage in stages}),
+            _by_name(rows, "moves"),
+            {row.name for row in rows if not row.kernels},
+        )
+
+
+def _by_name(rows: list[ListedOperation], what: str) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for row in rows:
+        found[row.name] += getattr(row, what)
+    return found
+
+
+def _bytes_of(script: HostScript, stages: set[tuple[str, bool]]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    name = ""
+    for line in script:
+        if line.act == "launch":
+            assert line.operation is not None
+            name = line.operation.name
+        elif line.act == "move" and line.stage in stages:
+            found[name] += line.nbytes
+    return found
+
+
+def test_pairs_in_which_kernels_stand_in_for_others_are_those_that_are_named() -> None:
+    assert set(pairs()) == {(pair.stack, pair.scheme) for pair in PAIRS} | STAND_INS.keys()
+
+
+@every_pair
+def test_a_scheme_launches_kernels_of_its_list_alone(pair: Pair) -> None:
+    for stages in stages_of(pair):
+        strange = stages.launched.keys() - stages.listed.keys()
+        assert not strange, f"{stages.of}: the list has none of {sorted(strange)}"
+        more = (stages.launched - stages.listed).keys() - stages.copies
+        assert not more, f"{stages.of}: the list has fewer of {sorted(more)}"
+
+
+@every_pair
+def test_a_stack_adds_what_the_list_has_more_of(pair: Pair) -> None:
+    stack, scheme = stack_of(pair), scheme_of(pair)
+    found = stage_calls(stack, scheme, sizes(), {pair.direction: lambda: script_of(pair)}, H100)
+    for stages in stages_of(pair):
+        if stages.listed:
+            added = found.stages[stages.of, pair.direction == "backward"].others
+            assert added == (stages.listed - stages.launched).total(), stages.of
+
+
+@every_pair
+def test_kernels_that_both_state_move_the_same_bytes(pair: Pair) -> None:
+    if "fp8" in stack_of(pair).kernels.types[:1]:
+        pytest.skip("rows of its list are in FP8 as they travel")
+    for stages in stages_of(pair):
+        both = stages.launched.keys() & stages.listed.keys() - SHARED
+        listed, launched = stages.listed_bytes, stages.launched_bytes
+        assert {name: launched[name] for name in both} == {name: listed[name] for name in both}, stages.of
+
+
+@every_pair
+def test_hosts_wait_where_the_list_says(pair: Pair) -> None:
+    script, is_backward = script_of(pair), pair.direction == "backward"
+    for stages, rows in stack_calls._groups(stack_of(pair), sizes(), pair.direction).items():
+        waits = sum(script.counts.waited[stage, is_backward] for stage in stages)
+        assert waits <= sum(row.waits for row in rows)
