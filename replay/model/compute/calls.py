@@ -196,11 +196,19 @@ def gradient_calls(
     return _on_streams(machine, calls_of(work), after, streams, one)
 
 
-QUANTISE = Operation(
-    "quantise",
-    moves="rows of one expert, operands with scales",
-    source="TransformerEngine pytorch/csrc/extensions/cast.cpp, one by one",
-)
+QUANTISE = {
+    (kind, is_backward): Operation(
+        name,
+        moves="rows of one expert, operands with scales",
+        source="TransformerEngine pytorch/csrc/extensions/cast.cpp, one by one",
+    )
+    for kind, is_backward, name in (
+        (Kind.GEMM1, False, "rows of experts, cast"),
+        (Kind.GEMM2, False, "activated rows, cast"),
+        (Kind.GEMM2, True, "gradients of down, cast"),
+        (Kind.GEMM1, True, "gradients of up, cast"),
+    )
+}
 
 
 def quantise(machine: Machine, work: LayerWork, gemm: Gemm, calls: list[ExpertCall], after: Tasks) -> Tasks:
@@ -210,9 +218,9 @@ def quantise(machine: Machine, work: LayerWork, gemm: Gemm, calls: list[ExpertCa
     (TransformerEngine ``Float8BlockQuantizer``, ``rowwise`` and ``columnwise``). A forward pass
     does so as well, since it is one of training.
     """
-    types, ends = work.precision, after
+    types, ends, what = work.precision, after, QUANTISE[gemm.kind, work.is_backward]
     for call in calls:
-        begun = machine.kernel(ends, QUANTISE, kind=Kind.CAST, on=call.rows > 0)
+        begun = machine.kernel(ends, what, kind=Kind.CAST, on=call.rows > 0)
         ranks = np.flatnonzero(call.rows)
         rows, ends = call.rows[ranks], begun.copy()
         moved = MemoryTraffic(rows * types.token_row_bytes(gemm.k), 2 * rows * types.operand_row_bytes(gemm.k))

@@ -63,7 +63,7 @@ def part_rows(software: Software, part: str, direction: Pass) -> dict[str, PartR
 def _operation(row: ListRow, sources: dict[str, str]) -> Operation:
     key, _, place = row.source.partition(" ")
     repository = sources[key].partition(",")[0]
-    launches = row.kernels if isinstance(row.kernels, int) else 1
+    launches = row.kernels if isinstance(row.kernels, int) else 0  # see `ListedPart.launch`
     moves = f"{row.moves} bytes" if isinstance(row.moves, str) else ""
     return Operation(row.name, launches + max(0, row.copies - 1), moves, f"{repository} {place}")
 
@@ -100,6 +100,8 @@ class ListedPart:
         """
         of, what = self._rows[name]
         machine = self._machine
+        if isinstance(of.kernels, str):
+            what = what._replace(launches=int(Expression(of.kernels).value(self._given(of.kernels))))
         law: tuple[str, Ints, Any] | None = None
         if of.law is not None:
             called, first, second = of.law
@@ -117,7 +119,7 @@ class ListedPart:
         return self._sizes
 
 
-def _size(name: str, work: LayerWork) -> Ints | int:
+def _size(name: str, work: LayerWork) -> Any:
     """(rank,) or of all: what `KernelSizes` calls so."""
     match name:
         case "tokens":

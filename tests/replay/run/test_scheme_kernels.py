@@ -23,6 +23,7 @@ from replay.chains.stack_calls import stage_calls
 from replay.model.machine.host_script import HostScript
 from replay.model.work.kernel_lists import KernelSizes, ListedOperation, Pass
 from replay.model.work.layer import ExpertShape, LayerWork
+from replay.model.work.precision import Precision
 from replay.model.work.stacks import STACKS, Stack
 from replay.schemes import Scheme, find
 from replay.schemes.contract import layers as small_layers
@@ -77,12 +78,17 @@ def sizes() -> KernelSizes:
 
 
 @cache
-def layer(*, is_backward: bool) -> LayerWork:
+def layer(*, is_backward: bool, precision: str | Precision = "bf16") -> LayerWork:
     """Even work: 16 tokens with two experts on each of two GPUs, every expert with four rows."""
     token = np.arange(16)[:, None]
     gpu, place = (token + np.array([0, 0, 1, 1])) % 4, (token // 4 + np.array([0, 1, 0, 1])) % 4
     return small_layers.work(
-        (4 * gpu + place).astype(np.int32), 4, 16, shape=ExpertShape(512, 64), is_backward=is_backward
+        (4 * gpu + place).astype(np.int32),
+        4,
+        16,
+        shape=ExpertShape(512, 64),
+        precision=precision,
+        is_backward=is_backward,
     )
 
 
@@ -196,6 +202,26 @@ def test_kernels_that_both_state_move_the_same_bytes(pair: Pair) -> None:
         both = stages.launched.keys() & stages.listed.keys() - SHARED
         listed, launched = stages.listed_bytes, stages.launched_bytes
         assert {name: launched[name] for name in both} == {name: listed[name] for name in both}, stages.of
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_megatron_s_casts_and_paddings_are_its_list_s(direction: Pass) -> None:
+    """Scales of blocks; those of schemes that run experts together stand in for them."""
+    is_backward = direction == "backward"
+    stack = Stack.of("megatron-plain:fp8=blockwise", H100).with_dispatcher("megatron")
+    assert stack is not None
+    work = layer(is_backward=is_backward, precision=Precision("bf16", gemm="fp8"))
+    counts = outline_layer(find("megatron"), work, H100).host.counts
+    listed = Counter[str]()
+    for row in stack.operations(sizes(), ["experts"], direction):
+        listed[row.name] += row.kernels
+    launched = {name: count for name, count in counts.named["experts", is_backward].items() if "sort" not in name}
+    launched.pop("chunk map", None)
+    names = {"activation, gradients"} if is_backward else {"activation"}
+    assert {name: listed[name] for name in launched.keys() - names} == {
+        name: count for name, count in launched.items() if name not in names
+    }
+    assert sum("cast" in name or "padd" in name for name in launched) == 5
 
 
 @every_pair

@@ -106,17 +106,16 @@ def test_fp8_operands_are_padded_and_quantised_expert_by_expert() -> None:
         for count in (10, 16, 17)
     ]
     names = {one.name: one.launches for one in program(megatron(), work, SYSTEM)}
-    assert names["padding"] == 2
-    assert names["unpadding"] == 1
-    assert names["quantise"] == names["gemm1"] == names["gemm2"] == 3
+    assert names["rows padded"] == names["gate weights padded"] == names["padding dropped"] == 1
+    assert names["rows of experts, cast"] == names["activated rows, cast"] == names["gemm1"] == names["gemm2"] == 3
 
 
 def test_gradients_lose_their_padding_twice() -> None:
     work = one_gpu([10, 16], precision=FP8, is_backward=True)
     timeline = run(work, megatron())
     names = {one.name: one.launches for one in program(megatron(), work, SYSTEM)}
-    assert names["padding"] == 1
-    assert names["unpadding"] == 2
+    assert names["gradients padded"] == names["padding of gradients dropped"] == 1
+    assert names["padding of gate weights' gradients dropped"] == 1
     # Gradients of results are padded, those of inputs and of gate weights are not any more.
     assert spent(timeline, Kind.PERMUTE)[-1] == -(-26 * 512 // 8) + -(-32 * 512 // 4)
     first, second, *_ = spent(timeline, Kind.UNPERMUTE)

@@ -37,6 +37,7 @@ from replay.model.compute.weight_gradients import DOWN, UP, weight_gradient_kern
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import MemoryTraffic
+from replay.schemes.ep.list_rows import ListedPart, Software
 from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
@@ -53,8 +54,7 @@ PROB_BYTES = 4  # FP32
 # instead; so it does for transposed weights, which a backward pass has.
 CUTLASS_SM80 = OperandPath("mma.sync", "cp.async", "cp.async", step_bytes=64)
 ARGUMENTS = Operation("arguments", 7, source="grouped_gemm: leading dimensions and pointers of three matrices, sizes")
-PADDING = Operation("padding", moves="rows, and rows padded to 16 an expert")
-UNPADDING = Operation("unpadding", moves="padded rows, and rows")
+LISTED = Software("megatron", (("dispatcher", "alltoall"), ("fp8", "blockwise")))
 
 
 @dataclass(frozen=True)
@@ -140,20 +140,22 @@ def _padding(work: LayerWork, row_bytes: int) -> tuple[Ints, Ints]:
 
 def _pad(machine: Machine, work: LayerWork, row_bytes: int, after: Tasks) -> Tasks:
     """Pad the rows of each expert, forward its gate weights too: (rank,) tasks."""
-    own, padded = _padding(work, row_bytes)
-    done = machine.memory_kernel(Kind.PERMUTE, MemoryTraffic(own, padded), after, PADDING)
+    part = ListedPart(machine, work, LISTED, "experts")
+    moved = MemoryTraffic(*_padding(work, row_bytes))
     if work.is_backward:
-        return done
-    own, padded = _padding(work, PROB_BYTES)
-    return machine.memory_kernel(Kind.PERMUTE, MemoryTraffic(own, padded), done, PADDING)
+        return part.launch("gradients padded", after, moved, Kind.PERMUTE)
+    done = part.launch("rows padded", after, moved, Kind.PERMUTE)
+    return part.launch("gate weights padded", done, MemoryTraffic(*_padding(work, PROB_BYTES)), Kind.PERMUTE)
 
 
 def _unpad(machine: Machine, work: LayerWork, after: Tasks) -> Tasks:
     """Take the padding from each expert's results: (rank,) tasks; the reverse of `_pad`."""
+    part = ListedPart(machine, work, LISTED, "experts")
     own, padded = _padding(work, work.result_row_bytes)
     moved = MemoryTraffic(padded, own)
-    done = machine.memory_kernel(Kind.UNPERMUTE, moved, after, UNPADDING)
     if not work.is_backward:
-        return done
+        return part.launch("padding dropped", after, moved, Kind.UNPERMUTE)
+    done = part.launch("padding of gradients dropped", after, moved, Kind.UNPERMUTE)
     own, padded = _padding(work, PROB_BYTES)
-    return machine.memory_kernel(Kind.UNPERMUTE, MemoryTraffic(padded, own), done, UNPADDING)
+    moved = MemoryTraffic(padded, own)
+    return part.launch("padding of gate weights' gradients dropped", done, moved, Kind.UNPERMUTE)
