@@ -3,9 +3,10 @@
 A scheme launches the kernels that move rows and compute, bare. Around them a stack has kernels of
 its own, allocations, copies and waits, and Python: its kernel list (`replay.model.work.stacks`) has
 all of a layer. Rows of the list belong to stages of the scheme's layer; their time on the host is
-spread evenly over what is launched in the stage. Kernels that the scheme does not have are small
-ones at the beginning of the stage, with the bytes that the scheme's own kernels lack and the time
-that laws of theirs take beside these. A list that does not know a scheme as a dispatcher says
+spread evenly over what is launched in the stage. A kernel of the scheme is the row of its name
+(`tests/replay/run/test_scheme_kernels.py` holds both to that). Kernels that the scheme does not
+have are small ones at the beginning of the stage, with the bytes that the scheme's own kernels lack
+and the time that laws of theirs take beside these. A list that does not know a scheme as a dispatcher says
 nothing of how the scheme moves rows: kernels that move rows are then calls of an extension. So are
 the scheme's experts, unless they are a stage of their own and the host knows their rows: then they
 are the list's.
@@ -129,7 +130,7 @@ def _spread(
     moved = sum(counts.moved[stage, is_backward] for stage in stages)
     late_ps = sum(counts.late_ps[stage, is_backward] for stage in stages)
     small = [row for row in rows if row.kind != "gemm"]
-    others = _missing(small, sum((counts.named[stage, is_backward] for stage in stages), Counter()))
+    others = _beyond(small, sum((counts.named[stage, is_backward] for stage in stages), Counter()))
     nbytes = max(0, sum(row.moves for row in small) - moved)
     late_ps = max(0, sum(_late_ps(machine, row) for row in small) - late_ps)
     waits = max(0, sum(row.waits for row in rows) - waited)
@@ -141,7 +142,7 @@ def _spread(
     }
 
 
-def _missing(rows: Listed, launched: Counter[str]) -> int:
+def _beyond(rows: Listed, launched: Counter[str]) -> int:
     """Kernels of rows that a scheme does not launch.
 
     It launches those of their names. Kernels of other names stand in for rows that it has not.

@@ -101,19 +101,19 @@ class ListedPart:
         of, what = self._rows[name]
         machine = self._machine
         if isinstance(of.kernels, str):
-            what = what._replace(launches=int(Expression(of.kernels).value(self._given(of.kernels))))
+            what = what._replace(launches=int(Expression(of.kernels).value(self._values(of.kernels))))
         law: tuple[str, Ints, Any] | None = None
         if of.law is not None:
             called, first, second = of.law
-            law = (called, self._over(first), Expression(str(second)).value(self._given(str(second))))
+            law = (called, self._over(first), Expression(str(second)).value(self._values(str(second))))
         nbytes = self._over(of.moves) if moved is None else moved
         return machine.small_kernels(kind, nbytes, after, what, least=laws.least(machine, law))
 
     def _over(self, text: int | str) -> Ints:
         """Compute an expression of the list: (rank,)."""
-        return Expression(str(text)).over(self._given(str(text)), self._machine.num_ranks)
+        return Expression(str(text)).over(self._values(str(text)), self._machine.num_ranks)
 
-    def _given(self, text: str) -> dict[str, Any]:
+    def _values(self, text: str) -> dict[str, Any]:
         for name in Expression(text).names - self._sizes.keys():
             self._sizes[name] = _size(name, self._work)
         return self._sizes

@@ -36,7 +36,7 @@ PRACTICE = "practice"
 # sglang: --moe-a2a-backend deepep (docs/advanced_features/expert_parallelism.md at 020017c4965d),
 # megamoe (server_args.py). vllm: --all2all-backend deepep_v2 and allgather_reducescatter, the
 # default (config/parallel.py). megatron-inference: dispatch by NVLS (Megatron-LM 29b4491927).
-# tensorrt-llm: NVLinkOneSided and NcclEP (communication_factory.py at 03c36d6222ad).
+# tensorrt-llm: NVLinkOneSided, NVLinkTwoSided and NcclEP (communication_factory.py at 03c36d6222ad).
 SERVED = {
     "deepep-ll": "sglang",
     "deepep-v2": "vllm",
@@ -46,6 +46,7 @@ SERVED = {
     "megatron-allgather": "vllm",
     "nccl-ep": "tensorrt-llm",
     "nvls": "megatron-inference",
+    "trtllm-alltoall": "tensorrt-llm",
 }
 """Stacks in which a scheme serves, where it is known; the others are as if in SGLang."""
 TRAINED = "megatron-plain"
