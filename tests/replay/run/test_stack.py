@@ -490,6 +490,27 @@ def test_two_lists_around_the_same_exchanges_are_refused(synthetic: Synthetic, s
         )
 
 
+def test_a_list_that_knows_a_scheme_leaves_no_room_for_an_engine_s_kernels(synthetic: Synthetic) -> None:
+    """Also in practice; a name that was given is refused beside the list, and kept in practice."""
+
+    def option(**given: Any) -> str:
+        how: dict[str, Any] = {"stack": "practice", "options": {}, "in_pairs": False, "is_training": True, **given}
+        found = launched_by(find("deepep").with_options(how["options"]), **how)
+        return str(getattr(found.options, "stack", ""))
+
+    assert [option(stack=stack) for stack in ("megatron-plain", "megatron-tuned:qk_norm=true", "automodel")] == [
+        "bare"
+    ] * 3
+    assert option(stack="deepseek") == "bare"
+    assert option(stack="deepseek", in_pairs=True) == "deepseek"
+    assert option() == "bare"
+    assert option(options={"stack": "sglang"}) == "sglang"
+    assert option(is_training=False) == "vllm"
+    assert option(stack="sglang", is_training=False) == "sglang"
+    with pytest.raises(UserError, match=r"--stack megatron-plain and option stack=vllm .* give one of them"):
+        replay.run(synthetic(ranks=2), scheme="deepep", layer=0, stack="megatron-plain", options={"stack": "vllm"})
+
+
 def test_a_stack_has_its_kernels_around_a_scheme_that_knows_them(synthetic: Synthetic) -> None:
     """As with the scheme's option, and by its hosts; bare hosts launch them, too."""
     trace = synthetic(ranks=2)
