@@ -679,7 +679,7 @@ def test_every_row_can_be_computed_under_every_preset(name: str) -> None:
     found = load(name)
     for preset in ("", *found.presets):
         every = found.operations(QWEN3_30B, found.option_values(preset))
-        assert every
+        assert every or found.deepep
         for one in every:
             assert one.kind != "gemm" or one.gemm is not None, one.name
             assert one.kernels or one.copies or one.waits or one.moves or one.kind == "tiny"

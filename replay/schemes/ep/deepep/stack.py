@@ -1,6 +1,6 @@
 """The kernels beside DeepEP's own that make up a layer, as serving engines launch them.
 
-The engines' lists (``sglang`` and ``vllm`` of `replay.model.work.kernel_lists`) have one row per
+The lists ``sglang``, ``vllm`` and ``deepgemm`` of `replay.model.work.kernel_lists` have one row per
 kernel, in the order of its launch, with what it reads and writes: ``"pairs row"`` is one dispatched
 row for each (token, expert) of the GPU. `StackSizes` says what the words stand for.
 The GEMMs and DeepEP's kernels stand between the lists. LAYER.md, beside this file, prints the list
@@ -10,7 +10,7 @@ Source: sgl-project/sglang, ``layers/moe/token_dispatcher/deepep.py`` (cast, dis
 ``layers/moe/moe_runner/deep_gemm.py`` and ``layers/moe/ep_moe/kernels.py`` (everything between).
 vllm-project/vllm, ``layers/fused_moe/deepep_ht_prepare_finalize.py`` (cast, global expert ids, copy
 of the result), ``deep_gemm_moe.py`` and ``deep_gemm_utils.py``. Both on Hopper, where DeepGEMM
-takes FP32 scales by column. deepseek-ai/DeepGEMM's own comparison stands at `DEEPGEMM`.
+takes FP32 scales by column.
 """
 
 from __future__ import annotations
@@ -163,69 +163,8 @@ def _around(name: str) -> Engine:
     return found
 
 
-SGLANG, VLLM = _around("sglang"), _around("vllm")
+SGLANG, VLLM, DEEPGEMM = map(_around, ("sglang", "vllm", "deepgemm"))
 (SWIGLU,) = VLLM.between
-DEEPGEMM = Engine(
-    source="deepseek-ai/DeepGEMM",
-    layout="received",
-    before_dispatch=(),
-    before_experts=(
-        EngineKernel(
-            name="copy of counts",
-            does="padded rows per expert from the host",
-            kind="permute",
-            reads=(),
-            writes=("experts place",),
-        ),
-        EngineKernel(
-            name="DeviceScanInitKernel",
-            does="their prefix sums, first of two kernels",
-            kind="permute",
-            reads=(),
-            writes=("experts place",),
-        ),
-        EngineKernel(
-            name="DeviceScanKernel",
-            does="second",
-            kind="permute",
-            reads=("experts place",),
-            writes=("experts place",),
-        ),
-        EngineKernel(
-            name="tma_align_input_scale",
-            does="scales of GEMM-1's input by column",
-            kind="permute",
-            reads=("copies scales",),
-            writes=("copies scales",),
-            fp8="gemm",
-        ),
-    ),
-    between=(
-        EngineKernel(
-            name="swiglu_apply_weight_to_fp8",
-            does="activation, weights, quantisation",
-            kind="activation",
-            reads=("copies gate_up", "copies weight"),
-            writes=("copies quantised",),
-        ),
-        EngineKernel(
-            name="tma_align_input_scale",
-            does="scales of GEMM-2's input by column",
-            kind="activation",
-            reads=("copies product_scales",),
-            writes=("copies product_scales",),
-            fp8="gemm",
-        ),
-    ),
-    after_experts=(),
-)
-"""Kernels of DeepGEMM's own comparison, which calls DeepEP's first version through a shim.
-
-Rows are cast before the time begins. GEMM-1 reads rows as they were received, and the combine sends
-what GEMM-2 wrote: nothing is copied to experts or added up, so that the result is nobody's, and the
-time is not that of a layer. ``_DeepEPBufferCompat`` and ``run_baseline`` of
-``tests/test_mega_moe_hopper.py`` (pull request 323, at 0a544b3).
-"""
 COMPARISON = "deepgemm"
 STACKS = {"sglang": SGLANG, "vllm": VLLM, COMPARISON: DEEPGEMM}
 
