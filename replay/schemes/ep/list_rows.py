@@ -34,18 +34,43 @@ class Software(NamedTuple):
 
 
 class PartRow(NamedTuple):
-    """A row of a list, with what a host launches for it.
+    """Kernels of a row, as a host launches them.
 
     Attributes
     ----------
-    of
-        The row.
     operation
         Its kernels. A copy to the host counts as one, but for the last: that is in the wait for it.
+    kernels
+        Number of them, where it depends on sizes.
+    moves
+        Bytes that they read and write.
+    law
+        Name and sizes of the law of their time.
+    names
+        Sizes that these speak of.
     """
 
-    of: ListRow
     operation: Operation
+    kernels: Expression | None
+    moves: Expression
+    law: tuple[str, Expression, Expression] | None
+    names: frozenset[str]
+
+    @classmethod
+    def of(cls, row: ListRow, sources: dict[str, str]) -> PartRow:
+        """Make it of a row of a list with these sources."""
+        key, _, place = row.source.partition(" ")
+        repository = sources[key].partition(",")[0]
+        counted = None if isinstance(row.kernels, int) else Expression(row.kernels)
+        launches = row.kernels if isinstance(row.kernels, int) else 0
+        words = f"{row.moves} bytes" if isinstance(row.moves, str) else ""
+        what = Operation(row.name, launches + max(0, row.copies - 1), words, f"{repository} {place}")
+        moves, law = Expression(str(row.moves)), None
+        if row.law is not None:
+            name, first, second = row.law
+            law = (name, Expression(str(first)), Expression(str(second)))
+        every = (moves, *(law or ())[1:], *(() if counted is None else (counted,)))
+        return cls(what, counted, moves, law, frozenset[str]().union(*(one.names for one in every)))
 
 
 @cache
@@ -57,15 +82,7 @@ def part_rows(software: Software, part: str, direction: Pass) -> dict[str, PartR
         **found.option_values("", **dict(software.options)),
     }
     rows = (row for one in found.parts if (one.name, one.direction) == (part, direction) for row in one.present(given))
-    return {row.name: PartRow(row, _operation(row, found.sources)) for row in rows}
-
-
-def _operation(row: ListRow, sources: dict[str, str]) -> Operation:
-    key, _, place = row.source.partition(" ")
-    repository = sources[key].partition(",")[0]
-    launches = row.kernels if isinstance(row.kernels, int) else 0  # see `ListedPart.launch`
-    moves = f"{row.moves} bytes" if isinstance(row.moves, str) else ""
-    return Operation(row.name, launches + max(0, row.copies - 1), moves, f"{repository} {place}")
+    return {row.name: PartRow.of(row, found.sources) for row in rows}
 
 
 class ListedPart:
@@ -98,25 +115,22 @@ class ListedPart:
         KeyError
             If the list has no such row.
         """
-        of, what = self._rows[name]
-        machine = self._machine
-        if isinstance(of.kernels, str):
-            what = what._replace(launches=int(Expression(of.kernels).value(self._values(of.kernels))))
-        law: tuple[str, Ints, Any] | None = None
-        if of.law is not None:
-            called, first, second = of.law
-            law = (called, self._over(first), Expression(str(second)).value(self._values(str(second))))
-        nbytes = self._over(of.moves) if moved is None else moved
-        return machine.small_kernels(kind, nbytes, after, what, least=laws.least(machine, law))
+        row, sizes = self._rows[name], self._sizes
+        for size in row.names - sizes.keys():
+            sizes[size] = _size(size, self._work)
+        what, law = row.operation, None
+        if row.kernels is not None:
+            what = what._replace(launches=int(row.kernels.value(sizes)))
+        if row.law is not None:
+            called, first, second = row.law
+            law = (called, _number(first, sizes), _number(second, sizes))
+        nbytes = _number(row.moves, sizes) if moved is None else moved
+        return self._machine.small_kernels(kind, nbytes, after, what, least=laws.least(self._machine, law))
 
-    def _over(self, text: int | str) -> Ints:
-        """Compute an expression of the list: (rank,)."""
-        return Expression(str(text)).over(self._values(str(text)), self._machine.num_ranks)
 
-    def _values(self, text: str) -> dict[str, Any]:
-        for name in Expression(text).names - self._sizes.keys():
-            self._sizes[name] = _size(name, self._work)
-        return self._sizes
+def _number(of: Expression, sizes: dict[str, Any]) -> Any:
+    """Its value: a number, or (rank,)."""
+    return of.value(sizes)
 
 
 def _size(name: str, work: LayerWork) -> Any:
