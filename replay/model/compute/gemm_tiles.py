@@ -217,19 +217,16 @@ def plan_tiles(
     if raster == "blocks":
         by_block = np.lexsort((column * block_n[tile] // block_columns, tiles.rank[tile]))
         tile, column = tile[by_block], column[by_block]
-    last = gemm.n - (num_columns - 1) * block_n  # width of the last column of each row tile
-    is_last = column == (num_columns - 1)[tile]
-    widths = np.where(is_last, last[tile], block_n[tile])
+    # Columns of a row tile are alike but for the last: two (tile,).
+    widths = np.stack((block_n, gemm.n - (num_columns - 1) * block_n))
     rows = warps.multiplied_rows(tiles.rows, tiles.block_m[tiles.kernel])
-    duration = np.where(
-        is_last,
-        _column_ps(machine, tiles, rows, last, gemm.k, number_type, path)[tile],
-        _column_ps(machine, tiles, rows, block_n, gemm.k, number_type, path)[tile],
-    )
-    beside = warps.ps(machine, gemm, tiles.rows[tile], rows[tile], widths, number_type)
+    beside = warps.ps(machine, gemm, tiles.rows, rows, widths, number_type)
+    duration = _column_ps(machine, tiles, rows, widths, gemm.k, number_type, path) + beside
     overhead = compute.tile_overhead_ps + beside
-    hidden_ps = np.maximum(overhead - overhead // resident_blocks, compute.hidden_ps(duration + beside, overhead))
-    return PlannedTiles(tile, column, widths, duration + beside - hidden_ps, overhead - hidden_ps, hidden_ps)
+    hidden_ps = np.maximum(overhead - overhead // resident_blocks, compute.hidden_ps(duration, overhead))
+    kind = (column == (num_columns - 1)[tile]) * len(tiles) + tile
+    found = (widths, duration - hidden_ps, overhead - hidden_ps, hidden_ps)
+    return PlannedTiles(tile, column, *(one.reshape(-1)[kind] for one in found))
 
 
 def _in_raster(tiles: RowTiles, num_columns: Ints, raster: Raster, *, num_sms: int) -> tuple[Ints, Ints]:
@@ -269,14 +266,14 @@ def _column_ps(
     number_type: str,
     path: OperandPath,
 ) -> Picoseconds:
-    """Time of one tile of so many rows and columns (tile,) of each row tile: (tile,)."""
-    time = np.zeros(len(tiles), np.int64)
-    for width in np.unique(widths):
-        of = (widths == width).nonzero()[0]
+    """Time of tiles of so many rows (tile,) and columns (kind, tile) of each row tile: (kind, tile)."""
+    time = np.zeros(widths.shape, np.int64)
+    for width in {*widths.reshape(-1).tolist()}:
+        kind, of = (widths == width).nonzero()
         absent = 0 if tiles.absent_rows is None else tiles.absent_rows[of]
-        time[of] = machine.system.compute.tile_ps(
+        time[kind, of] = machine.system.compute.tile_ps(
             rows[of],
-            int(width),
+            width,
             k,
             number_type,
             absent,
@@ -340,36 +337,38 @@ def read_operands(
     ours = blocks + num_steps * num_weights + np.arange(len(tiles))
     outputs: Ints = ours + num_steps * len(tiles)
 
-    weights: Ints = compute.weight_bytes(plan.width, np.full_like(plan.width, gemm.k), number_type)
+    weights: Ints = compute.weight_bytes(plan.width, gemm.k, number_type)
     activations: Ints = compute.activation_bytes(tiles.moved_rows, gemm.k, number_type)[tile]
     share = compute.cluster_tiles if clusters else 1
     slots = partial(machine.system.l2.slots_bytes, piece_bytes=path.step_bytes)
     has_next_row = (np.diff(tiles.first_of_expert) >= share)[matrix]
     of_weights = np.where(has_next_row & (weights >= activations), share, 1)
     of_activations = np.where(of_weights > 1, 1, share)
-    for step, tasks in enumerate(steps):
-        columns = blocks + step * num_weights + matrix * num_columns + plan.column
-        rows = ours + step * len(tiles) if inputs is None else inputs
-        machine.l2.read(
-            "weights",
-            tasks,
-            rank,
-            columns,
-            -(-weights // num_steps),
-            drawn_bytes=slots(-(-weights // (num_steps * of_weights))),
-            reads_on=step < num_steps - 1,
-            is_found="weights" in found,
-        )
-        machine.l2.read(
+    columns, rows = blocks + matrix * num_columns + plan.column, (ours if inputs is None else inputs)[tile]
+    # Of each operand: blocks of the first step, how far behind are those of the next, bytes in memory, bytes drawn.
+    behind = len(tiles) if inputs is None else 0
+    operands: tuple[tuple[Read, Ints, int, Ints, Ints], ...] = (
+        ("weights", columns, num_weights, -(-weights // num_steps), slots(-(-weights // (num_steps * of_weights)))),
+        (
             "activations",
-            tasks,
-            rank,
-            rows[tile],
+            rows,
+            behind,
             -(-activations // num_steps),
-            drawn_bytes=slots(-(-activations // (num_steps * of_activations))),
-            reads_on=step < num_steps - 1,
-            is_found="activations" in found,
-        )
+            slots(-(-activations // (num_steps * of_activations))),
+        ),
+    )
+    for step, tasks in enumerate(steps):
+        for what, first, each, nbytes, drawn in operands:
+            machine.l2.read(
+                what,
+                tasks,
+                rank,
+                first + step * each,
+                nbytes,
+                drawn_bytes=drawn,
+                reads_on=step < num_steps - 1,
+                is_found=what in found,
+            )
     # Each column tile writes its own part; who reads the row tile finds it by its first.
     wrote = np.arange(len(tile)) if kept is None else np.flatnonzero(kept[tile])
     column, whole = plan.column[wrote], (tiles.moved_rows * gemm.out_bytes)[tile[wrote]]

@@ -112,7 +112,7 @@ class L2Caches:
             tasks,
             self._tables()[rank],
             block,
-            nbytes=np.clip(nbytes, 1, self._system.l2.kept_bytes),
+            nbytes=np.minimum(np.maximum(nbytes, 1), self._system.l2.kept_bytes),
             fetch_ps=self._system.hbm.write_ps(nbytes),
             port_ps=0,
             lag_ps=0,
