@@ -295,19 +295,23 @@ class LayerWork:
         return [np.flatnonzero(self.placement.expert_rank == rank).astype(np.int64) for rank in range(self.num_ranks)]
 
     def matrix(self, what: str) -> Ints:
-        """Rows between ranks: (source rank, expert rank).
+        """Rows between ranks: (source rank, expert rank), read-only.
 
         Parameters
         ----------
         what
             Unit that is counted, ``"pairs"`` or ``"copies"``.
         """
-        source, rank = {
-            "pairs": (self.pair_source, self.pair_rank),
-            "copies": (self.copy_source, self.copy_rank),
-        }[what]
-        n = self.num_ranks
-        return np.bincount(source * n + rank, minlength=n * n).reshape(n, n)
+        return self._matrices[what]
+
+    @cached_property
+    def _matrices(self) -> dict[str, Ints]:
+        n, pairs, copies = self.num_ranks, (self.pair_source, self.pair_rank), (self.copy_source, self.copy_rank)
+        found = {}
+        for what, (source, rank) in (("pairs", pairs), ("copies", copies)):
+            found[what] = np.bincount(source * n + rank, minlength=n * n).reshape(n, n)
+            found[what].flags.writeable = False
+        return found
 
     def summary(self) -> dict[str, Any]:
         """Counts that explain a result: tokens, pairs, copies, fan-out, imbalance.

@@ -237,7 +237,7 @@ def test_rows_of_the_scheme_are_those_of_the_plan() -> None:
     work = hot(4, rows=64)
     built = build_layer(work, round_machine(), Plain())
     graph = built.graph
-    sent = work.matrix("pairs")
+    sent = work.matrix("pairs").copy()
     np.fill_diagonal(sent, 0)
     up = graph.kind == Kind.DISPATCH_UP
     payload = np.bincount(graph.rank[up], graph.payload_bytes[up], minlength=4)
