@@ -119,10 +119,11 @@ def _start(machine: Machine, kinds: PhaseKinds, parcels: Parcels, begun: Tasks) 
     by_source, by_target = np.empty((2, len(parcels.src)), np.int64)
     for is_ll, chosen in ((True, parcels.is_ll), (False, ~parcels.is_ll)):
         src, dst = parcels.src[chosen], parcels.dst[chosen]
-        rank = np.unique(np.concatenate((src, dst)))
-        started = machine.delay(kinds.sync, machine.costs.pair_start(is_ll=is_ll), begun[rank], rank)
-        by_source[chosen] = started[rank.searchsorted(src)]
-        by_target[chosen] = started[rank.searchsorted(dst)]
+        takes_part, started = np.zeros(machine.num_ranks, np.bool_), np.empty(machine.num_ranks, np.int64)
+        takes_part[src] = takes_part[dst] = True
+        rank = takes_part.nonzero()[0]
+        started[rank] = machine.delay(kinds.sync, machine.costs.pair_start(is_ll=is_ll), begun[rank], rank)
+        by_source[chosen], by_target[chosen] = started[src], started[dst]
     return by_source, by_target
 
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from replay.model.compute.calls import ExpertCall, GemmCalls, gradient_call
 from replay.model.compute.experts import ACTIVATION, activation_bytes
 from replay.model.compute.gemm import Gemm
@@ -24,7 +22,8 @@ from replay.model.machine.times import MemoryTraffic
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replay.model.arrays import Ints, Pools, Ranks, Tasks
+    from replay.model.arrays import Ints, Pools, Tasks
+    from replay.model.machine.host import Bools
     from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
 
@@ -51,17 +50,17 @@ class Experts:
 
     def compute(self, call: ExpertCall, after: Tasks) -> Tasks:
         """Run them on the rows of a call: (rank,) tasks; `after` on a GPU without rows."""
-        machine, work, ranks = self._machine, self._work, np.flatnonzero(call.rows)
+        machine, work, on = self._machine, self._work, call.rows > 0
         done = self._first.add(call, after)
         if work.is_backward:
             done = gradient_call(machine, work, DOWN, call, self._pool, done)
-        activated = activation_bytes(work, rows=call.rows)[ranks]
-        done = _elementwise(machine, Kind.ACTIVATION, activated, ranks, done, ACTIVATION)
+        activated = activation_bytes(work, rows=call.rows)[on]
+        done = _elementwise(machine, Kind.ACTIVATION, activated, on, done, ACTIVATION)
         done = self._second.add(call, done)
         if work.is_backward:
             done = gradient_call(machine, work, UP, call, self._pool, done)
-        copied = call.rows[ranks] * work.combine_row_bytes
-        return _elementwise(machine, Kind.UNPERMUTE, MemoryTraffic(copied, copied), ranks, done, COPY)
+        copied = call.rows[on] * work.combine_row_bytes
+        return _elementwise(machine, Kind.UNPERMUTE, MemoryTraffic(copied, copied), on, done, COPY)
 
     def read(self) -> None:
         """Let all tiles read their operands, after `compute` has had all calls."""
@@ -73,12 +72,12 @@ def _elementwise(
     machine: Machine,
     kind: Kind,
     moved: Ints | MemoryTraffic,
-    ranks: Ranks,
+    on: Bools,
     after: Tasks,
     what: Operation,
 ) -> Tasks:
-    """Run a kernel on `ranks`, that moves (rank of these,) bytes: (rank,) tasks."""
-    ends = machine.kernel(after, what, kind=kind, on=np.isin(machine.ranks, ranks))
+    """Run a kernel on ranks, `on` (rank,) telling which, that moves (rank of these,) bytes: (rank,) tasks."""
+    ends, ranks = machine.kernel(after, what, kind=kind, on=on), on.nonzero()[0]
     late = machine.costs.elementwise(moved)
     ends[ranks] = machine.stream(kind, moved, ranks, ends[ranks], late=late)
     return ends
