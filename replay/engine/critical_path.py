@@ -101,13 +101,9 @@ class CriticalPath:
     def _by(self, names: list[str]) -> dict[str, dict[str, int]]:
         numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
         rows = np.array([numbers[name] for name in names], np.int64)
-        table: dict[str, dict[str, int]] = {name: {} for name in numbers}
-        for cause in CAUSES:
-            sums = np.zeros(len(numbers), np.int64)
-            np.add.at(sums, rows, self.of(cause))
-            for name, number in numbers.items():
-                table[name][cause] = int(sums[number])
-        return table
+        sums = np.zeros((len(numbers), len(CAUSES)), np.int64)
+        np.add.at(sums, rows, np.stack([self.of(cause) for cause in CAUSES], axis=1))
+        return {name: dict(zip(CAUSES, row, strict=True)) for name, row in zip(numbers, sums.tolist(), strict=True)}
 
 
 @dataclass(frozen=True, eq=False)

@@ -113,7 +113,7 @@ class TaskSums:
                 last=last,
             )
         )
-        by_place = np.moveaxis(sums[:, :-1], -1, 0)  # the null resource's place comes last
+        by_place = sums[:, :-1].transpose(2, 0, 1)  # the null resource's place comes last
         payload, wire, duration, service, share = by_place
         return cls(payload, wire, duration, service, share, work[:-1], busy[:-1], first, last)
 

@@ -276,7 +276,7 @@ def _divide(low: int, until: Ints, tiles: Intervals, parts: Ints, busy: Interval
     # Each GPU's time lies past that of the GPU before, so that one sort serves all.
     end = np.maximum(until, low)
     ahead = every * (int(end.max()) + 1 - low) - low
-    time = np.concatenate([np.clip(one, low, end[rank]) + ahead[rank] for one in (start, stop)])
+    time = np.concatenate([np.minimum(np.maximum(one, low), end[rank]) + ahead[rank] for one in (start, stop)])
     shares = np.zeros((num_ranks, NUM_SUMS), np.int64)
     divide_time(
         Flags(

@@ -31,8 +31,8 @@ class OverTime:
     def add(self, progress: TaskProgress, pools: Pools) -> None:
         """Go on with a piece."""
         timeline, is_done = progress.timeline, progress.is_done
-        over = True if is_done is None else is_done
-        self._last_ps = int(timeline.visible_ps.max(initial=self._last_ps, where=over))
+        over = timeline.visible_ps if is_done is None else timeline.visible_ps[is_done]
+        self._last_ps = int(over.max(initial=self._last_ps))
         while self._last_ps > NUM_WINDOWS * self._window_ps:
             self._window_ps *= 2
             if len(self._busy):

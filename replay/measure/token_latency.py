@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from replay.engine.taskgraph import NEVER
 from replay.measure.parts import SlowToken, TokenLatency
 from replay.model.arrays import Ints
 
@@ -55,14 +56,13 @@ def token_latency(timeline: Timeline, machine: Machine, work: LayerWork, trace_r
     trace_rows
         (token,): the tokens' rows in the trace, where they are known.
     """
-    never = np.iinfo(np.int64).max
-    begin = np.full(work.num_tokens, never)
+    begin = np.full(work.num_tokens, NEVER)
     finish = np.full(work.num_tokens, -1, np.int64)
     tokens, tasks = machine.notes.remembered_tasks("sent")
     np.minimum.at(begin, tokens, timeline.start_ps[tasks])
     tokens, tasks = machine.notes.remembered_tasks("combined")
     np.maximum.at(finish, tokens, timeline.visible_ps[tasks])
-    tokens = np.flatnonzero(travelling_tokens(work) & (begin < never))
+    tokens = np.flatnonzero(travelling_tokens(work) & (begin < NEVER))
     latency = finish[tokens] - begin[tokens]
     slowest = tokens[np.lexsort((tokens, -latency))[:NUM_SLOWEST]]
     return TokenTimes(

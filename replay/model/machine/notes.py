@@ -98,7 +98,7 @@ class SpentValues(NamedTuple):
         """Picoseconds of each of what a task is in a row, and how many have each."""
         if self.each_ps is None:
             return [(length_ps, 1)]
-        each = int(np.broadcast_to(self.each_ps, self.past - self.first)[task - self.first])
+        each = int(self.each_ps[task - self.first] if isinstance(self.each_ps, np.ndarray) else self.each_ps)
         if not each:
             return [(length_ps, 1)]
         whole, rest = divmod(length_ps, each)
