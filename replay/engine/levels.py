@@ -211,15 +211,18 @@ class HighWater:
             No change that is still to come is earlier.
         """
         names = sorted(set(groups) - {""})
-        number = {name: index for index, name in enumerate(names)} | {"": -1}
-        group = np.array([number[name] for name in groups], np.int64)
+        self._most = dict.fromkeys(names, 0) | self._most
         known, self._later = _cut([*self._later, *blocks], closed_ps)
         owner = np.flatnonzero(self._level).astype(np.int32)
         if owner.size:
             known.append(Block(owner, np.full(owner.size, self._level_ps), self._level[owner]))
+        if not any(block.owner.size for block in known):
+            return
+        number = {name: index for index, name in enumerate(names)} | {"": -1}
+        group = np.array([number[name] for name in groups], np.int64)
         levels = Levels(len(groups), known)
         for name, most in zip(names, levels.highest(group, limit).tolist(), strict=False):
-            self._most[name] = max(self._most.get(name, 0), most)
+            self._most[name] = max(self._most[name], most)
         self._level, self._level_ps = levels.final(), closed_ps - 1
 
     def result(self) -> dict[str, int]:

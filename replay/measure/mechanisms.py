@@ -74,8 +74,9 @@ class MechanismCollector:
         blocks = [_in_tables(timeline, touching)]
         self._tables.add(blocks, tables.groups, closed_ps=progress.closed_ps)
         pools = timeline.graph.pools
-        blocks = [*_takes(progress), *self._shared.over(progress)]
-        self._buffers.add(blocks, pools.groups, pools.capacity, progress.closed_ps)
+        if any(pools.groups):
+            blocks = [*_takes(progress), *self._shared.over(progress)]
+            self._buffers.add(blocks, pools.groups, pools.capacity, progress.closed_ps)
 
     def _count_touches(self, timeline: Timeline, of: EndedTouches) -> None:
         """Add up lookups by what they found, and bytes read."""

@@ -70,10 +70,10 @@ class EndedTouches:
 
         They are put there at once, or when the key is asked for again.
         """
-        outcome = timeline.touched[self.touch]
         evicted, missed = self.noted["evicted_bytes"], self.noted["missed_bytes"]
-        has, again = (outcome & EVICTED).nonzero()[0], ((outcome & OUTCOME) == MISSED).nonzero()[0]
-        has, again = has[evicted[has] > 0], again[missed[again] > 0]
+        has, again = evicted.nonzero()[0], missed.nonzero()[0]  # few: caches that tiles read note none
+        has = has[(timeline.touched[self.touch[has]] & EVICTED) > 0]
+        again = again[(timeline.touched[self.touch[again]] & OUTCOME) == MISSED]
         touches = timeline.graph.touches
         tasks = touches.charged[self.touch[has]], touches.task[self.touch[again]]
         nbytes = evicted[has], missed[again]
