@@ -39,7 +39,7 @@ def table_parts(graph: TaskGraph, lane_of: Int64s, order: Int32s, known: Keys | 
         ``known_keys`` (key,).
     """
     tables, touches = graph.tables, graph.touches
-    state = np.full(len(tables), -1, layout.TABLE.dtype)
+    state = layout.TABLE.unset(len(tables))
     state["free"] = tables.room
     state["policy"] = tables.policy
     state["patience"] = tables.patience_ps

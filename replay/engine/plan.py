@@ -320,7 +320,7 @@ def _add_late_channels(packed: SimpleNamespace, late: Int64s) -> Int64s:
 
 def _lanes(lane_tasks: Int64s, priority: Int64s, station: Int64s, is_line: Bools) -> npt.NDArray[Any]:
     """Lanes that are empty, with room for their tasks one after the other in ``slots``."""
-    lanes = np.full(lane_tasks.size, -1, k.LANE.dtype)
+    lanes = k.LANE.unset(lane_tasks.size)
     for name in ("head", "tail", "run"):
         lanes[name] = _offsets(lane_tasks)[:-1]
     for name in ("free_at", "touched"):
@@ -379,7 +379,7 @@ def _work_lists(num_direct: int, num_lanes: int, num_stations: int, graph: TaskG
     pools["waiting"] = -1
     return {
         "pools": pools,
-        "rivals": np.full(num_stations + pools.size, -1, k.RIVAL.dtype),
+        "rivals": k.RIVAL.unset(num_stations + pools.size),
         "station_lanes": np.empty(num_lanes, np.int64),
         "stack": np.empty(num_direct + 2, np.int32),
         "touched_lanes": np.empty(num_lanes, np.int32),
@@ -393,10 +393,10 @@ def _work_lists(num_direct: int, num_lanes: int, num_stations: int, graph: TaskG
 def _gate_parts(graph: TaskGraph) -> Parts:
     """Parts from which the kernels hand out the gates' slots."""
     gates = graph.gates
-    members = np.full(gates.num_members, -1, k.MEMBER.dtype)
+    members = k.MEMBER.unset(gates.num_members)
     members["gate"] = np.repeat(np.arange(len(gates)), np.diff(gates.member_indptr))
     members["waiter"] = gates.member_waiter
-    gate_slots = np.full(gates.num_members, -1, k.SLOT.dtype)
+    gate_slots = k.SLOT.unset(gates.num_members)
     gate_slots["tile"] = np.repeat(np.arange(gates.num_tiles), gates.tile_slots)
     tiles = np.zeros(gates.num_tiles + 1, k.TILE.dtype)
     tiles["base"] = _offsets(gates.tile_slots)

@@ -69,6 +69,10 @@ class RecordLayout:
         """Records (record,) over an array of whole numbers (record, word) of the same size."""
         return array.reshape(-1).view(self.dtype)
 
+    def unset(self, count: int) -> npt.NDArray[Any]:
+        """Records (record,) whose fields are all -1: every bit is set, where NumPy would go field by field."""
+        return self.view(np.full((count, self.num_bytes // 4), -1, np.int32))
+
 
 #: Where an array object holds the address of its data: behind the head that all objects have, which
 #: is a part of NumPy's binary interface (``PyArrayObject``).
