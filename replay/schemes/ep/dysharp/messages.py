@@ -63,8 +63,9 @@ class Messages:
         unit = self._units.of_copy[self._through]
         if self._switch is None:
             return unit, np.arange(len(unit))
-        sends, of = np.unique(unit, return_inverse=True)
-        return sends, of
+        leaves = np.zeros(len(self._units), np.bool_)
+        leaves[unit] = True
+        return leaves.nonzero()[0], (leaves.cumsum() - 1)[unit]
 
     def _segments(self, row_bytes: int) -> tuple[Ints, Ints]:
         """Bytes and packets of each segment of a row: two (segment,)."""

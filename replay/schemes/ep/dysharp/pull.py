@@ -99,7 +99,9 @@ class Pull(Messages):
             pulled_by = np.concatenate((added, summed))
         self._read_results(complete, pulled_by[added_at[units.of_copy]])
         # A token whose experts are all on its owner's GPU is not asked for.
-        own = np.union1d(np.setdiff1d(tokens, pulled), unit[awaited])
+        is_own = np.zeros(len(units), np.bool_)
+        is_own[tokens], is_own[pulled], is_own[unit[awaited]] = True, False, True
+        own = is_own.nonzero()[0]
         self._hub.forget_complete(own, added[added_at[own]])
         sums = MemoryTraffic(read=0, written=np.full(len(tokens), row_bytes))
         written = machine.stream(COMBINE.memory, sums, rank, added)

@@ -34,7 +34,9 @@ def row_sms(work: LayerWork, machine: Machine, units: Units, *, in_switch: bool)
     copies, stays = (np.bincount(place[which], minlength=num) for which in (through, ~through))
     moved = copies
     if in_switch:
-        moved = np.bincount(units.place[np.unique(units.of_copy[through])], minlength=num)
+        leaves = np.zeros(len(units), np.bool_)
+        leaves[units.of_copy[through]] = True
+        moved = np.bincount(units.place[leaves], minlength=num)
     arrive = np.bincount(work.copy_rank[through], minlength=num)
     tokens = np.diff(work.tokens_of_rank)
     most = np.maximum(moved, arrive)
