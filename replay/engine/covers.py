@@ -1,8 +1,8 @@
 """Time that intervals cover together, in parts that do not touch.
 
 Putting millions of intervals in order would take longer than all else that is read off a schedule.
-What begins in a short window of time is put together instead; only intervals of windows that may
-have a gap are put in order.
+Most of what begins in a short window of time covers one part together; only intervals aside of that
+are put in order.
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ class Intervals(NamedTuple):
     end: Int64s
 
 
-_NOTHING = Intervals(*(np.zeros(0, np.int64) for _ in Intervals._fields))
-
-
-def coverage(num_owners: int, owner: IntArray, start: Int64s, end: Int64s, more: Intervals = _NOTHING) -> Intervals:
+def coverage(num_owners: int, owner: IntArray, start: Int64s, end: Int64s) -> Intervals:
     """Cover of the intervals of each owner: parts that do not touch, in order.
 
     Parameters
@@ -36,8 +33,6 @@ def coverage(num_owners: int, owner: IntArray, start: Int64s, end: Int64s, more:
     owner, start, end
         (interval,): whose it is, -1 for nobody's, and its two ends from 0 on; those that do not end
         later than they begin cover nothing.
-    more
-        Further ones.
 
     Examples
     --------
@@ -47,32 +42,26 @@ def coverage(num_owners: int, owner: IntArray, start: Int64s, end: Int64s, more:
     """
     from replay.engine.kernels.coverage import PER_WINDOW, WINDOW, Covers, cover
 
-    count = owner.size + more.owner.size
-    columns = [np.empty(count, np.int64) for _ in range(5)]  # what is not written costs no memory
-    of_owner = np.zeros((4, num_owners), np.int64)
+    count = owner.size
+    columns = [np.empty(count, np.int64) for _ in range(7)]  # what is not written costs no memory
     memory = Covers(
-        num_rows=owner.size,
-        owner=owner,
-        start=start,
-        end=end,
-        num_more=more.owner.size,
-        more_owner=more.owner,
-        more_start=more.start,
-        more_end=more.end,
+        num_rows=count,
+        owner=np.ascontiguousarray(owner, np.int32),
+        start=np.ascontiguousarray(start),
+        end=np.ascontiguousarray(end),
         num_owners=num_owners,
-        base=of_owner[0],
-        first=of_owner[1],
-        last=of_owner[2],
-        shift=of_owner[3],
         windows=np.empty(count // PER_WINDOW + num_owners, WINDOW.dtype),
-        found_start=columns[0],
-        found_end=columns[1],
-        cover_owner=columns[2],
-        cover_start=columns[3],
-        cover_end=columns[4],
+        aside_start=columns[0],
+        aside_end=columns[1],
+        before=np.empty(count, np.int32),
+        found_start=columns[2],
+        found_end=columns[3],
+        cover_owner=columns[4],
+        cover_start=columns[5],
+        cover_end=columns[6],
     )
     some = slice(0, cover(memory))
-    return Intervals(*(column[some].copy() for column in columns[2:]))
+    return Intervals(*(column[some].copy() for column in columns[4:]))
 
 
 def activities(

@@ -123,9 +123,10 @@ class ExposureCollector:
         multiplies = np.flatnonzero(flag == TILES)
         tiles = _of_tasks(timeline, multiplies)
         # When something of a flag is under way for a GPU; owners are the GPUs, flag after flag.
-        late = [] if held_up is None else [held_up._replace(owner=held_up.owner + LATE * self._num_ranks)]
-        num_owners = (LATE + 1) * self._num_ranks
-        busy = coverage(num_owners, owner, timeline.start_ps, timeline.visible_ps, *late)
+        busy = coverage(LATE * self._num_ranks, owner, timeline.start_ps, timeline.visible_ps)
+        if held_up is not None and held_up.owner.size:  # its owners come last
+            late = union(held_up)
+            busy = _join(busy, late._replace(owner=late.owner + LATE * self._num_ranks))
         for new in (tiles, busy):
             if int(new.start.min(initial=NEVER)) < self._until_ps:
                 message = "something began before what is over"

@@ -91,7 +91,7 @@ def _prefetch_nothing(part: Any, index: int) -> None:
 #: one has to be there before the next is known.
 AHEAD = 16
 #: Records of a table up to which a pass does not look ahead, as that takes longer than it saves where a processor's
-#: own cache holds them. A record is a window of `coverage`, 40 bytes, or the cells of a key, up to 32: about 300 KB.
+#: own cache holds them. A record is the cells of a key, up to 32 bytes: about 300 KB.
 #: That is a guess of what such a cache holds. Only small layers were measured, which became faster.
 IN_CACHE = 1 << 13
 prefetch: Any = _prefetch_nothing if _found is None else _found.prefetch
