@@ -135,24 +135,40 @@ class Vector(MemoryPart):
 _FREE_BITS = {np.dtype(kind): 8 * (WORD_BYTES - np.dtype(kind).itemsize) for kind in ("?", "i1", "i2", "i4", "i8")}
 
 
+#: The smallest pages that memory has. Larger ones begin where one of these does.
+_PAGE_BYTES = 4096
+
+
 class StridedColumn(MemoryPart):
     """A column of whole numbers of any width, perhaps one number that stands for every row.
 
-    The words are where it lies, the bytes from row to row, and the bits of a word that a number
-    leaves free.
+    A number is read as the last bytes of a word. The words of the part are where the first of these words
+    lies, the bytes from row to row, and the bits of a word that a number leaves free.
     """
 
     num_words = 3
 
     def words(self, value: Any) -> list[int]:
-        """Content of the part's words."""
+        """Content of the part's words; nothing where a word would begin on a page before, which may not exist."""
         free_bits = _FREE_BITS.get(value.dtype)
         if free_bits is None or not value.flags.aligned or value.ndim != 1:
             message = f"{self.name} must be a column of whole numbers, not {value.dtype}"
             raise TypeError(message)
         known = _IS_LAID_OUT_SO and value.size
         address = _word_at(id(value) + _DATA).value if known else _address(value)
-        return [address, value.strides[0], free_bits]
+        before, stride = free_bits >> 3, value.strides[0]
+        if value.size and (address % _PAGE_BYTES < before or stride < 0):
+            return []
+        return [address - before, stride, free_bits]
+
+
+def _off_page(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A copy of a column that begins a word behind a word, so that no page begins there."""
+    raw = np.empty(column.size * column.itemsize + 3 * WORD_BYTES, np.int8)
+    first = -raw.ctypes.data % (2 * WORD_BYTES) + WORD_BYTES
+    copy = raw[first : first + column.size * column.itemsize].view(column.dtype)
+    copy[:] = column
+    return copy
 
 
 class Records(MemoryPart):
@@ -242,7 +258,11 @@ class KernelMemory:
                     part.words(value)
                 words.append(_word_at(id(value) + _DATA).value)
             else:
-                words += part.words(value)
+                of_part = part.words(value)
+                if not of_part:
+                    value = values[name] = _off_page(value)
+                    of_part = part.words(value)
+                words += of_part
             if IS_PLAIN:
                 setattr(self, name, part.plain(value))
         if len(values) > len(self.parts):
@@ -253,7 +273,7 @@ class KernelMemory:
         self._as_parameter_ = _address(self._words)  # what compiled code gets
 
     def put(self, **values: Any) -> None:
-        """Bind parts anew."""
+        """Bind parts anew, but for columns."""
         for name, value in values.items():
             part = self.parts[name]
             first = self.offsets[name] // WORD_BYTES

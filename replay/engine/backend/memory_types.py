@@ -259,16 +259,14 @@ def _set_element(context, builder, sig, args):
 
 @lower_builtin(operator.getitem, ColumnType, types.int64)
 def _get_of_column(context, builder, sig, args):
-    """Cut a number of any width out of the aligned word in which it lies, without a branch."""
+    """Number of any width: the last bytes of a word, without a branch."""
     base = _load_word(builder, args[0], 0, _I64)
     step = _load_word(builder, args[0], WORD_BYTES, _I64)
     free = _load_word(builder, args[0], 2 * WORD_BYTES, _I64)
     address = builder.add(base, builder.mul(args[1], step))
-    word = builder.inttoptr(builder.and_(address, _I64(-WORD_BYTES)), _I64.as_pointer())
-    value = builder.load(word)
+    value = builder.load(builder.inttoptr(address, _I64.as_pointer()), align=1)
     _tag(builder, value, "column")
-    before = builder.mul(builder.and_(address, _I64(WORD_BYTES - 1)), _I64(8))
-    return builder.ashr(builder.shl(value, builder.sub(free, before)), free)
+    return builder.ashr(value, free)
 
 
 # --- Asking for memory before it is needed ------------------------------------------------------

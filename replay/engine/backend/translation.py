@@ -318,17 +318,14 @@ class _Body:
         raise self._error(node, f"a {base.kind.name} has no elements")
 
     def _of_column(self, words: str, index: str) -> Operand:
-        """Number of any width, cut out of the aligned word in which it lies, without a branch."""
+        """Number of any width: the last bytes of a word, without a branch."""
         places = (self._behind(words, str(place * WORD_BYTES)) for place in range(3))
         first, step, free = (self._load(place, "i64", self._unit.permanence()) for place in places)
         address = self._put(f"add i64 {first}, {self._put(f'mul i64 {index}, {step}')}")
-        aligned = self._put(f"and i64 {address}, {-WORD_BYTES}")
         pointer = self._unit.pointer_to("i64")
-        place = self._put(f"inttoptr i64 {aligned} to {pointer}")
-        word = self._put(f"load i64, {pointer} {place}, {self._unit.tag('column')}")
-        before = self._put(f"mul i64 {self._put(f'and i64 {address}, {WORD_BYTES - 1}')}, 8")
-        shifted = self._put(f"shl i64 {word}, {self._put(f'sub i64 {free}, {before}')}")
-        return Operand(NUMBER, self._put(f"ashr i64 {shifted}, {free}"))
+        place = self._put(f"inttoptr i64 {address} to {pointer}")
+        word = self._put(f"load i64, {pointer} {place}, align 1, {self._unit.tag('column')}")
+        return Operand(NUMBER, self._put(f"ashr i64 {word}, {free}"))
 
     # --- Expressions ----------------------------------------------------------------------------
 

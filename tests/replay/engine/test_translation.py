@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
 from typing import Any
@@ -125,6 +126,26 @@ def test_compiled_kernels_compute_what_python_does(values: list[int], divisors: 
     assert by_compiler(numbers_of_all_kinds, given(values, divisors)) == by_python(
         numbers_of_all_kinds, given(values, divisors)
     )
+
+
+def sum_of_column(g: Any) -> Any:
+    """Numbers of a column as digits, whose order counts."""
+    total = 0
+    for row in range(g.size):
+        total = total * 1000 + g.column[row]
+    return total
+
+
+@pytest.mark.parametrize("dtype", ["?", "i1", "i2", "i4", "i8"])
+@pytest.mark.parametrize("some", [slice(0, 3), slice(2, None, -1), slice(-3, None), slice(1, 5, 2)])
+def test_columns_lie_anywhere_on_a_page(dtype: str, some: slice) -> None:
+    # Numbers are read with bytes before them: of the first on a page these would be another's.
+    page = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), dtype)
+    page[:] = np.arange(page.size) % 2
+    column = page[some]
+    g = Given(**given([0] * column.size, [1] * column.size).arrays | {"column": column})
+    assert g.arrays["column"].ctypes.data % mmap.PAGESIZE >= 8 - column.itemsize
+    assert by_compiler(sum_of_column, g)[0] == by_python(sum_of_column, g)[0]
 
 
 def reads_what_it_wrote(g: Any) -> Any:
