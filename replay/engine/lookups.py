@@ -64,20 +64,22 @@ def table_parts(graph: TaskGraph, lane_of: Int64s, order: Int32s, known: Keys | 
 def _pack_touches(touches: Touches, order: Int32s, numbers: Int32s) -> dict[str, Any]:
     """Records of the touches in the given order, with the numbers of their keys in that order."""
     records = np.empty(len(touches), layout.TOUCH.dtype)
+    form = np.empty(len(touches), np.int32)
     forms = prices = costs = np.zeros(0, layout.TRIPLE.dtype)
     sizes = np.zeros(3, np.int64)
-    place, room = 0, _ROOM
-    while place < len(touches):
+    row, room = 0, _ROOM
+    while row < len(touches):
         forms, form_table = grow(forms, room, int(sizes[layout.FORMS]))
         prices, price_table = grow(prices, room, int(sizes[layout.PRICES]))
         costs, cost_table = grow(costs, room, int(sizes[layout.COSTS]))
         touching = layout.PackedTouches(
             touches,
-            first_place=place,
+            first_row=row,
             num_touches=len(touches),
             room=room,
             order=order,
             number=numbers,
+            form=form,
             forms=forms,
             form_table=form_table,
             prices=prices,
@@ -87,7 +89,7 @@ def _pack_touches(touches: Touches, order: Int32s, numbers: Int32s) -> dict[str,
             touches=records,
             sizes=sizes,
         )
-        place = pack_touches(touching)
+        row = pack_touches(touching)
         room *= GROWTH
     return {
         "touches": records,

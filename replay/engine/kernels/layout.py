@@ -227,11 +227,12 @@ LANES, NODES, WAYS, CLASSES, DIRECT = range(5)
 class PackedTouches(KernelMemory):
     """Columns of the touches in the order in which they were added, and what becomes of them."""
 
-    first_place = FixedNumber()
+    first_row = FixedNumber()
     num_touches = FixedNumber()
     room = FixedNumber()  # of forms, prices and costs
     order = Vector(np.int32)  # touches by task
     number = Vector(np.int32)  # of the key of each touch, in that order
+    form = Vector(np.int32)  # of each touch
     table = StridedColumn()
     miss_latency = StridedColumn()
     miss_duration = StridedColumn()

@@ -369,42 +369,56 @@ def pack(w):
 # --- Touches ------------------------------------------------------------------------------------
 
 
+@inline
+def _is_like(t, row, other):
+    """Tell whether two touches have the same form."""
+    return (
+        t.table[row] == t.table[other]
+        and t.units[row] == t.units[other]
+        and t.port_duration[row] == t.port_duration[other]
+        and t.miss_duration[row] == t.miss_duration[other]
+        and t.miss_latency[row] == t.miss_latency[other]
+        and t.evict_duration[row] == t.evict_duration[other]
+        and t.lag[row] == t.lag[other]
+        and t.drops[row] == t.drops[other]
+    )
+
+
+@inline
+def _form_of(t, row):
+    cost = intern(
+        t.cost_table,
+        t.room,
+        t.costs,
+        t.sizes,
+        COSTS,
+        t.miss_latency[row],
+        t.miss_duration[row],
+        t.evict_duration[row],
+    )
+    price = intern(t.price_table, t.room, t.prices, t.sizes, PRICES, cost, t.port_duration[row], t.lag[row])
+    room = (t.units[row] << ROOM_FLAGS) | t.drops[row]
+    return intern(t.form_table, t.room, t.forms, t.sizes, FORMS, t.table[row], room, price)
+
+
 @entry(PackedTouches)
 def pack_touches(t):
-    """Write the record of every touch, in the order of the tasks.
+    """Write the record of every touch, in the order of the tasks; forms before, in the order of adding.
 
-    Returns the place at which a table was full, or the number of touches.
+    Returns the row at which a table was full, or the number of touches.
     """
-    for place in range(t.first_place, t.num_touches):
-        row = t.order[place]
+    for row in range(t.first_row, t.num_touches):
+        if row > 0 and _is_like(t, row, row - 1):  # as most touches that are added together
+            t.form[row] = t.form[row - 1]
+            continue
         if t.sizes[FORMS] == t.room or t.sizes[PRICES] == t.room or t.sizes[COSTS] == t.room:
-            return place
-        cost = intern(
-            t.cost_table,
-            t.room,
-            t.costs,
-            t.sizes,
-            COSTS,
-            t.miss_latency[row],
-            t.miss_duration[row],
-            t.evict_duration[row],
-        )
-        price = intern(
-            t.price_table,
-            t.room,
-            t.prices,
-            t.sizes,
-            PRICES,
-            cost,
-            t.port_duration[row],
-            t.lag[row],
-        )
-        table = t.table[row]
-        room = (t.units[row] << ROOM_FLAGS) | t.drops[row]
-        form = intern(t.form_table, t.room, t.forms, t.sizes, FORMS, table, room, price)
+            return row
+        t.form[row] = _form_of(t, row)
+    for place in range(t.num_touches):
+        row = t.order[place]
         touch = t.touches[place]
         touch.key = t.number[place]
-        touch.form = form
+        touch.form = t.form[row]
         touch.charged = t.charged[row]
         touch.row = row
     return t.num_touches
