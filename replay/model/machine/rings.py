@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.model.machine.times import Time
-from replay.model.work.ragged import cut_runs
+from replay.model.work.ragged import cut_runs, order_by
 
 if TYPE_CHECKING:
     from replay.model.arrays import Counts, Ints, Pools, Ranks, Tasks
@@ -59,7 +59,7 @@ def cut(src: Ranks, dst: Ranks, channel: Ints, chunk_rows: int) -> Chunks:
     num_channels = int(channel.max(initial=0)) + 1
     num_ranks = int(max(src.max(initial=0), dst.max(initial=0))) + 1
     key = (src * num_ranks + dst) * num_channels + channel
-    order = np.argsort(key, kind="stable")
+    order = order_by(key)
     key = key[order]
     pieces = cut_runs(key, chunk_rows)
     of_row = np.empty(len(key), np.int64)

@@ -20,7 +20,7 @@ from replay.model.compute.shared_experts import shared_before_wait
 from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind, PhaseKinds
 from replay.model.machine.times import MemoryTraffic
 from replay.model.work.precision import NUMBER_TYPES
-from replay.model.work.ragged import places
+from replay.model.work.ragged import order_by, places
 from replay.schemes.ep.facts import LIBRARY_WEIGHTS, Buffer
 from replay.schemes.ep.list_rows import ListedPart, Software
 from replay.schemes.ep.nccl import NcclOptions, SendsByNccl
@@ -189,7 +189,7 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
         row_bytes, n = work.dispatch_row_bytes, machine.num_ranks
         sizes = work.matrix("pairs") * row_bytes
         exchanged = self.exchange(machine, DISPATCH, sizes, begun)
-        order = np.argsort(work.pair_source * n + work.pair_rank, kind="stable")
+        order = order_by(work.pair_source * n + work.pair_rank)
         src, dst = work.pair_source[order], work.pair_rank[order]
         place = places(work.matrix("pairs").ravel())
         leaves = exchanged.leaves(src, dst, place * row_bytes)

@@ -22,7 +22,7 @@ from replay.model.compute.gemm_tiles import gemm_tasks
 from replay.model.compute.row_tiles import row_tiles
 from replay.model.machine.kinds import COMBINE
 from replay.model.machine.times import MemoryTraffic
-from replay.model.work.ragged import cut_runs, firsts, places
+from replay.model.work.ragged import cut_runs, firsts, order_by, places
 from replay.schemes.ep.comet.dispatch import TILE_ROWS
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def sums_back(work: LayerWork) -> Send:
     """
     n = work.num_ranks
     distance = (work.copy_source - work.copy_rank) % n
-    order = np.lexsort((work.copy_token, distance, work.copy_rank))
+    order = order_by(distance, work.copy_rank)  # copies are in the order of their tokens
     blocks = cut_runs((work.copy_rank * n + distance)[order], FLUX_TOKENS)
     src = work.copy_rank[order][blocks.first]
     dst = work.copy_source[order][blocks.first]
@@ -196,7 +196,7 @@ class _Messages(NamedTuple):
             ranks, owners, tokens = work.pair_rank, work.pair_source, work.pair_token
             results = np.ones(len(tokens), np.int64)
         # Pairs and copies are in the order of their tokens, and so of the owners.
-        order = np.flatnonzero(remote)[np.argsort(ranks[remote], kind="stable")]
+        order = np.flatnonzero(remote)[order_by(ranks[remote])]
         expert_rank, owner, token = ranks[order], owners[order], tokens[order]
         messages = cut_runs(expert_rank * work.num_ranks + owner, message_rows)
         tokens_of_rank = np.diff(work.tokens_of_rank)

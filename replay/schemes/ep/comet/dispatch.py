@@ -24,7 +24,7 @@ from replay.model.compute.tile_order import TileOrder, most_columns
 from replay.model.compute.weight_gradients import join
 from replay.model.machine.kinds import DISPATCH
 from replay.model.machine.times import NO_TIME, Time
-from replay.model.work.ragged import cut_runs, places
+from replay.model.work.ragged import cut_runs, order_by, places
 
 if TYPE_CHECKING:
     from replay.model.arrays import Ints, Tasks
@@ -80,7 +80,7 @@ def dispatch_and_gemm1(
     tiles = row_tiles(machine, work, gemm, sms.left, TILE_ROWS)
     # Rows of an expert in order of the distance to their source, own rank first.
     distance = (work.pair_source - work.pair_rank) % n
-    order = np.lexsort((work.pair_token, distance, work.pair_expert))
+    order = order_by(distance, work.pair_expert)  # pairs are in the order of their tokens
     expert = work.pair_expert[order]
     tile = tiles.first_of_expert[expert] + places(work.rows_of_expert) // TILE_ROWS
     is_local = distance[order] == 0

@@ -43,7 +43,7 @@ from replay.model.compute.tile_order import TRIED
 from replay.model.compute.weight_gradients import join, weight_gradients_beside
 from replay.model.machine.domains import Domains
 from replay.model.machine.kinds import COMBINE, DISPATCH
-from replay.model.work.ragged import firsts, places
+from replay.model.work.ragged import firsts, order_by, places
 from replay.schemes.ep import memory
 from replay.schemes.ep.base import Scheme
 from replay.schemes.ep.dysharp.hub import Hub
@@ -300,7 +300,7 @@ class DySharp(Scheme):
         done = hub.tiles_done(tiles, ends.done)
         ready = machine.mark(work.copy_rank, arrived)
         if hub.tile_of_pair is None:
-            by_expert = np.argsort(work.pair_expert, kind="stable")
+            by_expert = order_by(work.pair_expert)
             bounds = np.searchsorted(work.pair_expert[by_expert], np.arange(work.num_experts + 1))
             for expert in np.flatnonzero(work.rows_of_expert):
                 members = work.pair_copy[by_expert[bounds[expert] : bounds[expert + 1]]]
@@ -372,7 +372,7 @@ class DySharp(Scheme):
 
 def _tiles_by_source(work: LayerWork, tile_rows: int) -> Ints:
     """(pair,): the tile of each row where an expert's rows lie in order of source and token."""
-    order = np.argsort(work.pair_expert, kind="stable")  # pairs are listed by source and token
+    order = order_by(work.pair_expert)  # pairs are listed by source and token
     expert, rows = work.pair_expert[order], work.rows_of_expert
     tiles = -(-rows // tile_rows)
     tile = np.empty(len(order), np.int64)

@@ -29,7 +29,7 @@ from replay.model.compute.weight_copies import expert_bytes
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, PhaseKinds
 from replay.model.work.capacity import first_shadow, with_shadows
-from replay.model.work.ragged import places
+from replay.model.work.ragged import order_by, places
 from replay.schemes.ep.facts import Buffer
 from replay.schemes.ep.fastermoe import around
 from replay.schemes.ep.fastermoe.experts import Experts
@@ -220,7 +220,7 @@ class FasterMoe(SendsByNccl):
         row_bytes, ends = work.dispatch_row_bytes, []
         offset = places_of_pairs(work) * row_bytes
         src, dst = work.pair_source, work.pair_rank
-        by_expert = np.argsort(work.pair_expert.astype(np.int32), kind="stable")
+        by_expert = order_by(work.pair_expert)
         first = np.searchsorted(work.pair_expert[by_expert], np.arange(work.num_experts + 1))
         for parts in steps:
             for part in parts:
@@ -251,7 +251,7 @@ class FasterMoe(SendsByNccl):
 
 def places_of_pairs(work: LayerWork) -> Ints:
     """(pair,): place of a row among those of its source for its expert."""
-    order = np.argsort(work.pair_source * work.num_experts + work.pair_expert, kind="stable")
+    order = order_by(work.pair_source * work.num_experts + work.pair_expert)
     found = np.empty(len(order), np.int64)
     found[order] = places(rows_by_source(work).ravel())
     return found

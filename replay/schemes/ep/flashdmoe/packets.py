@@ -9,7 +9,7 @@ import numpy as np
 
 from replay.model.compute.row_tiles import RowTiles
 from replay.model.work.layer import LayerWork
-from replay.model.work.ragged import firsts, places
+from replay.model.work.ragged import firsts, order_by, places
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -43,7 +43,7 @@ class Packets:
         n, num_experts = work.num_ranks, work.num_experts
         cell = work.pair_expert * n + work.pair_source
         rows = np.bincount(cell, minlength=num_experts * n).astype(np.int64)
-        order = np.argsort(cell, kind="stable")
+        order = order_by(cell)
         expert = np.repeat(np.arange(num_experts, dtype=np.int64), n)
         return cls(
             expert=expert,

@@ -51,6 +51,7 @@ from replay.model.compute.weight_gradients import (
 from replay.model.machine.block_scheduler import BlockScheduler
 from replay.model.machine.kinds import COMBINE, DISPATCH, KIND_NAMES, Kind
 from replay.model.machine.times import MemoryTraffic
+from replay.model.work.ragged import order_by
 from replay.schemes.ep import memory
 from replay.schemes.ep.base import Scheme
 from replay.schemes.ep.facts import Buffer
@@ -382,13 +383,14 @@ class _Layer:
         # Rows of a tile leave at one time, in the order of their slots: that of their arrival. What
         # comes close to it is known here: sources send side by side, each in its own order.
         place = np.arange(len(work.pair_source)) - np.searchsorted(work.pair_source, work.pair_source)
-        order = np.lexsort((work.pair_source, place))
+        order = order_by(work.pair_source, place)
         sent = self.egress.send(COMBINE, work.pair_rank[order], work.pair_source[order], work.combine_row_bytes, None)
         landed = machine.mark(work.pair_source[order], sent.pieces[:, 0])
         self._await_pieces(sent, landed)
-        of_pair = np.argsort(order)
+        of_pair = np.empty_like(order)
+        of_pair[order] = np.arange(len(order))
         claims = sent.claims[of_pair]
-        by_expert = np.argsort(work.pair_expert, kind="stable")
+        by_expert = order_by(work.pair_expert)
         bounds = np.searchsorted(work.pair_expert[by_expert], np.arange(work.num_experts + 1))
         for expert in np.flatnonzero(work.rows_of_expert):
             members = by_expert[bounds[expert] : bounds[expert + 1]]
@@ -421,7 +423,9 @@ class _Layer:
             (rank,): start of the kernel that adds.
         """
         work, machine = self.work, self.machine
-        tokens, rows_in = np.unique(work.pair_token, return_counts=True)
+        rows_of_token = np.bincount(work.pair_token)
+        tokens = np.flatnonzero(rows_of_token)
+        rows_in = rows_of_token[tokens]
         rank, row_bytes = work.source_rank[tokens], work.combine_row_bytes
         added = machine.serve(
             self.pool[rank],
