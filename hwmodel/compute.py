@@ -215,7 +215,7 @@ class Compute:
 
     # ---- bytes -----------------------------------------------------------------------
 
-    def weight_bytes(self, n: Whole, k: Whole, number_type: str) -> Whole:
+    def weight_bytes(self, n: Whole, k: int, number_type: str) -> Whole:
         """Bytes of an (n, k) weight matrix in memory, block scales included.
 
         Parameters
@@ -226,7 +226,7 @@ class Compute:
             FP8 weights have one scale for each square block of values, FP4 ones in each row.
         """
         rows: Whole = whole(n, "n")
-        inner: Whole = whole(k, "k")
+        inner: int = whole(k, "k")
         kernels = self._kernels(number_type)
         if fp4 := _fp4_weights(number_type):
             return rows * fp4_bytes(inner, fp4)

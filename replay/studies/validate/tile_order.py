@@ -71,7 +71,7 @@ def replay_order(shape: GroupedShape, dtype: str, order: str, system: System) ->
     )
     num_weights, num_rows = shape.experts * shape.columns, shape.experts * shape.row_tiles
     blocks = machine.l2.new_blocks(len(steps) * (num_weights + num_rows) + count)
-    weights = compute.weight_bytes(widths, np.full(count, shape.k), dtype)
+    weights = compute.weight_bytes(widths, shape.k, dtype)
     activations = compute.activation_bytes(rows, shape.k, dtype)
     for place, tasks in enumerate(steps):
         reads_on = place < len(steps) - 1
