@@ -77,10 +77,10 @@ class Buffers:
         """
         what = "lane" if lanes else "SM"
 
-        def room(server: int) -> int:
-            return OUTBOX * (1 if lanes else self._resources.servers_of(server))
+        def room(new: list[int]) -> list[int]:
+            return [OUTBOX * (1 if lanes else self._resources.servers_of(server)) for server in new]
 
-        return self._of_each(what, servers, f"outbox of {what} {{}}", room)
+        return self._of_each(what, servers, f"outbox of {what}", room)
 
     def lane_rings(self, what: str, lanes: Ints, rows: int) -> Ints:
         """Ring buffers where few pairs of ranks have one: (message,) pools of lanes (message,).
@@ -92,16 +92,15 @@ class Buffers:
         rows
             Rows of each.
         """
-        return self._of_each((what, rows), lanes, f"{what} ring {{}}", lambda _: rows)
+        return self._of_each((what, rows), lanes, f"{what} ring", lambda new: [rows] * len(new))
 
-    def _of_each(self, what: Hashable, servers: Ints, name: str, room: Callable[[int], int]) -> Ints:
+    def _of_each(self, what: Hashable, servers: Ints, name: str, room: Callable[[list[int]], list[int]]) -> Ints:
         """(message,): the pools of servers (message,), made where they are asked for first."""
         used, of = np.unique(servers, return_inverse=True)
         known, numbers = self._known.setdefault(what, {}), used.tolist()
-        new = [number for number in numbers if number not in known]
-        names = [name.format(number) for number in new]
-        made = self._graph.credit_pools(names, [room(number) for number in new])
-        known |= zip(new, made.tolist(), strict=True)
+        if new := [number for number in numbers if number not in known]:
+            made = self._graph.credit_pools([f"{name} {number}" for number in new], room(new))
+            known |= zip(new, made.tolist(), strict=True)
         return np.array([known[number] for number in numbers], np.int64)[of.reshape(-1)]
 
     def rings(self, num_channels: int, rows: int) -> Ints:

@@ -302,16 +302,23 @@ class LayerWork:
         what
             Unit that is counted, ``"pairs"`` or ``"copies"``.
         """
-        return self._matrices[what]
+        assert what in ("pairs", "copies"), what
+        return self._pair_matrix if what == "pairs" else self._copy_matrix
 
     @cached_property
-    def _matrices(self) -> dict[str, Ints]:
-        n, pairs, copies = self.num_ranks, (self.pair_source, self.pair_rank), (self.copy_source, self.copy_rank)
-        found = {}
-        for what, (source, rank) in (("pairs", pairs), ("copies", copies)):
-            found[what] = np.bincount(source * n + rank, minlength=n * n).reshape(n, n)
-            found[what].flags.writeable = False
-        return found
+    def _pair_matrix(self) -> Ints:
+        return self._between(self.pair_source, self.pair_rank)
+
+    @cached_property
+    def _copy_matrix(self) -> Ints:
+        return self._between(self.copy_source, self.copy_rank)
+
+    def _between(self, source: Ints, rank: Ints) -> Ints:
+        """Number of rows (row,) from each rank to each: (source rank, rank)."""
+        n = self.num_ranks
+        rows = np.bincount(source * n + rank, minlength=n * n).reshape(n, n)
+        rows.flags.writeable = False
+        return rows
 
     def summary(self) -> dict[str, Any]:
         """Counts that explain a result: tokens, pairs, copies, fan-out, imbalance.
