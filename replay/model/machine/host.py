@@ -223,7 +223,7 @@ class Host:
     def moves(self, nbytes: IntsLike | MemoryTraffic, late: Time = NO_TIME) -> None:
         """Note what an elementwise kernel reads and writes, and takes beside that."""
         both = nbytes.both if isinstance(nbytes, MemoryTraffic) else nbytes
-        most, late_ps = (one if type(one) is int else int(np.max(one, initial=0)) for one in (both, late.ps))
+        most, late_ps = (one if type(one) is int else int(np.asarray(one).max(initial=0)) for one in (both, late.ps))
         self.script.append(ScriptLine("move", self._stage, nbytes=most, late_ps=late_ps))
 
     def multiplies(self) -> None:

@@ -133,7 +133,7 @@ def _locations(work: LayerWork) -> Ints:
     """(pair,): place of each among its rank's pairs for the same expert, slot by slot."""
     slot = np.nonzero(work.expert_ids >= 0)[1]
     key = work.pair_source * work.num_experts + work.pair_expert
-    order = np.lexsort((work.pair_token, slot, key))
+    order = np.argsort(key * work.expert_ids.shape[1] + slot, kind="stable")  # pairs are in the order of their tokens
     location = np.empty(len(order), np.int64)
     location[order] = places(np.bincount(key))
     return location

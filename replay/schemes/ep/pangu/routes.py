@@ -101,9 +101,9 @@ class Routes:
     def _part(self, index: int) -> TokenPart:
         work, n = self._work, self._work.num_ranks
         pair = np.flatnonzero(self._part_of_token[work.pair_token] == index)
-        src, dst = self.gatherer[pair], work.pair_rank[pair]
-        order = np.lexsort((work.pair_token[pair], work.pair_expert[pair], dst, src))
-        pair, way = pair[order], (src * n + dst)[order]
+        way = self.gatherer[pair] * n + work.pair_rank[pair]
+        order = np.argsort(way * work.num_experts + work.pair_expert[pair], kind="stable")  # of one way, by token
+        pair, way = pair[order], way[order]
         inside = np.bincount(way, minlength=n * n)
         tokens = int(self._bounds[index + 1] - self._bounds[index])
         token = np.flatnonzero(self._part_of_token == index)
