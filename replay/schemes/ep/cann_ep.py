@@ -215,7 +215,7 @@ class CannEp(StagedScheme):
         vectors, costs = machine.vectors, machine.costs
         pool, begun = vectors.pool(), machine.kernel(start, "combine")
         # Rows lie in order of experts and, for each, of the NPUs that they came from.
-        order = np.lexsort((work.pair_source, work.pair_expert, work.pair_rank))
+        order = np.lexsort((work.pair_expert, work.pair_rank))
         order = order[in_turn(work.pair_rank[order], vectors.count, offset=machine.ranks)]
         src, dst, token_of = work.pair_rank[order], work.pair_source[order], work.pair_token[order]
         row = work.combine_row_bytes

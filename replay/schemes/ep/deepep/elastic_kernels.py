@@ -265,7 +265,7 @@ def combine(
 
 def _sm_of_received(work: LayerWork, slots: SlotSizes, num_sms: int) -> Ints:
     """(copy,): SM that sends it back: each warp takes a stretch of the rows that came."""
-    order = np.lexsort((work.copy_token, work.copy_source, work.copy_rank))
+    order = np.argsort(work.copy_rank, kind="stable")
     place = np.empty(len(order), np.int64)
     count = np.bincount(work.copy_rank, minlength=work.num_ranks)
     place[order] = places(count)

@@ -383,7 +383,7 @@ class RowsInTurn(NamedTuple):
         of_cell = np.argsort(cell, kind="stable")
         turn = np.empty(len(cell), np.int64)
         turn[of_cell] = places(np.bincount(cell, minlength=work.num_experts * work.num_ranks))
-        pair = np.lexsort((work.pair_source, turn, work.pair_expert))
+        pair = np.lexsort((turn, work.pair_expert))
         reader = work.pair_rank[pair]
         within = places(work.rows_of_expert) // tiles.block_m[reader]
         tile = tiles.first_of_expert[work.pair_expert[pair]] + within

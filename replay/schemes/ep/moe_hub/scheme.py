@@ -383,7 +383,7 @@ class _Layer:
         # Rows of a tile leave at one time, in the order of their slots: that of their arrival. What
         # comes close to it is known here: sources send side by side, each in its own order.
         place = np.arange(len(work.pair_source)) - np.searchsorted(work.pair_source, work.pair_source)
-        order = order_by(work.pair_source, place)
+        order = order_by(place)  # pairs are in the order of their sources
         sent = self.egress.send(COMBINE, work.pair_rank[order], work.pair_source[order], work.combine_row_bytes, None)
         landed = machine.mark(work.pair_source[order], sent.pieces[:, 0])
         self._await_pieces(sent, landed)
