@@ -31,13 +31,13 @@ from replay.schemes.options import about
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.chains.chain import ChainLink
-    from replay.chains.replay import LastAlone
     from replay.chains.settings import ChainSettings
     from replay.model.machine.host import Calls
     from replay.model.machine.host_script import HostScript
     from replay.model.work.batch import Batch
     from replay.model.work.kernel_lists.expressions import Value
     from replay.model.work.kernel_lists.lists import Pass
+    from replay.model.work.layer import LayerWork
     from replay.schemes import Scheme
     from tracegen import RoutingTrace
     from tracegen.models import ModelShape
@@ -173,7 +173,7 @@ def calls_of(
     batch: Batch,
     scheme: Scheme,
     system: System,
-    last: LastAlone,
+    work_of: Callable[[ChainLink], LayerWork],
 ) -> Calls:
     """Give what a stack does around the scheme's kernels.
 
@@ -189,7 +189,7 @@ def calls_of(
 
     def script(*, is_backward: bool) -> HostScript:
         link = next(link for link in links if link.is_backward == is_backward)
-        return outline_layer(scheme, last.alone(link).work(), system).host.script
+        return outline_layer(scheme, work_of(link), system).host.script
 
     scripts: dict[Pass, Callable[[], HostScript]] = {
         "backward" if is_backward else "forward": partial(script, is_backward=is_backward)

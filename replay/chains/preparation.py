@@ -75,6 +75,10 @@ class Layers:
         """Facts on the layer that was replayed by itself last."""
         return LastAlone()
 
+    def work(self, link: ChainLink) -> LayerWork:
+        """Give the work of a layer, which whoever replays it by itself next has then."""
+        return self.last.alone(link).work()
+
     @cached_property
     def first(self) -> Batch:
         """Batch of the first step; raises as `ChainSettings.batch` does."""
@@ -117,7 +121,7 @@ def prepare(layers: Layers, scheme: Scheme) -> Replay:
     stack = stack_of(settings, trace, system, scheme)
     calls = None
     if stack is not None:
-        calls = calls_of(stack, settings, links, trace.model_shape, first, scheme, system, layers.last)
+        calls = calls_of(stack, settings, links, trace.model_shape, first, scheme, system, layers.work)
     return Replay(
         links,
         system,
