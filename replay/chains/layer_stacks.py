@@ -43,6 +43,11 @@ if TYPE_CHECKING:
     from tracegen.models import ModelShape
 
 
+def _own_stack(scheme: Scheme) -> str:
+    """Value of a scheme's option `stack`; nothing where it has none."""
+    return str(getattr(scheme.options, "stack", ""))
+
+
 def default_stack(system: System, *, communication_only: bool) -> str:
     """Name the stack of layers for which none is given: that in practice, or bare hosts if nothing is known of it."""
     return BARE if communication_only or system.spec.host is None else PRACTICE
@@ -75,19 +80,22 @@ def launched_by(
     """
     name = (stack or BARE).partition(":")[0]
     has = {one.name: one.choices for one in about(scheme.options)}.get("stack", ())
-    if not has or name == BARE or (name == PRACTICE and "stack" in options):
+    if not has or name == BARE:
         return scheme
-    if name == PRACTICE:
-        name = practice_name(scheme.name, is_training=is_training, own=str(getattr(scheme.options, "stack", "")))
+    is_practice = name == PRACTICE
+    if is_practice:
+        name = practice_name(scheme.name, is_training=is_training, own=_own_stack(scheme))
     lists = scheme.lists if isinstance(scheme, ListedExchanges) else ()
     in_list = name in STACKS and knows(load(STACKS[name][0]), scheme.name)
     own = BARE if in_list and not (in_pairs and name in lists) else name
-    if own not in has:
+    if own not in has or (is_practice and not in_list and "stack" in options):
         return scheme
     if (given := options.get("stack", own)) != own:
+        who = f"{name}, which runs it in practice," if is_practice else f"--stack {stack}"
+        way = ", or take --stack bare" if is_practice else ""
         message = (
-            f"--stack {stack} and option stack={given} of scheme {scheme.name!r}: both say what is "
-            "launched around the exchanges; give one of them"
+            f"{who} and option stack={given} of scheme {scheme.name!r}: both say what is "
+            f"launched around the exchanges; give one of them{way}"
         )
         raise UserError(message)
     return scheme.with_options({"stack": own})
@@ -138,17 +146,11 @@ def _stack_of(text: str, settings: ChainSettings, trace: RoutingTrace, system: S
         facts["overlap"] = "passes"
     is_training = any(settings.passes)
     if name == PRACTICE:
-        scales = {"fp8": "blockwise"} if gemm == "fp8" else {}
-        stack = Stack.in_practice(
-            scheme.name,
-            system,
-            {**facts, **scales},
-            is_training=is_training,
-            settings=options,
-            own=str(getattr(scheme.options, "stack", "")),
-        )
-    else:
-        stack = Stack.of(text, system, facts)
+        name = practice_name(scheme.name, is_training=is_training, own=_own_stack(scheme))
+        if gemm == "fp8" and "fp8" in load(STACKS[name][0]).options and "fp8=" not in options:
+            options = ",".join(filter(None, ("fp8=blockwise", options)))
+        text = f"{name}:{options}" if options else name
+    stack = Stack.of(text, system, facts)
     if not stack.kernels.trains and gemm not in stack.kernels.types:
         stack = stack.without_rows()
     known = stack.with_dispatcher(scheme.name)

@@ -243,16 +243,19 @@ def set_up(
         if spec.overrides:
             default = hwmodel.load(spec.system).describe()
             changes["overrides"] = differing(system.describe(), default)
+    options: Mapping[str, Any] = spec.options
     if scheme is None:
-        found = find_scheme(spec.scheme, allow_code=allow_code).with_options(spec.options)
-        scheme = launched_by(
-            found,
-            spec.stack or default_stack(system, communication_only=spec.communication_only),
-            spec.options,
-            in_pairs=spec.interleave == "dualpipe",
-            is_training=spec.direction != "forward",
-        )
+        scheme = find_scheme(spec.scheme, allow_code=allow_code).with_options(options)
         changes["options"] = changed_options(scheme)
+    else:
+        options = changed_options(scheme)
+    scheme = launched_by(
+        scheme,
+        spec.stack or default_stack(system, communication_only=spec.communication_only),
+        options,
+        in_pairs=spec.interleave == "dualpipe",
+        is_training=spec.direction != "forward",
+    )
     if spec.combine_type is not None:
         check_combine_type(scheme, spec.combine_type)
     changes |= plain_types(spec)

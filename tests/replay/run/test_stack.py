@@ -491,7 +491,7 @@ def test_two_lists_around_the_same_exchanges_are_refused(synthetic: Synthetic, s
 
 
 def test_a_list_that_knows_a_scheme_leaves_no_room_for_an_engine_s_kernels(synthetic: Synthetic) -> None:
-    """Also in practice; a name that was given is refused beside the list, and kept in practice."""
+    """Also in practice; a name that was given is refused beside the list, and kept where engines serve."""
 
     def option(**given: Any) -> str:
         how: dict[str, Any] = {"stack": "practice", "options": {}, "in_pairs": False, "is_training": True, **given}
@@ -504,11 +504,28 @@ def test_a_list_that_knows_a_scheme_leaves_no_room_for_an_engine_s_kernels(synth
     assert option(stack="deepseek") == "bare"
     assert option(stack="deepseek", in_pairs=True) == "deepseek"
     assert option() == "bare"
-    assert option(options={"stack": "sglang"}) == "sglang"
+    assert option(options={"stack": "bare"}) == "bare"
+    with pytest.raises(UserError, match=r"megatron-plain, which runs it in practice, and option stack=sglang .* bare"):
+        option(options={"stack": "sglang"})
     assert option(is_training=False) == "vllm"
+    assert option(is_training=False, options={"stack": "sglang"}) == "sglang"
     assert option(stack="sglang", is_training=False) == "sglang"
     with pytest.raises(UserError, match=r"--stack megatron-plain and option stack=vllm .* give one of them"):
         replay.run(synthetic(ranks=2), scheme="deepep", layer=0, stack="megatron-plain", options={"stack": "vllm"})
+
+
+def test_what_a_stack_launches_is_no_option_that_was_given(synthetic: Synthetic) -> None:
+    """A scheme by name and as an object are alike, and a forward pass of a training layer's settings is its own."""
+    trace = synthetic(ranks=2)
+    named, made = (
+        replay.run(trace, scheme=one, layer=0, direction="training", barrier=True) for one in ("deepep", find("deepep"))
+    )
+    assert named.spec.options == made.spec.options == {}
+    assert named.scheme.options["stack"] == "bare"
+    assert (named.run_id, named.totals) == (made.run_id, made.totals)
+    assert named.stack is not None
+    forward = replay.run(trace, spec=named.spec.changed(direction="forward"))
+    assert forward.totals == replay.run(trace, scheme="deepep", layer=0, barrier=True).totals
 
 
 def test_a_stack_has_its_kernels_around_a_scheme_that_knows_them(synthetic: Synthetic) -> None:

@@ -93,7 +93,13 @@ def pays_hosts(stack: str | None) -> bool:
 
 
 def practice_name(scheme: str, *, is_training: bool, own: str = "") -> str:
-    """Name the stack that runs a scheme in practice; parameters as of `Stack.in_practice`."""
+    """Name the stack that runs a scheme in practice: Megatron-Core's to train.
+
+    Parameters
+    ----------
+    own
+        The stack whose kernels the scheme runs around its own; it is taken if it has the pass.
+    """
     if own in STACKS and load(STACKS[own][0]).trains == is_training:
         return own
     return TRAINED if is_training else SERVED.get(scheme, "sglang")
@@ -175,34 +181,6 @@ class Stack:
         us = {key: given.pop(key) for key in list(given) if key in costs.settings}
         options = kernels.option_values(preset, **{**decided, **given})
         return cls(text, kernels, options, costs.replace(us))
-
-    @classmethod
-    def in_practice(
-        cls,
-        scheme: str,
-        system: System,
-        facts: Mapping[str, Value],
-        *,
-        is_training: bool,
-        settings: str = "",
-        own: str = "",
-    ) -> Self:
-        """Find the stack that runs a scheme in practice: Megatron-Core's to train.
-
-        Parameters
-        ----------
-        settings
-            Options, as behind the colon of a stack's name.
-        own
-            The stack whose kernels the scheme runs around its own; it is taken if it has the pass.
-
-        Raises
-        ------
-        UserError
-            As `of` does.
-        """
-        name = practice_name(scheme, is_training=is_training, own=own)
-        return cls.of(f"{name}:{settings}" if settings else name, system, facts)
 
     def check(self, *, is_training: bool, precision: str | None = None) -> None:
         """Refuse a pass, or products, that its list has no kernels of.
