@@ -407,6 +407,8 @@ class HostSpec(StrictDocument):
     their costs were measured (`replay.model.work.stacks`)."""
     queue_launches: Quantity[Units]
     """Kernels that are launched and have not begun, at most: the next launch waits."""
+    locked_add_ns: Quantity[NonNegative]
+    """How long an addition to memory that it does not cache locks the bus of its node."""
 
 
 class NcclSpec(StrictDocument):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -89,7 +90,7 @@ def stacks(
         found = Stack.of(stack, machine, facts_of(shape))
     found.check_model(shape, tp)
     _check_sizes(shape, ranks=ranks, tp=tp, tokens=tokens)
-    sizes = even_sizes(shape, tokens=tokens // tp, ranks=ranks, tp=tp)
+    sizes = replace(even_sizes(shape, tokens=tokens // tp, ranks=ranks, tp=tp), sms=machine.compute.num_sms)
     listed = [
         row
         for part in found.kernels.parts

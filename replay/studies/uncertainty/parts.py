@@ -105,6 +105,8 @@ def _communication(result: Result, values: Mapping[str, Any], phase: str) -> str
     name = measured.format(phase=phase, size=_size(result, phase))
     per_domain = values.get("fabric.num_gpus")
     if isinstance(per_domain, int) and result.batch.num_ranks > per_domain:
+        if (transport := result.scheme.options.get("transport", "warps")) != "warps":
+            return f"{UNVALIDATED} ({family} over {transport})"
         name += " between nodes"
     elif values.get("compute.mma_rows") == BLACKWELL_ROWS:
         name += BLACKWELL if name + BLACKWELL in table() else ""

@@ -47,6 +47,10 @@ IN_FP8 = {"deepseek"}
 SHARED = {"activation", "activation, gradients"}
 
 
+#: Schemes and stages whose waits are the stack's alone: Megatron's and AutoModel's experts read counts.
+ADDED_WAITS = {("deepep", "experts")}
+
+
 class Pair(NamedTuple):
     """A stack, and a scheme that its list knows."""
 
@@ -229,4 +233,5 @@ def test_hosts_wait_where_the_list_says(pair: Pair) -> None:
     script, is_backward = script_of(pair), pair.direction == "backward"
     for stages, rows in stack_calls._groups(stack_of(pair), sizes(), pair.direction).items():
         waits = sum(script.counts.waited[stage, is_backward] for stage in stages)
-        assert waits <= sum(row.waits for row in rows)
+        listed = sum(row.waits for row in rows)
+        assert waits == (0 if (pair.scheme, *stages) in ADDED_WAITS else listed), stages

@@ -8,7 +8,7 @@ from loops import every
 from round_machine import NS, ROUND
 
 import hwmodel
-from replay.engine import GraphBuilder, Timeline, schedule
+from replay.engine import NULL_RESOURCE, GraphBuilder, Timeline, schedule
 from replay.model.arrays import Ints
 from replay.model.machine.kinds import DISPATCH, KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
@@ -21,7 +21,7 @@ from replay.schemes.ep.deepep.configs import default_config
 from replay.schemes.ep.deepep.crossings import Crossings
 from replay.schemes.ep.deepep.normal import DeepEp, DeepEpOptions
 from replay.schemes.ep.deepep.transport import SLEEP_NS, others
-from replay.schemes.ep.deepep.uccl import COMMAND_NS, IN_FLIGHT, LOCKED_ADD_NS, UcclTransport
+from replay.schemes.ep.deepep.uccl import COMMAND_NS, IN_FLIGHT, UcclTransport
 
 NETWORK = {
     "nic.bandwidth_GB_per_s": 50.0,
@@ -32,7 +32,9 @@ NETWORK = {
     "network.leaf_ns": 1000.0,
     "network.packet_bytes": 1000,
     "overheads.fence_us": 30.0,
+    "host.locked_add_ns": 900.0,
 }
+LOCKED_ADD_NS = 900
 FENCE, ISSUE, POLL = 30_000, 20, 5
 FLAG = 4000  # between a GPU and its host, either way: overheads.poll_pinned_us
 LATENCY = 3 * 500 + 1000 + 500  # of a write that a host posts
@@ -55,7 +57,7 @@ def rows(expert: int, count: int) -> LayerWork:
 
 def crossings(machine: Machine, expert: int, count: int, chunk: int, channels: int = 1) -> Crossings:
     work = rows(expert, count)
-    return Crossings.of(work, machine.domains, np.arange(count) * channels // count, chunk)
+    return Crossings.of(work, machine.domains, np.arange(count) * channels // count, chunk, channels)
 
 
 def ns(timeline: Timeline, tasks: Ints) -> list[float]:
@@ -125,11 +127,15 @@ def test_the_room_of_whole_chunks_is_told_whoever_waits(count: int, told: int) -
     )
 
 
-def test_a_quiet_is_a_look_of_every_thread() -> None:
+def test_a_quiet_is_a_look_of_the_first_thread() -> None:
     machine = make()
     looked = UcclTransport().quiet(machine, DISPATCH, machine.mark(machine.ranks))
-    # A warp stores four commands, one after the other.
-    assert ns(schedule(machine.graph.build()), looked) == [4 * ISSUE + FLAG + COMMAND_NS + FLAG] * 16
+    timeline = schedule(machine.graph.build())
+    assert ns(timeline, looked) == [ISSUE + FLAG + COMMAND_NS + FLAG] * 16
+    resources = timeline.graph.resources
+    served = set(timeline.graph.resource.tolist()) - {NULL_RESOURCE}
+    busy = {resources.names[n] for n in served if resources.groups[n] == "uccl proxies"}
+    assert busy == {f"uccl proxy {rank}.0" for rank in range(16)}
 
 
 @every(("num_nodes", "posts"), [(2, 1), (4, 3)])
@@ -171,7 +177,7 @@ def notify_ps(transport: UcclTransport | None) -> int:
 
 
 def test_a_notify_kernel_is_quiet_and_meets_twice() -> None:
-    quiet = 4 * ISSUE + FLAG + COMMAND_NS + FLAG
+    quiet = ISSUE + FLAG + COMMAND_NS + FLAG
     meeting = ISSUE + FLAG + 2 * (COMMAND_NS + EMPTY) + COMMAND_NS + FLAG
     rail = (
         LATENCY + 2 * 500 + hwmodel.load("dgx-h100-x2", {**ROUND, **NETWORK}).fabric.network.post_ps / NS + 10.16 + POLL
@@ -200,8 +206,3 @@ def test_uccl_ships_chunks_and_rings_of_its_own() -> None:
     assert default_config(16, 2, is_combine=False, transport="uccl") == (36, 288, 20, 512)
     assert default_config(64, 8, is_combine=True, transport="uccl") == (1, 288, 20, 128)
     assert default_config(8, 1, is_combine=True, transport="uccl") == default_config(8, 1, is_combine=True)
-
-
-def test_a_command_is_what_8_kib_take_a_thread() -> None:
-    """13.8 GB/s from one thread to the GPU of its index, on p5 (shared table, UCCL's README)."""
-    assert round(8192 / 13.8) == COMMAND_NS

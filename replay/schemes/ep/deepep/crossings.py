@@ -76,6 +76,8 @@ class Crossings:
         (lane,): place of its first chunk in the order of lanes; (chunk,): chunks in that order.
     chunk_rows
         Rows of a full chunk.
+    num_channels
+        Channels of an owner, those without rows included.
     """
 
     token: Ints
@@ -92,15 +94,16 @@ class Crossings:
     first: Ints
     number: Ints
     chunk_rows: int
+    num_channels: int
 
     @classmethod
     def of_kernel(cls, kernel: NormalKernel) -> Crossings:
         """Crossings of the chunks and channels of a kernel."""
         domains, chunk_rows = kernel.machine.domains, kernel.config.rdma_chunk
-        return cls.of(kernel.work, domains, kernel.channel, chunk_rows)
+        return cls.of(kernel.work, domains, kernel.channel, chunk_rows, kernel.num_channels)
 
     @classmethod
-    def of(cls, work: LayerWork, domains: Domains, channel: Ints, chunk_rows: int) -> Crossings:
+    def of(cls, work: LayerWork, domains: Domains, channel: Ints, chunk_rows: int, num_channels: int) -> Crossings:
         """Count each token once per node, however many of the node's GPUs want it.
 
         Parameters
@@ -138,6 +141,7 @@ class Crossings:
             np.flatnonzero(in_lane == 0),
             number,
             chunk_rows,
+            num_channels,
         )
 
     def room_from(self, row: Ints, ring_rows: int) -> Ints:

@@ -101,7 +101,8 @@ class Hybrid(NamedTuple):
     def of(cls, work: LayerWork, machine: Machine, sms: Ints, channels: int) -> Hybrid:
         """Give tokens to channels in turn, `channels` of them on every SM."""
         place = places(np.diff(work.tokens_of_rank))
-        crossings = Crossings.of(work, machine.domains, place % (sms.shape[1] * channels), TOLD_ROWS)
+        num_channels = sms.shape[1] * channels
+        crossings = Crossings.of(work, machine.domains, place % num_channels, TOLD_ROWS, num_channels)
         return cls(crossings, crossings.channel // channels, sms)
 
     def inside(self, work: LayerWork, *, is_back: bool) -> tuple[Pushes, Ints]:

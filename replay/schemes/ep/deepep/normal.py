@@ -144,7 +144,8 @@ class DeepEp(ListedExchanges):
     source = "deepseek-ai/DeepEP dd758ca, csrc/kernels/legacy/intranode.cu and internode.cu"
     assumes = (
         "GEMMs run on all SMs, after the dispatch kernel; V1's kernels inside a domain know at "
-        "most 8 GPUs, so that a larger domain is an extrapolation, which the result counts"
+        "most 8 GPUs, so that a larger domain is an extrapolation, which the result counts; with "
+        "transport=uccl a locked add takes what it takes one EPYC of Zen 4 ([host] locked_add_ns)"
     )
     wins = "many tokens and skew against all-to-alls, by one row per GPU and rings that bound what one GPU is sent"
     loses = (
@@ -226,7 +227,7 @@ class DeepEp(ListedExchanges):
         if domains.num == 1:
             places = own * work.num_ranks
         else:
-            crossings = Crossings.of(work, domains, np.zeros(work.num_tokens, np.int64), 1)
+            crossings = Crossings.of(work, domains, np.zeros(work.num_tokens, np.int64), 1, 1)
             forwarded = np.bincount(crossings.forwarder, minlength=work.num_ranks)
             places = own * domains.num + forwarded * NODE_GPUS
         return Buffer("places in rings", places * INDEX_BYTES)

@@ -44,8 +44,9 @@ if TYPE_CHECKING:
     from replay.schemes.ep.deepep.crossings import Crossings
 
 THREADS, QUEUES, IN_FLIGHT = 4, 32, 8  # kNumProxyThs, kChannelPerProxy of each, kMaxInflightNormal
-COMMAND_NS = 594  # 8 KiB at 13.8 GB/s from one thread over its GPU's rail on p5 (UCCL's ep/README.md)
-LOCKED_ADD_NS = 984  # scripts/locked_adds.cpp on one EPYC of Zen 4 (MEASURED.md); thousands of cycles by Linux
+# Assumed: 8 KiB at 13.8 GB/s, which one thread for each GPU posts over its four cards, 256 writes under way on each
+# and no commands (ep/bench/alltoall/efa_alltoall_results.md, p5, same rail).
+COMMAND_NS = 594
 
 
 class UcclTransport(WarpTransport):
@@ -100,7 +101,7 @@ class UcclTransport(WarpTransport):
         src, dst = ends[0][whole], ends[1][whole]
         told = machine.delay(kinds.sync, costs.ns(SLEEP_NS), emptied[whole], dst)
         away = src != dst
-        queue = (crossings.channel[whole] + int(crossings.channel.max(initial=0)) + 1) % QUEUES
+        queue = (crossings.channel[whole] + crossings.num_channels) % QUEUES
         come = self._proxies(machine).tell(
             machine, kinds, ways, (dst[away], src[away]), queue[away], COUNTER_BYTES, told[away]
         )
@@ -122,14 +123,15 @@ class UcclTransport(WarpTransport):
         return machine.delay(DISPATCH.sync, machine.costs.poll(), come, ends[1])
 
     def quiet(self, machine: Machine, kinds: PhaseKinds, after: Tasks) -> Tasks:
-        """Have every thread look whether completions have come: (rank,) tasks.
+        """Have the first thread look whether completions have come: (rank,) tasks.
 
-        It ends when none come any more, and waits for none.
+        It ends when none come any more, and waits for none. The others are not asked: the loop over threads
+        ends with its first.
         """
-        rank, thread = (axis.ravel() for axis in np.indices((machine.num_ranks, THREADS), np.int64))
-        stored = machine.delay(kinds.sync, self.issue(machine) * (thread + 1), after[rank], rank)
-        looked = self._proxies(machine).take(machine, kinds, rank, thread, stored)
-        return machine.gather(machine.delay(kinds.sync, machine.costs.host_flag(), looked, rank), rank, after)
+        first = np.zeros(machine.num_ranks, np.int64)
+        stored = machine.delay(kinds.sync, self.issue(machine), after)
+        looked = self._proxies(machine).take(machine, kinds, machine.ranks, first, stored)
+        return machine.delay(kinds.sync, machine.costs.host_flag(), looked)
 
     def meet(self, machine: Machine, kinds: PhaseKinds, after: Tasks) -> Tasks:
         """Let all GPUs wait for one another, through one thread of each: (rank,) tasks."""
@@ -164,4 +166,6 @@ class UcclTransport(WarpTransport):
 
     @staticmethod
     def _add(machine: Machine, kinds: PhaseKinds, rank: Ranks, after: Tasks) -> Tasks:
-        return locked_adds(machine, kinds, machine.costs.ns(LOCKED_ADD_NS), rank, after)
+        return locked_adds(
+            machine, kinds, machine.costs.ns(round(machine.system.host.locked_add_ns.value)), rank, after
+        )
