@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from replay.model.work.stacks import Stack
 
 RESULT_FORMAT: Literal["moereplay-result/3"] = "moereplay-result/3"
+BARE_HOSTS = "bare hosts"
+"""Hosts of no stack."""
 
 
 class TraceDescription(Strict):
@@ -222,6 +224,11 @@ class TracedResult(TimedResult):
     types: NumberTypes
     launch: Literal["eager", "graph", "ahead"] = "ahead"
     stack: StackDescription | None = Field(None, exclude_if=lambda stack: stack is None)
+
+    @property
+    def hosts(self) -> str:
+        """Name of the stack that launched kernels, with the options that were given, or bare hosts."""
+        return BARE_HOSTS if self.stack is None else self.stack.name
 
     @model_validator(mode="before")
     @classmethod

@@ -11,6 +11,7 @@ from replay.experiments.base.documents import written_format
 from replay.experiments.base.experiment import EXPERIMENTS
 from replay.experiments.base.load import load_result
 from replay.experiments.base.result import ComparisonBase, ResultBase
+from replay.experiments.layer.result import TracedResult
 
 if TYPE_CHECKING:
     from replay.experiments.base.experiment import AnyExperiment
@@ -68,6 +69,8 @@ def inputs_of(result: ResultBase) -> dict[str, Any]:
     document = result.model_dump(mode="json", by_alias=True)
     found: dict[str, Any] = {"version of moereplay": document["version"]}
     found |= {name: one for name, one in document["spec"].items() if name not in BY_VALUE}
+    if isinstance(result, TracedResult):
+        found |= {"launch": result.launch, "stack": result.hosts}
     parts = {name: document[name] for name in sorted(result.ENTERED & document.keys())}
     found |= {path: one for name in parts for path, one in _leaves(parts[name], name)}
     for path, described in _descriptions(document):

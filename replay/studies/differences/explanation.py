@@ -268,7 +268,7 @@ def explain(one: ResultBase | str | Path, other: ResultBase | str | Path) -> Exp
     if experiment is LAYER:
         _check_layers(before, after)
         results = [before, after]
-        names = _apart(names_of(results), [one.system.name for one in results])
+        names = _apart(names_of(results), [one.system.name for one in results], [one.hosts for one in results])
         described |= {"heading": _heading(before, after), "notes": _notes(results), "sure": _sure(before, after)}
         first, second = first._replace(name=names[0]), second._replace(name=names[1])
         return _explain(first, second, code=_code(first, second, before, after), **described)

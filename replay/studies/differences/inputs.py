@@ -22,6 +22,7 @@ BY_RESULT = BY_VALUE | {
     "dispatch_type",
     "combine_type",
     "launch",
+    "stack",
 }
 """Settings of a spec that a result states by what they came to, and not by what was asked."""
 
@@ -44,7 +45,7 @@ def inputs_of(result: ResultBase) -> dict[str, Any]:
     found |= _flatten("option", scheme["options"])
     found |= _flatten("batch", result.batch.model_dump(mode="json"))
     found |= _flatten("type", result.types.model_dump(mode="json"))
-    found |= {"placement": result.placement, "launch": result.launch}
+    found |= {"placement": result.placement, "launch": result.launch, "stack": result.hosts}
     settings = result.spec.model_dump(mode="json", by_alias=True, exclude=set(BY_RESULT))
     # Ranks, tokens and phase may be left to the trace: the batch says what they came to.
     given = {"ranks", "tokens_per_rank", "phase", "step"}

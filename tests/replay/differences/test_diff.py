@@ -85,6 +85,17 @@ def test_values_of_hardware_have_their_unit_and_both_values(compared):
     assert (one.before, one.after, one.unit) == (15.0, 40.0, "us")
 
 
+@pytest.mark.parametrize("more", [{}, {"steps": "0:1"}])
+def test_hosts_are_those_that_launched_and_not_those_that_were_asked_for(trace, more):
+    """The second asks for none, and vLLM's launch it."""
+    bare, practice = (replay.run(trace, scheme="deepep", layer=0, **more, **asked) for asked in ({"stack": "bare"}, {}))
+    assert practice.spec.stack is None
+    (found,) = replay.diff(bare, practice).inputs
+    assert (found.what, found.before, found.after) == ("stack", "bare hosts", practice.stack.name)
+    named = replay.run(trace, scheme="deepep", layer=0, **more, stack=practice.stack.name)
+    assert replay.diff(practice, named).is_same
+
+
 def test_an_option_is_of_its_scheme(trace, compared):
     other = replay.compare(trace, SCHEMES, layer=0, options={"deepep": {"num_sms": 8}})
     (one,) = replay.diff(compared["nothing"], other).inputs

@@ -168,8 +168,7 @@ def _rivals(names: dict[str, Result]) -> dict[str, Result]:
 
 def launch_text(results: Sequence[Result]) -> str:
     """Say whose hosts launched results, in half a sentence."""
-    stacks = dict.fromkeys("bare hosts" if one.stack is None else one.stack.name for one in results)
-    return f"launched by {', '.join(stacks)}"
+    return f"launched by {', '.join(dict.fromkeys(one.hosts for one in results))}"
 
 
 def result_summary(result: Result) -> str:
