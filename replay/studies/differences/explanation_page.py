@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replay.experiments.layer.tables.notes import LAUNCHES
+from replay.experiments.layer.tables.notes import LAUNCHED, LAUNCHES, STAND_INS
 from replay.report.charts import STEP_KINDS, STEPS_SAY, steps_between
 from replay.report.comparisons import tables_group
 from replay.report.tables import table
 from replay.report.words import WORDS, explain_keys
 from replay.studies.differences import gpus
 from replay.studies.differences.page import MOST_STEPS, quantity_columns
+from replay.studies.differences.path import LAUNCHES as LAUNCHES_OF_HOSTS
 from replay.studies.differences.path import NO_PHASE
 from tracegen.shared.display.content import BarPart, Bars, Column, Page, Section, Table, Waterfall
 
@@ -29,6 +30,7 @@ COMPOSED = {"train": ", mean over the GPUs", "serve": ""}
 MOST_PARTS = 8
 """Rows of the first screen's table."""
 MOST_HEADING = 4
+"""First lines on what was replayed; the first screen has these and all on launches."""
 MOST_INPUTS = 6
 MACHINE = "system."
 """Begins names of values of the machine."""
@@ -79,7 +81,8 @@ def explanation_tables(found: Explanation, *, details: bool) -> Group:
     if not details:
         named = ", ".join(name for name, some in _more(found).items() if some)
         more = [f"More (`--details`; with `--html` a page): {named}."]
-        return tables_group(head, [path_table(found, MOST_PARTS)], [*found.heading[:MOST_HEADING], *more])
+        heading = [line for at, line in enumerate(found.heading) if at < MOST_HEADING or line.startswith(LAUNCHED)]
+        return tables_group(head, [path_table(found, MOST_PARTS)], [*heading, *more])
     tables = [
         path_table(found),
         overhead_table(found) if found.overhead else None,
@@ -127,7 +130,7 @@ def gpu_line(found: Explanation) -> list[str]:
 
 def summary(found: Explanation) -> list[str]:
     """Lines that answer the question: the difference, what entered otherwise, and values that turn it round."""
-    return [sentence(found), *others(found), *fitted_lines(found), *turning(found), *found.sure]
+    return [sentence(found), *others(found), *stand_ins(found), *fitted_lines(found), *turning(found), *found.sure]
 
 
 def sentence(found: Explanation) -> str:
@@ -139,23 +142,42 @@ def sentence(found: Explanation) -> str:
     text = f"{times}: {abs(found.difference_us):,.1f} us {more}"
     if found.one_us:
         text += f" ({found.difference_us / found.one_us:+.1%})"
-    parts = _with_queues(found.path)
-    is_near = sum(abs(share.difference_us) for share in parts) > CANCELLING * abs(found.difference_us)
-    least = SMALL if is_near else max(SMALL, SHOWN * abs(found.difference_us))
-    along = [share for share in parts if share.difference_us * found.difference_us > 0]
-    against = [share for share in parts if share.difference_us * found.difference_us < 0]
+    along, against = _ways(found)
+    is_near = _is_near(found)
     if along and is_near:
         signed = (sum(share.difference_us for share in some) for some in (along, against))
         text += ". Parts nearly cancel: {:+,.1f} us against {:+,.1f} us. Largest for".format(*signed)
     else:
         text += ". Most of it"
-    named = [share for share in along[:3] if abs(share.difference_us) >= least] or along[:1]
+    named, opposite = _reasons(found)
     text += f": {', '.join(map(_reason, named))}" if named else ": none alone"
-    against = [share for share in against if abs(share.difference_us) >= least]
-    if against:
+    if opposite:
         text += f". {'Largest against' if is_near else 'Against it'}: "
-        text += ", ".join(map(_reason, against[:2]))
+        text += ", ".join(map(_reason, opposite))
     return f"{text}."
+
+
+def _ways(found: Explanation) -> tuple[list[Share], list[Share]]:
+    """Parts whose difference has the sign of that of the times, and those that have the other; the largest first."""
+    parts = _with_queues(found.path)
+    along, against = (
+        [share for share in parts if way * share.difference_us * found.difference_us > 0] for way in (1, -1)
+    )
+    return along, against
+
+
+def _is_near(found: Explanation) -> bool:
+    """Tell whether parts nearly cancel one another."""
+    parts = sum(abs(share.difference_us) for some in _ways(found) for share in some)
+    return parts > CANCELLING * abs(found.difference_us)
+
+
+def _reasons(found: Explanation) -> tuple[list[Share], list[Share]]:
+    """Parts that the first sentence names: for the difference, and against it."""
+    least = SMALL if _is_near(found) else max(SMALL, SHOWN * abs(found.difference_us))
+    along, against = _ways(found)
+    large, small = ([share for share in some if abs(share.difference_us) >= least] for some in (along[:3], against))
+    return large or along[:1], small[:2]
 
 
 def _with_queues(path: Sequence[Share]) -> list[Share]:
@@ -190,7 +212,17 @@ def others(found: Explanation) -> list[str]:
         if each.what == "launch":
             ran = [LAUNCHES.get(str(how), str(how)).partition(",")[0] for how in (each.before, each.after)]
             text += f"; {found.one} ran {ran[0]}, {found.other} {ran[1]}: `--launch eager` makes both alike"
+        elif each.what == "stack":
+            text += f"; {found.one} was launched by {each.before}, {found.other} by {each.after}"
     return [f"{text}."]
+
+
+def stand_ins(found: Explanation) -> list[str]:
+    """Line on launches that the first sentence names, where costs of many calls stand in; none elsewhere."""
+    named = {share.what for some in _reasons(found) for share in some}
+    if LAUNCHES_OF_HOSTS not in named or STAND_INS not in found.notes:
+        return []
+    return [f"Of {LAUNCHES_OF_HOSTS}: {STAND_INS[0].lower()}{STAND_INS[1:]}"]
 
 
 def fitted_lines(found: Explanation) -> list[str]:
@@ -424,7 +456,7 @@ def quantities_table(found: Explanation) -> Table:
 
 def lines(found: Explanation) -> list[str]:
     """Lines on launches and choices, what is paid off the path, code that no path tells of, and the words."""
-    said = [*found.notes]
+    said = [note for note in found.notes if note != STAND_INS or not stand_ins(found)]
     for name, keys in found.beside.items():
         told = ", ".join(f"{key} = {value:.3g}" for key, value in keys.items())
         said.append(f"Paid by {name} off its critical path: {told}.")

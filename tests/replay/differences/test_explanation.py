@@ -14,6 +14,7 @@ from replay.experiments.base.names import row_names
 from replay.experiments.dense.experiment import EXPERIMENT as DENSE
 from replay.experiments.layer.result import Comparison, Result
 from replay.experiments.layer.tables import tables
+from replay.experiments.layer.tables.notes import STAND_INS
 from replay.model.machine.kinds import PHASES
 from replay.report.pages import page
 from replay.report.text import render
@@ -29,6 +30,8 @@ from replay.studies.differences.explanation_page import (
     overhead_table,
     path_table,
     sentence,
+    stand_ins,
+    summary,
     turning,
     values_table,
 )
@@ -38,6 +41,7 @@ from replay.studies.differences.path import (
     BARRIERS,
     BEHIND,
     HOST_WAITS,
+    LAUNCHES,
     NO_PHASE,
     NO_SM,
     OF_KERNELS,
@@ -268,6 +272,28 @@ def apart(synthetic):
     """Schemes whose bytes and launches are not each other's."""
     trace = synthetic(ranks=4, tokens_per_rank=32)
     return replay.compare(trace, ["deepep", "tutel", "nvls"], layer=0, launch="eager", stack="bare")
+
+
+def test_whose_hosts_launched_each_stands_on_the_first_screen(trace):
+    """Calls of extensions, whose time stands in, are the largest cause: a doubt of it, said once."""
+    asked = {"layer": 0, "launch": "eager"}
+    found = replay.explain(*(replay.run(trace, scheme=name, **asked) for name in ("nvls", "deepep")))
+    assert f"Most of it: {LAUNCHES} " in sentence(found)
+    (doubt,) = [line for line in summary(found) if STAND_INS[1:] in line]
+    assert doubt.startswith(f"Of {LAUNCHES}: ")
+    whose = "nvls was launched by megatron-inference, deepep by vllm."
+    for details in (False, True):
+        text = " ".join(render(explanation_tables(found, details=details)).split())
+        assert whose in text and text.count(STAND_INS[1:]) == 1
+        for name, stack in (("nvls", "megatron-inference"), ("deepep", "vllm")):
+            assert f"Launched kernel by kernel by hosts of {stack}: {name}." in text
+
+
+def test_two_ways_to_launch_one_scheme_are_told_by_their_hosts(trace):
+    bare, practice = (replay.run(trace, scheme="deepep", layer=0, stack=stack) for stack in ("bare", "practice"))
+    found = replay.explain(bare, practice)
+    assert (found.one, found.other) == ("deepep (bare hosts)", "deepep (vllm)")
+    assert stand_ins(found) and not stand_ins(replay.explain(practice, practice))
 
 
 def test_a_row_of_launches_is_as_many_of_one(apart):

@@ -108,6 +108,8 @@ LAUNCHES = {
     "graph": "as CUDA graphs",
     "ahead": "by hosts that are always ahead of their GPUs",
 }
+LAUNCHED = "Launched "
+"""Begins each line on how kernels are launched."""
 UNTIL = ", each until a host waits,"
 """What graphs hold that were asked for; without, they are taken only where no host waits."""
 
@@ -124,7 +126,8 @@ def launch_lines(results: Sequence[Result]) -> list[str]:
         elif result.launch != "ahead":
             how += f" by bare hosts{_why_bare(result)}"
         used.setdefault(how, []).append(place)
-    return [f"Launched {how}{': ' + _rows_text(results, rows) if len(used) > 1 else ''}." for how, rows in used.items()]
+    some = len(used) > 1
+    return [f"{LAUNCHED}{how}{': ' + _rows_text(results, rows) if some else ''}." for how, rows in used.items()]
 
 
 def _why_bare(result: Result) -> str:
