@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from replay.experiments.base.names import row_names
+from replay.experiments.layer.tables.notes import launch_notes, launch_text
 from replay.experiments.trace import tables
 from replay.experiments.trace.experiment import EXPERIMENT
 from replay.experiments.trace.result import TraceComparison, TraceResult
@@ -83,9 +84,10 @@ def summary(compared: TraceComparison) -> str:
     named, shares = tables.by_time(compared), tables.shares(compared)
     first = next((name for name in named if name in shares), next(iter(named)))
     one = named[first]
-    text = f"{first} takes {one.headline_us:,.1f} us per step in the mean"
+    hosts = launch_text(list(named.values()))
+    text = f"{first} takes {one.headline_us:,.1f} us per step in the mean, {hosts}"
     if len(named) > 1:
-        text = f"{first} is the fastest of {len(named)} schemes: {one.headline_us:,.1f} us per step"
+        text = f"{first} is the fastest of {len(named)} schemes, {hosts}: {one.headline_us:,.1f} us per step"
         text += f", and the fastest in {shares.get(first, 0):.1%} of the steps"
     return (
         f"{text}. Of {tables.steps_text(one)}, 95 of a hundred take at most "
@@ -109,7 +111,7 @@ def _sections(compared: TraceComparison, words: str) -> Iterator[Section]:
     yield Section("What is each step?", [tables.steps_table(compared)], is_detail=True)
     results = list(tables.by_time(compared).values())
     schemes = zip(row_names(results), (one.scheme for one in results), strict=True)
-    yield assumptions(results[0].system, schemes_table(schemes))
+    yield assumptions(results[0].system, schemes_table(schemes), *launch_notes(results))
     one = compared.base
     yield provenance(
         {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from replay.experiments.base.names import row_names
+from replay.experiments.layer.tables.notes import launch_lines, launch_notes
 from replay.experiments.trace.result import TraceComparison
 from replay.report.comparisons import beside, outside_notes, tables_group
 from replay.report.tables import named_table, word_column
@@ -23,7 +24,8 @@ def tables(result: TraceResult | TraceComparison, *, details: bool) -> Group:
     """Times over the steps; with details also of the layers."""
     compared = beside(result, TraceComparison)
     more = [layers_table(compared)] if details else []
-    return tables_group(heading(compared), [times_table(compared), *more], [*notes(compared), *outside(compared)])
+    lines = [*notes(compared), *launch_notes(list(by_time(compared).values())), *outside(compared)]
+    return tables_group(heading(compared), [times_table(compared), *more], lines)
 
 
 def heading(compared: TraceComparison) -> str:
@@ -31,12 +33,12 @@ def heading(compared: TraceComparison) -> str:
     one = compared.base
     trace, batch = one.trace, one.batch
     each = "" if batch.tokens_per_rank is None else f" x {batch.tokens_per_rank} tokens"
-    return (
-        f"{trace.model}, {trace.num_experts} experts, top-{trace.topk}: "
-        f"{trace.title or trace.content_id[:12]}\n"
-        f"{one.system.name}, {batch.num_ranks} ranks{each}, {batch.phase} ({batch.batching}); "
-        f"{steps_text(one)}"
-    )
+    lines = [
+        f"{trace.model}, {trace.num_experts} experts, top-{trace.topk}: {trace.title or trace.content_id[:12]}",
+        f"{one.system.name}, {batch.num_ranks} ranks{each}, {batch.phase} ({batch.batching}); {steps_text(one)}",
+        *launch_lines(list(by_time(compared).values())),
+    ]
+    return "\n".join(lines)
 
 
 def steps_text(result: TraceResult) -> str:

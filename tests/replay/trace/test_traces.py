@@ -25,15 +25,18 @@ from replay.cli.app import app
 from replay.engine.scheduler import OutOfOrderError
 from replay.errors import UserError
 from replay.experiments.base.crews.store import PointOutcome, point_text
+from replay.experiments.layer.tables.notes import STAND_INS, launch_lines, launch_notes
 from replay.experiments.trace import task
 from replay.experiments.trace.experiment import EXPERIMENT
 from replay.experiments.trace.page import layers_plot
 from replay.experiments.trace.result import TraceComparison, TraceResult
 from replay.experiments.trace.spec import TraceSpec
 from replay.experiments.trace.steps import normal_form, step_numbers
-from replay.experiments.trace.tables import layer_means, layers_table, times_table
+from replay.experiments.trace.tables import layer_means, layers_table, tables, times_table
 from replay.report.pages import page
+from replay.report.text import render
 from tracegen.generate import generate
+from tracegen.shared.display.html import document
 
 STEPS = 6
 
@@ -498,6 +501,23 @@ def test_placements_stand_beside_each_other(tmp_path: Path) -> None:
     assert both.base_name == "deepep-ll, contiguous"
     rows = [row for one in both.results for row in one._rows()]
     assert [row["placement"] for row in rows] == ["contiguous"] * 2 + ["round-robin"] * 2
+
+
+def test_whose_hosts_launched_is_said_as_of_one_step() -> None:
+    """On the screen and on the page; nothing stands in under bare hosts."""
+    names = ["deepep", "nvls"]
+    both = replay.compare(trace(), names, layer=0, steps="0:2")
+    alone = replay.compare(trace(), names, layer=0)
+    said = [" ".join(render(tables(both, details=False)).split()), document(page(both))]
+    for line in launch_lines(alone.results):
+        assert all(line in text for text in said)
+    assert {one.hosts for one in both.results} == {"vllm", "megatron-inference"}
+    assert "launched by " in page(both).summary
+    (doubt,) = [line for line in launch_notes(alone.results) if line == STAND_INS]
+    assert doubt in said[0] and doubt.partition(":")[0] in said[1]
+    bare = replay.run(trace(), scheme="deepep", layer=0, steps="0:2", stack="bare")
+    text = " ".join(render(tables(bare, details=False)).split())
+    assert "Launched kernel by kernel by bare hosts." in text and STAND_INS not in text
 
 
 def _rows(table: Any) -> list[tuple[Any, list[Any]]]:

@@ -166,11 +166,6 @@ def _rivals(names: dict[str, Result]) -> dict[str, Result]:
     return rivals or names
 
 
-def launch_text(results: Sequence[Result]) -> str:
-    """Say whose hosts launched results, in half a sentence."""
-    return f"launched by {', '.join(dict.fromkeys(one.hosts for one in results))}"
-
-
 def result_summary(result: Result) -> str:
     """Say how long it takes, what of it nothing hides, and what binds."""
     (name,) = row_names([result])
@@ -178,7 +173,7 @@ def result_summary(result: Result) -> str:
     whole = max(result.totals.makespan_us, 1e-12)
     return (
         f"{name} takes {time_us(result):,.1f} us per {unit_of(result)} on {result.system.name}, "
-        f"{launch_text([result])}. "
+        f"{notes.launch_text([result])}. "
         f"For {exposed / whole:.1%} of the time nothing hides communication and waiting, in the "
         f"mean of the GPUs. Its largest bound is {times.binding(result)}: "
         f"{result.totals.bound_us / whole:.1%} of the time."
@@ -192,7 +187,9 @@ def summary(compared: Comparison) -> str:
     first, result = next(iter(rivals.items()))
     base = compared.base
     of = f" of {len(rivals)} schemes" if len(rivals) > 1 else ""
-    lines = [f"{first} is the fastest{of}, {launch_text(results)}: {time_us(result):,.1f} us per {unit_of(result)}"]
+    lines = [
+        f"{first} is the fastest{of}, {notes.launch_text(results)}: {time_us(result):,.1f} us per {unit_of(result)}"
+    ]
     if result is not base and time_us(result):
         lines[0] += (
             f", {time_us(base) / time_us(result):.2f} times as fast as {compared.base_name} ({time_us(base):,.1f} us)"

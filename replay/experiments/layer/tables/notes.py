@@ -12,7 +12,7 @@ from replay.report.comparisons import left_out_alike, star_notes
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from replay.experiments.layer.result import Comparison, Result, Whole
+    from replay.experiments.layer.result import Comparison, Result, TracedResult, Whole
     from replay.measure.result import ChainResult, LayerResult, Pairs
 
 FOR_NVLINK = frozenset({"deepep", "deepep-ll", "deepep-v2"})
@@ -114,7 +114,7 @@ UNTIL = ", each until a host waits,"
 """What graphs hold that were asked for; without, they are taken only where no host waits."""
 
 
-def launch_lines(results: Sequence[Result]) -> list[str]:
+def launch_lines(results: Sequence[TracedResult]) -> list[str]:
     """Lines on how kernels are launched, with the rows for which that differs."""
     used: dict[str, list[int]] = {}
     for place, result in enumerate(results):
@@ -130,7 +130,7 @@ def launch_lines(results: Sequence[Result]) -> list[str]:
     return [f"{LAUNCHED}{how}{': ' + _rows_text(results, rows) if some else ''}." for how, rows in used.items()]
 
 
-def _why_bare(result: Result) -> str:
+def _why_bare(result: TracedResult) -> str:
     """Reason, in brackets, why hosts are bare that nobody asked for."""
     if result.spec.stack is not None:
         return ""
@@ -141,7 +141,12 @@ def _why_bare(result: Result) -> str:
     return f" (no {result.types.gemm} products in the list of what runs it)"
 
 
-def launch_notes(results: Sequence[Result]) -> list[str]:
+def launch_text(results: Sequence[TracedResult]) -> str:
+    """Say whose hosts launched results, in half a sentence."""
+    return f"launched by {', '.join(dict.fromkeys(one.hosts for one in results))}"
+
+
+def launch_notes(results: Sequence[TracedResult]) -> list[str]:
     """Notes on the host time that launches are charged, with the rows for which they differ."""
     outside: dict[str, list[int]] = {}
     knowing = {one.stack.name for one in results if one.stack is not None and one.stack.knows}
@@ -164,7 +169,7 @@ def launch_notes(results: Sequence[Result]) -> list[str]:
     ]
 
 
-def _rows_text(results: Sequence[Result], rows: Sequence[int]) -> str:
+def _rows_text(results: Sequence[TracedResult], rows: Sequence[int]) -> str:
     """Names of some rows, in their order: of a scheme alone where all of its rows are among them."""
     names, chosen = row_names(results, marked=False), set(rows)
     schemes = [one.scheme.name for one in results]
