@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from replay.experiments.base.names import row_names
-from replay.experiments.layer.tables.notes import launch_notes, launch_text
+from replay.experiments.layer.tables.notes import launch_notes, launch_text, mixed_hosts
 from replay.experiments.trace import tables
 from replay.experiments.trace.experiment import EXPERIMENT
 from replay.experiments.trace.result import TraceComparison, TraceResult
@@ -89,6 +89,7 @@ def summary(compared: TraceComparison) -> str:
     if len(named) > 1:
         text = f"{first} is the fastest of {len(named)} schemes, {hosts}: {one.headline_us:,.1f} us per step"
         text += f", and the fastest in {shares.get(first, 0):.1%} of the steps"
+    text = ". ".join([*mixed_hosts(list(named.values())), text])
     return (
         f"{text}. Of {tables.steps_text(one)}, 95 of a hundred take at most "
         f"{one.time.p95_us:,.1f} us, the longest {one.time.max_us:,.1f} us."

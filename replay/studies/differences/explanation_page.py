@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replay.experiments.layer.tables.notes import LAUNCHED, LAUNCHES, STAND_INS
+from replay.experiments.layer.tables.notes import LAUNCHED, LAUNCHES, NOT_ALONE, STAND_INS
 from replay.report.charts import STEP_KINDS, STEPS_SAY, steps_between
 from replay.report.comparisons import tables_group
 from replay.report.tables import table
@@ -207,7 +207,7 @@ def others(found: Explanation) -> list[str]:
         names = [f"the machine ({len(of_machine) - 1} values)", *(name for name in names if name not in of_machine)]
     if len(names) > MOST_INPUTS:
         names[MOST_INPUTS - 1 :] = [f"{len(names) - MOST_INPUTS + 1} more"]
-    text = f"Not the scheme alone: {', '.join(names)} entered otherwise too (`moereplay diff`)"
+    text = f"{NOT_ALONE}: {', '.join(names)} entered otherwise too (`moereplay diff`)"
     for each in found.inputs:
         if each.what == "launch":
             ran = [LAUNCHES.get(str(how), str(how)).partition(",")[0] for how in (each.before, each.after)]

@@ -12,6 +12,7 @@ from loops import every
 import replay
 from replay.experiments.layer.bands import Band, Uncertainty
 from replay.experiments.layer.page.sections import MECHANISMS
+from replay.experiments.layer.page.several import page_of_several
 from replay.experiments.layer.page.time_bars import MOST_LONGER, SMALL, gpu_bars, waterfall
 from replay.experiments.layer.page.validity import reach_of, turning_line
 from replay.experiments.layer.result import Comparison, Result
@@ -191,6 +192,19 @@ def test_the_nearest_rival_is_named_with_what_would_turn_the_order(compared: Com
     assert ("may turn" in line) == (away < reach)
     # Next to itself none leads by more than an error, and nothing hangs on assumptions.
     assert turning_line(("deepep", deepep), ("again", deepep)).endswith("so the order may turn")
+
+
+def test_a_verdict_across_hosts_says_so_first(synthetic: Any) -> None:
+    """Files of bare hosts beside files of hosts in practice, which differ from scheme to scheme."""
+    trace = synthetic(ranks=2)
+    kinds = [("deepep", "bare"), ("nvls", None), ("comet", None)]
+    given = {name: replay.run(trace, scheme=name, layer=0, stack=stack) for name, stack in kinds}
+    text = page_of_several(given).summary
+    assert text.startswith(
+        "Not the scheme alone: bare hosts launched deepep, those of a stack all others. comet is the fastest"
+    )
+    given["deepep"] = replay.run(trace, scheme="deepep", layer=0)
+    assert page_of_several(given).summary.startswith("comet is the fastest of 3 schemes, launched by ")
 
 
 def test_use_over_time_is_the_results(compared: Comparison, shown: Page) -> None:

@@ -187,11 +187,11 @@ def summary(compared: Comparison) -> str:
     first, result = next(iter(rivals.items()))
     base = compared.base
     of = f" of {len(rivals)} schemes" if len(rivals) > 1 else ""
-    lines = [
-        f"{first} is the fastest{of}, {notes.launch_text(results)}: {time_us(result):,.1f} us per {unit_of(result)}"
-    ]
+    lines = notes.mixed_hosts(list(rivals.values()))
+    hosts = notes.launch_text(results)
+    lines.append(f"{first} is the fastest{of}, {hosts}: {time_us(result):,.1f} us per {unit_of(result)}")
     if result is not base and time_us(result):
-        lines[0] += (
+        lines[-1] += (
             f", {time_us(base) / time_us(result):.2f} times as fast as {compared.base_name} ({time_us(base):,.1f} us)"
         )
     found = compared.uncertainty

@@ -103,6 +103,8 @@ def _pairs_note(pairs: Pairs) -> str:
     )
 
 
+NOT_ALONE = "Not the scheme alone"
+"""Begins the sentence on what else differs between schemes whose times are compared."""
 LAUNCHES = {
     "eager": "kernel by kernel",
     "graph": "as CUDA graphs",
@@ -144,6 +146,14 @@ def _why_bare(result: TracedResult) -> str:
 def launch_text(results: Sequence[TracedResult]) -> str:
     """Say whose hosts launched results, in half a sentence."""
     return f"launched by {', '.join(dict.fromkeys(one.hosts for one in results))}"
+
+
+def mixed_hosts(results: Sequence[TracedResult]) -> list[str]:
+    """Sentence, without its end, on results of which bare hosts launched some; none where they launched all or none."""
+    bare = [place for place, one in enumerate(results) if one.stack is None]
+    if len(bare) in (0, len(results)):
+        return []
+    return [f"{NOT_ALONE}: bare hosts launched {_rows_text(results, bare)}, those of a stack all others"]
 
 
 def launch_notes(results: Sequence[TracedResult]) -> list[str]:
