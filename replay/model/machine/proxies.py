@@ -140,7 +140,7 @@ class Proxies:
         machine.graph.take(posted, pools[ends[0], queue], released_by=completed)
 
 
-def locked_adds(machine: Machine, kinds: PhaseKinds, time: Time, rank: Ranks, after: Tasks) -> Tasks:
+def locked_adds(machine: Machine, kinds: PhaseKinds, rank: Ranks, after: Tasks) -> Tasks:
     """Let hosts add to counters in memory that they do not cache: (add,) tasks.
 
     A locked access to such memory locks the bus, so that a node does one at a time, and whatever
@@ -149,12 +149,15 @@ def locked_adds(machine: Machine, kinds: PhaseKinds, time: Time, rank: Ranks, af
 
     Parameters
     ----------
-    time
-        How long an add locks the bus.
     rank
         (add,): the GPU of each counter.
+
+    Raises
+    ------
+    UserError
+        If nothing is known of the machine's hosts.
     """
-    domains = machine.domains
+    domains, time = machine.domains, machine.costs.locked_add()
     members = [domains.members(domain) for domain in range(domains.num)]
 
     def make() -> Ints:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hwmodel.system import Capability
+from hwmodel.units import ps_from_ns
 from replay.model.arrays import Bytes, Ints
 from replay.model.machine.resources import IntsLike
 
@@ -326,6 +327,10 @@ class Costs:
     def host_flag(self) -> Time:
         """A flag between a GPU and a thread of its host, either way: a store over PCIe, a poll."""
         return Time(self._system.overheads.poll_pinned_ps, ("overheads.poll_pinned_us",))
+
+    def locked_add(self) -> Time:
+        """An addition of the host to memory that it does not cache, which locks the bus of its node."""
+        return Time(ps_from_ns(self._system.host.locked_add_ns.value), ("host.locked_add_ns",))
 
     def library_start(self, protocol: Protocol) -> Time:
         """Time from the start of a kernel of NCCL with rings or trees until its first chunk leaves."""

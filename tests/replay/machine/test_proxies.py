@@ -22,6 +22,7 @@ NETWORK = {
     "pcie.latency_ns": 500.0,
     "network.leaf_ns": 1000.0,
     "network.packet_bytes": 1000,
+    "host.locked_add_ns": 1000.0,
 }
 COMMAND = 100
 TOLD = 4000  # overheads.poll_pinned_us
@@ -95,14 +96,14 @@ def test_few_bytes_are_commands_like_others() -> None:
 def test_adds_that_lock_the_bus_take_turns_in_a_node() -> None:
     machine = make()
     rank = ints(0, 3, 7, 8, 12)
-    added = locked_adds(machine, DISPATCH, machine.costs.ns(1000), rank, machine.mark(rank))
+    added = locked_adds(machine, DISPATCH, rank, machine.mark(rank))
     assert ns(schedule(machine.graph.build()), added) == [1000, 2000, 3000, 1000, 2000]
 
 
 def test_hosts_of_a_node_stand_still_while_its_bus_is_locked() -> None:
     machine = make()
     rank = ints(3, 3)
-    locked_adds(machine, DISPATCH, machine.costs.ns(1000), rank, machine.mark(rank))
+    locked_adds(machine, DISPATCH, rank, machine.mark(rank))
     launched = machine.host.work(Kind.HOST, machine.costs.ns(1500), machine.mark(machine.ranks))
     # One add is over when a host has ended its first work, one during the second.
     second = machine.host.work(Kind.HOST, machine.costs.ns(10), launched)

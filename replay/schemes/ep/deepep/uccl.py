@@ -44,9 +44,8 @@ if TYPE_CHECKING:
     from replay.schemes.ep.deepep.crossings import Crossings
 
 THREADS, QUEUES, IN_FLIGHT = 4, 32, 8  # kNumProxyThs, kChannelPerProxy of each, kMaxInflightNormal
-# Assumed: 8 KiB at 13.8 GB/s, which one thread for each GPU posts over its four cards, 256 writes under way on each
-# and no commands (ep/bench/alltoall/efa_alltoall_results.md, p5, same rail).
-COMMAND_NS = 594
+# One thread of each GPU posts 8 KiB at 13.8 GB/s over four cards, 256 writes under way on each, without commands.
+COMMAND_NS = 594  # assumed to be as long (ep/bench/alltoall/efa_alltoall_results.md: p5, the same rail)
 
 
 class UcclTransport(WarpTransport):
@@ -82,7 +81,7 @@ class UcclTransport(WarpTransport):
             row_bytes,
             sent[away],
         )
-        landed[away] = self._add(machine, kinds, dst[away], arrived)
+        landed[away] = locked_adds(machine, kinds, dst[away], arrived)
         return sent, machine.delay(kinds.sync, machine.costs.host_flag(), landed, dst)
 
     def room_back(
@@ -105,7 +104,7 @@ class UcclTransport(WarpTransport):
         come = self._proxies(machine).tell(
             machine, kinds, ways, (dst[away], src[away]), queue[away], COUNTER_BYTES, told[away]
         )
-        told[away] = self._add(machine, kinds, src[away], come)
+        told[away] = locked_adds(machine, kinds, src[away], come)
         back[whole] = machine.delay(kinds.sync, costs.host_flag(), told, src)
         return back
 
@@ -163,9 +162,3 @@ class UcclTransport(WarpTransport):
     @staticmethod
     def _proxies(machine: Machine) -> Proxies:
         return Proxies("uccl", THREADS, QUEUES, IN_FLIGHT, machine.costs.ns(COMMAND_NS))
-
-    @staticmethod
-    def _add(machine: Machine, kinds: PhaseKinds, rank: Ranks, after: Tasks) -> Tasks:
-        return locked_adds(
-            machine, kinds, machine.costs.ns(round(machine.system.host.locked_add_ns.value)), rank, after
-        )
