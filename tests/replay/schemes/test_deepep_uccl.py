@@ -127,15 +127,29 @@ def test_the_room_of_whole_chunks_is_told_whoever_waits(count: int, told: int) -
     )
 
 
+def busy(timeline: Timeline) -> set[str]:
+    """Threads that are served at all."""
+    resources, served = timeline.graph.resources, set(timeline.graph.resource.tolist()) - {NULL_RESOURCE}
+    return {resources.names[n] for n in served if resources.groups[n] == "uccl proxies"}
+
+
+def test_room_has_queues_behind_those_of_all_channels() -> None:
+    """Of five channels one has rows: its room goes by queue 5, which is of the second of four threads."""
+    machine = make()
+    found = Crossings.of(rows(8, 4), machine.domains, np.zeros(4, np.int64), 4, 5)
+    emptied = machine.mark(found.forwarder)
+    UcclTransport().room_back(
+        machine, DISPATCH, WAYS, found, (found.owner, found.forwarder), emptied, np.zeros(0, np.int64)
+    )
+    assert busy(schedule(machine.graph.build())) == {"uccl proxy 8.1"}
+
+
 def test_a_quiet_is_a_look_of_the_first_thread() -> None:
     machine = make()
     looked = UcclTransport().quiet(machine, DISPATCH, machine.mark(machine.ranks))
     timeline = schedule(machine.graph.build())
     assert ns(timeline, looked) == [ISSUE + FLAG + COMMAND_NS + FLAG] * 16
-    resources = timeline.graph.resources
-    served = set(timeline.graph.resource.tolist()) - {NULL_RESOURCE}
-    busy = {resources.names[n] for n in served if resources.groups[n] == "uccl proxies"}
-    assert busy == {f"uccl proxy {rank}.0" for rank in range(16)}
+    assert busy(timeline) == {f"uccl proxy {rank}.0" for rank in range(16)}
 
 
 @every(("num_nodes", "posts"), [(2, 1), (4, 3)])
