@@ -70,9 +70,9 @@ KERNELS = {
     "megamoe-hopper": 2,
     "deepep-ll": 6,  # ids, dispatch, GEMM, activation, GEMM, combine
     "deepep-v2": 5,  # dispatch, GEMM, activation, GEMM, combine; no gap before the epilogues
-    # Gather, memset, scan, places; expected values, meeting, dispatch, meeting, permute; experts;
+    # Gather, two memsets, scan, padded counts; expected values, meeting, dispatch, meeting, permute; experts;
     # unpermute, and the same four of the combine.
-    "hybrid-ep": 4 + 5 + 3 + 5,
+    "hybrid-ep": 5 + 5 + 3 + 5,
     "nvls": 12,  # three gathers, two counts, permute, experts, zeroes, scatter-add, reduce-scatter
     # Ids to all, two kernels of indices, buffer, barrier, two of indices; dispatch and GEMM;
     # barrier, activation, three copies, a counter, indices; GEMM and combine; barrier, flags, sums.
@@ -263,9 +263,10 @@ EVERY, SLOTS, EXPERTS = (1, 1, 1), 6 * 3, 2
 GATE = 4
 NCCL_ROWS: Costs = {
     # A flag for each token and expert, looked at and then mapped in five passes of four bytes;
-    # four bytes for each row and sort.
-    (Kind.LAYOUT, ""): each((6 * (1 + 1 + 5 * 4), TOKENS), (2 * 4, PAIRS)),
-    (Kind.PERMUTE, ""): each((ROW, TOKENS), (WRITTEN * ROW, OWNED), ((1 + WRITTEN) * ROW, PAIRS)),
+    # a count of each expert; four bytes for each row and sort.
+    (Kind.LAYOUT, ""): each((6 * (1 + 1 + 5 * 4), TOKENS), (6 * 8, EVERY), (2 * 4, PAIRS)),
+    # Gate weights are brought into the order of experts with their rows.
+    (Kind.PERMUTE, ""): each((ROW, TOKENS), (WRITTEN * ROW, OWNED), ((1 + WRITTEN) * (ROW + GATE), PAIRS)),
     (Kind.DISPATCH_MEMORY, ""): each((2 * (ROW + GATE), PAIRS)),
     (Kind.COMBINE_MEMORY, ""): each((2 * BACK, OWNED)),
     (Kind.UNPERMUTE, ""): each(((1 + WRITTEN) * BACK, PAIRS), (BACK, OWNED), (WRITTEN * BACK, TOKENS)),
@@ -369,14 +370,15 @@ V2_ROWS: Costs = {
     (Kind.COMBINE_MEMORY, ""): each((BACK, PAIRS)),
     (Kind.UNPERMUTE, ""): each((BACK, COPIES_OUT), (BACK, COPIES_IN), (WRITTEN * BACK, TOKENS)),
 }
-# Rows are padded to 1024 values; the gate weights of eight experts go out with them.
-HYBRID_OUT, HYBRID_BACK = TWO * 1024 + 8 * 4, FOUR * 1024
+# Rows are padded to 1024 values.
+HYBRID_OUT, HYBRID_BACK = TWO * 1024, FOUR * 1024
 HYBRID_ROWS: Costs = {
-    # Sums of 108 blocks, flags of three tokens of each GPU, a token's places; then the flags of
-    # received tokens, and a place for each of their experts in three passes.
-    (Kind.LAYOUT, ""): each((108 * 3 * 8 + 3 * 3 * 8 + 3 * 3 * 4, EVERY), (2 * (2 + 3 * 4), HELD)),
-    (Kind.PERMUTE, ""): each((HYBRID_OUT, HELD), (WRITTEN * (ROW + 4), PAIRS)),
-    (Kind.UNPERMUTE, ""): each((BACK, PAIRS), (WRITTEN * HYBRID_BACK, HELD)),
+    # Sums of 108 blocks for each GPU and own expert, flags of three tokens of each GPU, a token's places;
+    # a flag and a place of a received token with each own expert.
+    (Kind.LAYOUT, ""): each((108 * (3 + 2) * 8 + 3 * 3 * 8 + 3 * 3 * 4, EVERY), (2 * (1 + 4), HELD)),
+    # Places are read again either way, gate weights of a row's own experts alone.
+    (Kind.PERMUTE, ""): each((HYBRID_OUT + 2 * 4, HELD), (4 + WRITTEN * (ROW + 4), PAIRS)),
+    (Kind.UNPERMUTE, ""): each((BACK, PAIRS), (2 * 4 + WRITTEN * HYBRID_BACK, HELD)),
     (Kind.COMBINE_MEMORY, ""): each((WRITTEN * HYBRID_BACK, TOKENS)),
 }
 # ---- NVLS ----

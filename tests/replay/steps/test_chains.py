@@ -88,6 +88,7 @@ def compared(scheme: str, machine: hwmodel.System = H100, ranks: int = 4) -> Com
         "phase": "prefill",
         "direction": "training" if both else "forward",
         "precision": "bf16",
+        "stack": "bare",
     }
     spec, system_given, given = spec_of(None, settings)
     setup = set_up(spec, {"content_id": trace.content_id}, system_given, given)
