@@ -249,6 +249,7 @@ def set_up(
         changes["options"] = changed_options(scheme)
     else:
         options = changed_options(scheme)
+    changes |= plain_types(spec)
     scheme = launched_by(
         scheme,
         spec.stack or default_stack(system, communication_only=spec.communication_only),
@@ -258,7 +259,6 @@ def set_up(
     )
     if spec.combine_type is not None:
         check_combine_type(scheme, spec.combine_type)
-    changes |= plain_types(spec)
     if scheme.is_tuned(spec.tune) == scheme.is_tuned(None):
         changes["tune"] = None
     return LayerSetup(spec.changed(**changes), trace_identity, system, scheme)
