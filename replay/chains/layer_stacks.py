@@ -11,10 +11,11 @@ import numpy as np
 
 from replay.chains.host_program import outline_layer
 from replay.chains.stack_calls import brings_experts, stage_calls
-from replay.errors import UserError, quote_names
+from replay.errors import UserError, quote_names, unknown
 from replay.model.work.kernel_lists import load
 from replay.model.work.stacks import (
     BARE,
+    HOSTLESS,
     PRACTICE,
     STACKS,
     Stack,
@@ -150,6 +151,8 @@ def _stack_of(text: str, settings: ChainSettings, trace: RoutingTrace, system: S
         if gemm == "fp8" and "fp8" in load(STACKS[name][0]).options and "fp8=" not in options:
             options = ",".join(filter(None, ("fp8=blockwise", options)))
         text = f"{name}:{options}" if options else name
+    elif name not in (*STACKS, *HOSTLESS):
+        raise unknown("stack", name, [PRACTICE, *STACKS, *HOSTLESS])
     stack = Stack.of(text, system, facts)
     if not stack.kernels.trains and gemm not in stack.kernels.types:
         stack = stack.without_rows()

@@ -514,6 +514,13 @@ def test_a_list_that_knows_a_scheme_leaves_no_room_for_an_engine_s_kernels(synth
         replay.run(synthetic(ranks=2), scheme="deepep", layer=0, stack="megatron-plain", options={"stack": "vllm"})
 
 
+def test_a_wrong_name_of_a_layer_s_stack_is_answered_with_that_in_practice_among_others(synthetic: Synthetic) -> None:
+    with pytest.raises(
+        UserError, match=r"unknown stack 'pratice' \(did you mean 'practice'\?\); known: automodel, bare"
+    ):
+        replay.run(synthetic(ranks=2), scheme="deepep", layer=0, stack="pratice")
+
+
 def test_what_a_stack_launches_is_no_option_that_was_given(synthetic: Synthetic) -> None:
     """A scheme by name and as an object are alike, and a forward pass of a training layer's settings is its own."""
     trace = synthetic(ranks=2)

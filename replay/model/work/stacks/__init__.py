@@ -1,6 +1,7 @@
 """Software stacks: kernel lists with options, and what each call takes the host."""
 
 from replay.model.work.stacks.bare import BARE as BARE
+from replay.model.work.stacks.bare import HOSTLESS as HOSTLESS
 from replay.model.work.stacks.bare import BareRows as BareRows
 from replay.model.work.stacks.costs import CallCosts as CallCosts
 from replay.model.work.stacks.costs import load_costs as load_costs
