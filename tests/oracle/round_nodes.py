@@ -12,6 +12,17 @@ HOST_FLAG, STEP = 4 * US, US // 4  # a flag between GPU and host, a step of a pr
 WAY = 2 * US  # over the network, on one rail
 NIC = 10  # ps a byte
 
+CARDS = {
+    "nic.bandwidth_GB_per_s": 50.0,
+    "nic.efficiency": 1.0,  # 20 ps a byte
+    "nic.write_ns": 10.0,
+    "pcie.bandwidth_GB_per_s": 100.0,
+    "pcie.latency_ns": 500.0,
+    "network.leaf_ns": 1000.0,
+    "network.packet_bytes": 1000,
+}
+"""Slower cards than those of `two_nodes`, with a time for each step of a message."""
+
 
 @cache
 def two_nodes(size: int = 2, num: int = 2) -> hwmodel.System:

@@ -6,6 +6,7 @@ import numpy as np
 from loops import every
 from machine_alone import ints
 from round_machine import NS, ROUND
+from round_nodes import CARDS
 
 import hwmodel
 from replay.engine import GraphBuilder, Timeline, schedule
@@ -15,13 +16,7 @@ from replay.model.machine.machine import Machine
 from replay.model.machine.proxies import Proxies, locked_adds
 
 NETWORK = {
-    "nic.bandwidth_GB_per_s": 50.0,
-    "nic.efficiency": 1.0,  # 20 ps a byte
-    "nic.write_ns": 10.0,
-    "pcie.bandwidth_GB_per_s": 100.0,
-    "pcie.latency_ns": 500.0,
-    "network.leaf_ns": 1000.0,
-    "network.packet_bytes": 1000,
+    **CARDS,
     "host.locked_add_ns": 1000.0,
 }
 COMMAND = 100

@@ -9,6 +9,7 @@ import pytest
 from loops import every
 from machine_alone import carried, ints
 from round_machine import NS, ROUND
+from round_nodes import CARDS
 
 import hwmodel
 from replay.engine import GraphBuilder, Timeline, schedule
@@ -20,15 +21,9 @@ from replay.model.machine.machine import Machine
 from replay.model.machine.rdma import Writes
 
 NETWORK = {
-    "nic.bandwidth_GB_per_s": 50.0,
-    "nic.efficiency": 1.0,  # 20 ps a byte
+    **CARDS,
     "nic.post_ns": 2000.0,
-    "nic.write_ns": 10.0,
-    "pcie.bandwidth_GB_per_s": 100.0,
-    "pcie.latency_ns": 500.0,
-    "network.leaf_ns": 1000.0,
     "network.spine_ns": 400.0,
-    "network.packet_bytes": 1000,
     "network.oversubscription": 4.0,  # of two cards on a leaf: 25 GB/s, 40 ps a byte
 }
 FETCHED = 2000 + 5 * 500

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from loops import every
 from round_machine import NS, ROUND
+from round_nodes import CARDS
 
 import hwmodel
 from replay.engine import NULL_RESOURCE, GraphBuilder, Timeline, schedule
@@ -24,13 +25,7 @@ from replay.schemes.ep.deepep.transport import SLEEP_NS, others
 from replay.schemes.ep.deepep.uccl import COMMAND_NS, IN_FLIGHT, UcclTransport
 
 NETWORK = {
-    "nic.bandwidth_GB_per_s": 50.0,
-    "nic.efficiency": 1.0,  # 20 ps a byte
-    "nic.write_ns": 10.0,
-    "pcie.bandwidth_GB_per_s": 100.0,
-    "pcie.latency_ns": 500.0,
-    "network.leaf_ns": 1000.0,
-    "network.packet_bytes": 1000,
+    **CARDS,
     "overheads.fence_us": 30.0,
     "host.locked_add_ns": 900.0,
 }
