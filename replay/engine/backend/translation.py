@@ -8,6 +8,8 @@ arguments it is called with, and nothing has to be found out that is not said wh
 Variables are places on the stack; LLVM makes registers of them. Words of a memory do not change while kernels
 run, but for numbers, and a store to one field changes no other: LLVM is told both, and need not load the
 same twice. ``BACKEND.md`` says what compiled numbers do otherwise than Python's.
+
+The module is long because each kind of statement and expression that kernels have is a method of one class.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ The *column tiles* of a row tile are the units that run on an SM. Each reads one
 and one of activations through the L2 cache (`replay.model.machine.l2`), whose rate all SMs share.
 How often a block has to come from HBM again follows from the order in which the tiles start:
 nothing else says so. A row tile is complete when all its column tiles are.
+
+The module is long because tiles, what they read and what they leave behind share one plan, and every function
+describes its arrays.
 """
 
 from __future__ import annotations

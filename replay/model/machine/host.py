@@ -13,6 +13,8 @@ next layer, whose sizes are fixed again, begins another stretch.
 A GPU takes so many launches ahead (``[host] queue_launches``): the next one is made when the first
 of these kernels has begun. Kernels of layers before the last one are forgotten, as chains of any
 length forget what is over: launches do not wait for them.
+
+The module is long because every verb by which a thread launches, waits or spends time is a method of one class.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The modelled system as a scheme sees it: parts, each with verbs of its own."""
+"""The modelled system as a scheme sees it: parts, each with verbs of its own.
+
+The module is long because every verb of a scheme is a method here, with its docstring.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Two schemes side by side: where the difference of their times comes from.
 
 The schema is ``moereplay-explanation/1``.
+
+The module is long because its documents, which describe each field, stand beside what fills them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Two schemes side by side, as tables and as a page."""
+"""Two schemes side by side, as tables and as a page.
+
+The module is long because the screen and the page put the same facts into sentences, which stand side by side.
+"""
 
 from __future__ import annotations
 

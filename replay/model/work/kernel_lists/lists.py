@@ -1,4 +1,7 @@
-"""Kernel lists by the name of their stack: loading, choosing by options, counting."""
+"""Kernel lists by the name of their stack: loading, choosing by options, counting.
+
+The module is long because every field of a list's rows, parts and options is described where it is declared.
+"""
 
 from __future__ import annotations
 
