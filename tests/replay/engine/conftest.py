@@ -1,6 +1,10 @@
-"""Schedules that several tests of exports read."""
+"""Schedules that several tests of exports read; a folder for tests that act as several users."""
 
 from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -22,3 +26,11 @@ def crossing() -> Timeline:
     home = builder.add(2, resource=down[0], **row, after=returned)
     builder.join(home, kind=2)
     return schedule(builder.build())
+
+
+@pytest.fixture
+def ground() -> Iterator[Path]:
+    """A folder in which other users may look; pytest closes its own to them whenever one starts."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)

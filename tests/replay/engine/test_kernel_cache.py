@@ -369,20 +369,6 @@ def test_numba_compiles_where_nobody_has_tried_the_quick_compiler(monkeypatch: p
 OTHER_USER = 65534  # nobody
 
 
-def of_other(package: Path) -> int | None:
-    """Take away the right to write; the user to run as, so that this has an effect."""
-    for path in [package, *package.rglob("*")]:
-        path.chmod(0o555 if path.is_dir() else 0o444)
-    if os.getuid() != 0:
-        return None
-    for parent in [package, *package.parents]:
-        if not parent.stat().st_mode & stat.S_IXOTH:
-            parent.chmod(parent.stat().st_mode | stat.S_IXOTH)
-            if parent == Path(parent.anchor):
-                break
-    return OTHER_USER
-
-
 def folder_of(user: int | None, path: Path) -> Path:
     """A new folder of the user, and of nobody else."""
     path.mkdir(mode=0o700)
@@ -392,33 +378,36 @@ def folder_of(user: int | None, path: Path) -> Path:
 
 
 @pytest.fixture
-def locked(package: Path):
-    """The package, read-only, and the user to run as; writable again afterwards."""
-    yield package, of_other(package)
+def locked(ground: Path) -> Iterator[tuple[Path, int | None]]:
+    """A package, read-only, and the user to run as, so that this has an effect; writable again afterwards."""
+    package = copy_to(ground / "installed")
+    for path in [package, *package.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    yield package, OTHER_USER if os.getuid() == 0 else None
     for path in [package, *package.rglob("*")]:
         path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def test_without_a_writable_installation_it_is_the_users(
-    outcome: Outcome, locked: tuple[Path, int | None], tmp_path: Path
+    outcome: Outcome, locked: tuple[Path, int | None], ground: Path
 ) -> None:
     package, user = locked
-    home = folder_of(user, tmp_path / "home")
+    home = folder_of(user, ground / "home")
     compiled, folder = outcome(package, user=user, HOME=str(home))
     assert compiled
     assert Path(folder).parent == home / ".cache" / "moereplay"
     assert outcome(package, user=user, HOME=str(home)) == (False, folder)
-    mine = folder_of(user, tmp_path / "xdg")
+    mine = folder_of(user, ground / "xdg")
     compiled, folder = outcome(package, user=user, HOME=str(home), XDG_CACHE_HOME=str(mine))
     assert compiled
     assert Path(folder).parent == mine / "moereplay"
 
 
 def test_without_a_home_it_is_a_private_temporary_folder(
-    outcome: Outcome, locked: tuple[Path, int | None], tmp_path: Path
+    outcome: Outcome, locked: tuple[Path, int | None], ground: Path
 ) -> None:
     package, user = locked
-    scratch = folder_of(user, tmp_path / "scratch")
+    scratch = folder_of(user, ground / "scratch")
     missing = str(package / "home")  # inside what cannot be written to
     compiled, folder = outcome(package, user=user, HOME=missing, TMPDIR=str(scratch))
     owner = os.getuid() if user is None else user
@@ -433,14 +422,14 @@ def test_without_a_home_it_is_a_private_temporary_folder(
 @pytest.mark.extended
 @pytest.mark.parametrize("what", ["open to others", "a link"])
 def test_a_folder_that_others_can_write_to_is_not_believed(
-    outcome: Outcome, locked: tuple[Path, int | None], tmp_path: Path, what: str
+    outcome: Outcome, locked: tuple[Path, int | None], ground: Path, what: str
 ) -> None:
     package, user = locked
-    scratch = folder_of(user, tmp_path / "scratch")
+    scratch = folder_of(user, ground / "scratch")
     owner = os.getuid() if user is None else user
     private = scratch / f"moereplay-{owner}"
     if what == "a link":
-        private.symlink_to(folder_of(user, tmp_path / "elsewhere"))
+        private.symlink_to(folder_of(user, ground / "elsewhere"))
     else:
         folder_of(user, private).chmod(0o777)
     place = {"HOME": str(package / "home"), "TMPDIR": str(scratch)}

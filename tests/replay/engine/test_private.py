@@ -170,21 +170,18 @@ def planted(command: str) -> bytes:
 @by_root
 @pytest.mark.extended
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
-def test_planted_kernels_are_not_executed(tmp_path: Path) -> None:
-    for parent in tmp_path.parents:  # others may go there
-        if not parent.stat().st_mode & 0o001:
-            parent.chmod(parent.stat().st_mode | 0o001)
-    tmp_path.chmod(0o1777)
-    mark = tmp_path / "executed"
+def test_planted_kernels_are_not_executed(ground: Path) -> None:
+    ground.chmod(0o1777)
+    mark = ground / "executed"
     data = planted(f"touch {mark}")
     evil = hashlib.sha256(data).digest() + data
 
     def victim(place: Path, name: str = "NUMBA_CACHE_DIR") -> str:
         mark.unlink(missing_ok=True)
-        scratch = own(Path(tempfile.mkdtemp(dir=tmp_path)), VICTIM)  # with no kernels in it
+        scratch = own(Path(tempfile.mkdtemp(dir=ground)), VICTIM)  # with no kernels in it
         done = subprocess.run(
             [sys.executable, "-c", AS_VICTIM.format(user=VICTIM)],
-            cwd=tmp_path,
+            cwd=ground,
             check=False,
             capture_output=True,
             text=True,
@@ -213,7 +210,7 @@ def test_planted_kernels_are_not_executed(tmp_path: Path) -> None:
             path.chmod(mode)
 
     # A cache that is the victim's alone is used; whoever can write there can do everything.
-    mine = own(tmp_path / "mine", VICTIM)
+    mine = own(ground / "mine", VICTIM)
     assert victim(mine) == "compiled\n"
     assert victim(mine) == ""
     plant(mine, VICTIM, 0o600)
@@ -242,13 +239,13 @@ def test_planted_kernels_are_not_executed(tmp_path: Path) -> None:
     mine.chmod(0o777)
     check("a folder that others can write to", victim(mine), is_told=True)
     mine.chmod(0o700)
-    link = tmp_path / "link"
+    link = ground / "link"
     link.symlink_to(mine)
     os.chown(link, ATTACKER, ATTACKER, follow_symlinks=False)
     check("a link of another user", victim(link), is_told=True)
-    (tmp_path / ".numba_config.yaml").write_text(f"cache_dir: {mine}\n")
+    (ground / ".numba_config.yaml").write_text(f"cache_dir: {mine}\n")
     check("settings in the current folder", victim(mine, "OTHER"), is_told=False)
-    own(tmp_path / "tmp", 0, 0o1777)
-    kernels.rename(own(tmp_path / "tmp" / f"moereplay-{VICTIM}", ATTACKER, 0o755) / kernels.name)
-    check("a temporary folder", victim(tmp_path / "tmp", "TMPDIR"), is_told=True)
+    own(ground / "tmp", 0, 0o1777)
+    kernels.rename(own(ground / "tmp" / f"moereplay-{VICTIM}", ATTACKER, 0o755) / kernels.name)
+    check("a temporary folder", victim(ground / "tmp", "TMPDIR"), is_told=True)
     assert not wrong
