@@ -172,6 +172,16 @@ COSTED = (
 )
 
 
+def beside(call):
+    """An operator that leaves the rows alone and makes a call."""
+
+    def operator(given, _index):
+        call()
+        return given
+
+    return operator
+
+
 def more_operators(device: str = "cuda", rows: tuple = ROWS) -> dict:
     """Operators of a router that `operators` lacks; those beside the rows have no gradient."""
     num_rows, width = rows
@@ -179,13 +189,6 @@ def more_operators(device: str = "cuda", rows: tuple = ROWS) -> dict:
         ids, constant = torch.randperm(num_rows), torch.randn(*rows)
         mask = torch.zeros(*rows, dtype=torch.bool)
         places = torch.randint(0, width, (num_rows, EXPERTS))
-
-    def beside(call):
-        def operator(given, _index):
-            call()
-            return given
-
-        return operator
 
     return {
         "sum over a dimension": lambda given, _: given[None].sum(0),
@@ -196,6 +199,12 @@ def more_operators(device: str = "cuda", rows: tuple = ROWS) -> dict:
         "argsort, beside": beside(lambda: ids.argsort(stable=True)),
         "cumsum to int32, beside": beside(lambda: ids.cumsum(0, dtype=torch.int32)),
     }
+
+
+def weight_lookups() -> dict:
+    """A weight that a module looks up, and the call around it."""
+    linear = nn.Linear(1, 1)
+    return {"weight of a module, beside": beside(lambda: linear.weight), "nothing, beside": beside(lambda: None)}
 
 
 def modules(operators: list) -> list:

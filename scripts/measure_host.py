@@ -457,6 +457,8 @@ class Turns:
 
     def __init__(self, gpu: Gpu, rows: tuple[int, int], parameters: list[Any]) -> None:
         self.gpu, self.rows, self.parameters = gpu, rows, parameters
+        # Without a GPU all is done by this thread, and others may use the cores.
+        self.clock = time.perf_counter if gpu.device == "cuda" else time.thread_time
         self._found: dict[tuple[str, str], tuple[float, float]] = {}  # median and least
         self._programs: dict[str, Program] = {}
 
@@ -523,7 +525,7 @@ class Turns:
         """Seconds of forward, the wait behind it, backward, and the wait behind that."""
         calls = [(operator, index) for _, operator, index in program]
         out, gradient = self._begun(graded)
-        clock, wait = time.perf_counter, self.gpu.wait
+        clock, wait = self.clock, self.gpu.wait
         with contextlib.nullcontext() if graded else self.gpu.torch.no_grad():
             begin = clock()
             for operator, index in calls:
@@ -551,19 +553,24 @@ class Turns:
         """Host time of operators by name: a clock around each, backward by hooks between them."""
         found: dict[tuple[str, str], list[float]] = {}
         for turn in range(MIXED_TURNS + 3):
-            spent: dict[tuple[str, str], list[float]] = {}
-            self._stamp_forward(program, spent, graded=True)
-            self._stamp_forward(program, spent, graded=False)
-            self._stamp_backward(program, spent)
+            means = self.means(program)
             if turn > 2:
-                for key, seconds in spent.items():
-                    found.setdefault(key, []).append(statistics.mean(seconds))
+                for key, mean in means.items():
+                    found.setdefault(key, []).append(mean)
         for (name, direction), seconds in found.items():
             yield self._row(name, f"{direction}, among {what}", seconds)
 
+    def means(self, program: Program) -> dict[tuple[str, str], float]:
+        """Mean seconds of a turn's operators by name and direction."""
+        spent: dict[tuple[str, str], list[float]] = {}
+        self._stamp_forward(program, spent, graded=True)
+        self._stamp_forward(program, spent, graded=False)
+        self._stamp_backward(program, spent)
+        return {key: statistics.mean(seconds) for key, seconds in spent.items()}
+
     def _stamp_forward(self, program: Program, spent: dict[tuple[str, str], list[float]], *, graded: bool) -> None:
         out, _ = self._begun(graded)
-        clock, direction = time.perf_counter, "forward" if graded else "no_grad forward"
+        clock, direction = self.clock, "forward" if graded else "no_grad forward"
         with contextlib.nullcontext() if graded else self.gpu.torch.no_grad():
             for name, operator, index in program:
                 begin = clock()
@@ -576,7 +583,7 @@ class Turns:
         stamps: list[tuple[float, str]] = []
 
         def stamp(name: str, _gradient: object) -> None:
-            stamps.append((time.perf_counter(), name))
+            stamps.append((self.clock(), name))
 
         for name, operator, index in program:
             before, out = out, operator(out, index)

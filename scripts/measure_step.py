@@ -133,27 +133,44 @@ class Step:
 
 
 def steps(gpu: Gpu) -> Iterator[Row]:
-    """Steps by tokens and variant, then of other numbers of layers."""
+    """Steps by tokens and variant, then of other numbers of layers.
+
+    Every time is taken before the first profile: its library stays in the process and slows what the
+    host does from then on (pytorch/pytorch issue 144455).
+    """
     print_system(gpu)
-    _warm_profiler(gpu.torch)
     plain = Sizes()
-    others = [replace(plain, layers=layers) for layers in (1, 8)]
+    settings: list[tuple[str, int, Sizes]] = []
     for variants in (("eager", "waits"), ("graph", "graph of all")):  # what may fail comes last
-        for tokens in TOKENS:
-            for variant in variants:
-                row = partial(_step_row, gpu.torch, variant, tokens, plain)
-                yield from attempt(f"{variant}, {tokens} tokens", row)
-        for sizes in others:
-            row = partial(_step_row, gpu.torch, variants[0], TOKENS[0], sizes)
-            yield from attempt(f"{variants[0]}, {sizes}", row)
+        settings += [(variant, tokens, plain) for tokens in TOKENS for variant in variants]
+        settings += [(variants[0], TOKENS[0], replace(plain, layers=layers)) for layers in (1, 8)]
+    timed = [
+        (setting, row)
+        for setting in settings
+        for row in attempt(f"times of {setting}", partial(_times, gpu.torch, *setting))
+    ]
+    _warm_profiler(gpu.torch)
+    for setting, row in timed:
+        try:
+            summary = _summary(_profile(gpu.torch, _warm_step(gpu.torch, *setting), operators=False))
+        except Exception as error:  # the times are worth their row without the profile
+            print("failed: profile of", setting, repr(error)[:300], flush=True)
+            summary = tuple("" for _ in SUMMARY)
+        yield (*row, *summary)
 
 
-def _step_row(torch: Any, variant: str, tokens: int, sizes: Sizes) -> Row:
+def _warm_step(torch: Any, variant: str, tokens: int, sizes: Sizes) -> Step:
     gc.collect()  # a step and its phases hold one another
     torch.cuda.empty_cache()
     step = Step(torch, variant, tokens, sizes, marks=False)
     for _ in range(STEP_WARM_UPS):
         step()
+    return step
+
+
+def _times(torch: Any, variant: str, tokens: int, sizes: Sizes) -> Row:
+    """Columns of a step up to the profiler's."""
+    step = _warm_step(torch, variant, tokens, sizes)
     times, host = [], []
     for _ in range(STEPS):
         torch.cuda.synchronize()
@@ -170,7 +187,7 @@ def _step_row(torch: Any, variant: str, tokens: int, sizes: Sizes) -> Row:
     for (name, _), spent in zip(step.phases, zip(*host, strict=True), strict=True):
         phases[name] = statistics.median(spent)
     total = statistics.median(sum(turn) for turn in host)
-    begin_row = (
+    return (
         variant,
         tokens,
         step.length,
@@ -182,11 +199,6 @@ def _step_row(torch: Any, variant: str, tokens: int, sizes: Sizes) -> Row:
         round(total, 4),
         *(round(spent, 4) for spent in phases.values()),
     )
-    try:
-        return (*begin_row, *_summary(_profile(torch, step, operators=False)))
-    except Exception as error:  # the times are worth their row without the profile
-        print("failed: profile of", variant, tokens, repr(error)[:300], flush=True)
-        return (*begin_row, *("" for _ in SUMMARY))
 
 
 def _warm_profiler(torch: Any) -> None:

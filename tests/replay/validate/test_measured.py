@@ -445,6 +445,24 @@ def test_graphs_launch_in_a_few_microseconds_and_their_nodes_take_less_than_kern
         assert us["copy_to_host_and_wait", "bytes=4;pinned"] > us["launch", "calls=1"]
 
 
+def test_a_process_slows_by_one_factor_with_launches_and_without():
+    """Ranges of one layer that its compiled activation leaves alone, before and behind two other settings."""
+    us, kernels = {}, Counter()
+    for row in rows_of("megatron_host"):
+        key = row["activation"], row["range"]
+        if (row["tokens"], row["pass"]) == ("512", "forward"):
+            if row["kind"] == "host":
+                us[key] = float(row["time_us"])
+            kernels[key] += row["kind"] == "kernel"
+    left_out = ("experts", "(wait behind the forward pass)")
+    ratios = {name: us["compiled", name] / us["parts", name] for how, name in us if how == "parts"}
+    ratios = {name: ratio for name, ratio in ratios.items() if name not in left_out}
+    assert len(ratios) == 15
+    assert 1.355 < min(ratios.values()) < max(ratios.values()) < 1.81
+    idle = [ratio for name, ratio in ratios.items() if not kernels["parts", name]]
+    assert [round(one, 2) for one in sorted(idle)] == [1.38, 1.47, 1.63]
+
+
 def test_a_block_of_grouped_products_launches_few_kernels_and_never_waits():
     launches, waits = Counter(), Counter()
     for row in rows_of("moe_block_kernels"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import statistics
 from collections import Counter
 from importlib import resources
 
@@ -150,3 +151,16 @@ def test_a_slower_host_is_seen_in_one_operator():
     speeds = one_gpu.speeds()
     assert speeds[one_gpu.COSTS_RUN] == 1
     assert speeds[3] == pytest.approx(0.67, abs=0.01)
+
+
+def test_the_optimisers_time_goes_with_that_of_both_passes():
+    """Nothing of the model is in it: what moves both is the host. One variant's host waits for its GPU forward."""
+    steps = [
+        {name: float(step[f"{name}_host_ms"]) for name in ("forward", "backward", "optimizer")}
+        for step in read("steps")
+        if step["layers"] == "4"
+        and (step["variant"] == "eager" or (step["variant"] == "waits" and step["tokens"] != "32768"))
+    ]
+    assert len(steps) == 18
+    passes = [step["forward"] + step["backward"] for step in steps]
+    assert round(statistics.correlation(passes, [step["optimizer"] for step in steps]), 2) == 0.82

@@ -8,9 +8,12 @@ transformers, grouped_mm, an H100), whose kernels say which operators it has.
 from __future__ import annotations
 
 import csv
+import runpy
 import statistics
+import sys
 from collections.abc import Iterable
 from importlib import resources
+from pathlib import Path
 
 import pytest
 
@@ -21,28 +24,20 @@ TABLES = resources.files("replay.studies.validate.measurements")
 COSTS = load_costs("pytorch")
 FIT, CHECK = "736 operators, long", "800 operators with compiled, long"
 OF_A_KIND = 32
-OPERATORS = {
-    "view": "view",
-    "nn.Module of nothing": "module",
-    "add of a constant": "add",
-    "mul by a constant": "mul",
-    "functional.linear, trained": "linear",
-    "grouped_mm of 4": "grouped_mm",
-    "rms_norm": "rms_norm",
-    "silu": "silu",
-    "softmax": "softmax",
-    "chunk in 2 and cat": "chunk_and_cat",
-    "index_select": "index_select",
-    "zeros and index_add_": "zeros_and_index_add",
-    "sum over a dimension": "sum",
-    "topk of all": "topk",
-    "slice, beside": "slice",
-    "zeros, beside": "zeros",
-    "scatter_ of True, beside": "scatter",
-    "argsort, beside": "sort",
-    "cumsum to int32, beside": "cumsum",
-}
-"""Of the mixtures, and what costs call them."""
+SCRIPTS = Path(__file__).parents[3] / "scripts"
+
+
+def measured_operators() -> dict[str, str]:
+    """Of the mixtures, and what costs call them: those of the script that measures a program beside them."""
+    sys.path.insert(0, str(SCRIPTS))
+    try:
+        parts = runpy.run_path(str(SCRIPTS / "measure_program.py"))["MEASURED"]
+    finally:
+        sys.path.remove(str(SCRIPTS))
+    return {what: name for name, sums in parts.items() for what in sums if sums == {what: 1}}
+
+
+OPERATORS = measured_operators()
 
 
 def rows(name: str) -> Iterable[dict[str, str]]:
