@@ -10,38 +10,46 @@ they take nothing from a kernel that multiplies.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
+import numpy as np
+
+from hwmodel.memory import Hbm
 from hwmodel.tables import AiCoreSpec, GpuSpec
-from hwmodel.units import PS_PER_NS, Rate, Whole, ceil_div, exact, ps_from_us
+from hwmodel.units import Rate, Whole, ceil_div, ps_from_ns, ps_from_us
 
 
 @dataclass(frozen=True, slots=True)
 class RowReads:
-    """Reads by which a cube core loads steps of row-major matrices from the L2 cache.
+    """Reads by which a cube core loads steps of row-major matrices.
 
     Few reads are under way at a time, so that short rows come slowly whatever the cache could give.
+    And of the commands that ask for a matrix's part of a step, each for many reads, two are under way.
 
     Attributes
     ----------
     under_way, most_bytes
         Reads at a time, and the most that one asks for.
-    half_read
-        Half of what a read adds to the time of a step.
+    cache_ps, memory_ps
+        Latency of a read that the L2 cache answers, and of one that memory does.
+    way
+        Bytes per second into a core.
     """
 
     under_way: int
     most_bytes: int
-    half_read: Rate
+    cache_ps: int
+    memory_ps: int
+    way: Rate
 
     @classmethod
-    def from_spec(cls, spec: AiCoreSpec, gpu: GpuSpec) -> RowReads:
-        """Build from a preset's ``[ai_core]`` and ``[gpu]`` tables."""
-        latency_ps = exact(gpu.l2_latency_ns.value) * PS_PER_NS
-        turns = 2 * spec.num_reads.value * exact(spec.row_read_efficiency.value)
-        return cls(spec.num_reads.value, spec.read_bytes.value, Rate.per_unit(latency_ps / turns))
+    def from_spec(cls, spec: AiCoreSpec, gpu: GpuSpec, hbm: Hbm, way: Rate) -> RowReads:
+        """Build from a preset's ``[ai_core]`` and ``[gpu]`` tables, its memory, and the way into a core."""
+        cache_ps = ps_from_ns(gpu.l2_latency_ns.value)
+        return cls(spec.num_reads.value, spec.read_bytes.value, cache_ps, hbm.latency_ps, way)
 
     def tile_ps(self, rows: Whole, row_bytes: int, inner: int, inner_bytes: int, step_bytes: int) -> Whole:
-        """Time of a tile's loads, step after step.
+        """Time of a tile's loads from the L2 cache, step after step.
 
         Parameters
         ----------
@@ -56,14 +64,30 @@ class RowReads:
 
         Notes
         -----
-        ``steps * (reads * latency / under_way + latency / 2) / share``: the cost model by which CANN
-        chooses tiles (Huawei, CANN Open Software 2025, ``cache_tiling_basic_block_est.cc``,
-        ``GetDMABiuBw``), both operands' loads taken as one.
+        ``steps * (weights + max(latency, rows))``, each operand's part the longer of ``reads *
+        latency / under_way`` and of its bytes' way. Commands begin in order, and not before the last
+        but one has all it asked for (CATCCOS at e89e2a5, ``tests/dynamic_tiling/include/cost_model.h``:
+        ``nd2nzCmdOtsd = 2``): the rows of a step are asked for behind the weights of the step before,
+        the weights when those have come.
         """
         steps = ceil_div(inner_bytes, step_bytes)
-        of_rows = rows * (steps * ceil_div(step_bytes, self.most_bytes))
-        of_weights = inner * ceil_div(row_bytes, self.most_bytes)
-        return self.half_read.duration_ps(2 * (of_rows + of_weights) + steps * self.under_way)
+        reads = rows * (steps * ceil_div(step_bytes, self.most_bytes))
+        of_rows = self._asked_ps(reads, rows * inner_bytes, self.cache_ps)
+        behind = cast("Whole", np.maximum(of_rows - steps * self.cache_ps, 0))
+        return self._weights_ps(row_bytes, inner, steps, self.cache_ps) + behind
+
+    def from_memory_ps(self, row_bytes: Whole, inner: int, inner_bytes: int, step_bytes: int) -> Whole:
+        """Time of the loads of a tile's weights where memory answers; see `tile_ps`."""
+        return self._weights_ps(row_bytes, inner, ceil_div(inner_bytes, step_bytes), self.memory_ps)
+
+    def _weights_ps(self, row_bytes: Whole, inner: int, steps: int, latency_ps: int) -> Whole:
+        """Time of the weights' steps, each of which waits for its last read."""
+        reads = inner * ceil_div(row_bytes, self.most_bytes)
+        return self._asked_ps(reads, inner * row_bytes, latency_ps) + steps * latency_ps
+
+    def _asked_ps(self, reads: Whole, nbytes: Whole, latency_ps: int) -> Whole:
+        """Time in which so many reads begin."""
+        return cast("Whole", np.maximum(ceil_div(reads * latency_ps, self.under_way), self.way.duration_ps(nbytes)))
 
 
 @dataclass(frozen=True, slots=True)

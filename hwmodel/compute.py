@@ -173,6 +173,7 @@ class Compute:
 
         whole_tiles = spec.bf16_grouped_whole_tiles.value
         clock_hz = exact(gpu.clock_GHz.value) * 10**9
+        operand_rate = Rate.per_second(exact(spec.operand_bytes_per_clock.value) * clock_hz)
         # BF16 and TF32 are cuBLAS's, FP8 DeepGEMM's, which has no slices.
         matrix = {
             "bf16": kernels("bf16", slices=_SLICES),
@@ -196,7 +197,7 @@ class Compute:
             fp8_absent_row_ps=ps_from_ns(spec.fp8_absent_row_ns.value),
             fp8_step_ps=ps_from_ns(spec.fp8_step_ns.value),
             fp8_peak_rate=Rate.per_second(exact(spec.fp8_peak_TFLOP_per_s.value) * 10**12 / sms),
-            operand_rate=Rate.per_second(exact(spec.operand_bytes_per_clock.value) * clock_hz),
+            operand_rate=operand_rate,
             register_rate=Rate.per_second(exact(spec.register_bytes_per_clock.value) * clock_hz),
             mma_sync_efficiency=exact(spec.mma_sync_efficiency.value),
             shared_rate=Rate.per_second(exact(spec.shared_bytes_per_clock.value) * clock_hz),
@@ -205,7 +206,7 @@ class Compute:
             cluster_tiles=spec.cluster_tiles.value,
             accumulators=spec.accumulators.value,
             reduction_ps=ps_from_us(overheads.kernel_gap_graph_us.value + overheads.small_kernel_us.value),
-            row_reads=None if ai_core is None else RowReads.from_spec(ai_core, gpu),
+            row_reads=None if ai_core is None else RowReads.from_spec(ai_core, gpu, hbm, operand_rate),
             _scale_block=spec.fp8_scale_block.value,
             _matrix=matrix,
             _grouped=grouped,
@@ -461,6 +462,19 @@ class Compute:
             busy = np.maximum(busy, self._steps_ps(padded, columns, k))
         busy = busy + self.tile_overhead_ps + absent
         return np.where(rows > 0, busy, 0) if isinstance(rows, np.ndarray) else int(busy * (rows > 0))
+
+    def weights_from_memory_ps(self, columns: Whole, k: int, number_type: str, path: OperandPath) -> Whole:
+        """Least time of so many columns' way from memory into an AI core that reads single rows.
+
+        Parameters
+        ----------
+        columns, k, number_type, path
+            As for :meth:`tile_ps`.
+        """
+        assert self.row_reads is not None, "an SM has no such reads"
+        kernels = self._kernels(number_type)
+        inner = -(-k * kernels.value_bits // 8)
+        return self.row_reads.from_memory_ps(-(-columns * kernels.weight_bits // 8), k, inner, path.step_bytes)
 
     def hidden_ps(self, tile_ps: Whole, ending_ps: IntArray | int) -> Whole:
         """Part of a tile's time in which its SM multiplies the next tile already.

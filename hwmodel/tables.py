@@ -465,8 +465,6 @@ class AiCoreSpec(StrictDocument):
     """That a cube core has under way at a time."""
     read_bytes: Quantity[Units]
     """Most that one read asks for, of values that lie side by side."""
-    row_read_efficiency: Quantity[Ratio]
-    """Share of the reads' rate that is left where rows are cut into the cube unit's fractals on their way."""
 
 
 class PcieSpec(StrictDocument):

@@ -40,27 +40,56 @@ def test_a_large_multiplication_reaches_what_is_published():
     assert 0.77 * 752 < tera < 0.83 * 752
 
 
+ROW_LOADS = OperandPath(step_bytes=256, reads_rows=True)  # steps of 128 BF16 values
+ROUND_READS = {
+    "gpu.clock_GHz": 2.0,
+    "gpu.l2_latency_ns": 120.0,
+    "hbm.latency_ns": 240.0,
+    "ai_core.num_reads": 48,
+    "compute.operand_bytes_per_clock": 128.0,
+    "compute.tile_overhead_ns": 0.0,
+}
+
+
 @pytest.mark.parametrize(
-    ("rows", "columns", "reads"),
-    [(16, 128, 16 + 128), (16, 256, 16 + 128), (16, 512, 16 + 2 * 128), (32, 288, 32 + 2 * 128)],
+    ("rows", "columns", "step_ns"),
+    [
+        (16, 128, 128 * 2.5 + 120),  # of 48 reads under way one ends every 2.5 ns, and there are 128 of 256 bytes
+        (16, 288, 2 * 128 * 2.5 + 120),  # two for each row of the weights
+        (16, 256, 128 * 2.5 + 120),  # 65536 bytes at 256 a nanosecond are 256 ns
+        (64, 128, 128 * 2.5 + 64 * 2.5),  # the rows' reads are longer than the latency that they hide in
+    ],
 )
-def test_a_step_s_reads_take_turns_of_their_latency_and_begin_with_half_of_one(rows, columns, reads):
-    """Rows of a step have 256 bytes, those of the weights as many as the tile's columns; a read has up to 512."""
-    steps, latency_ps = 10, 120_000
-    system = hwmodel.load(
-        "cloudmatrix384",
-        {
-            "gpu.l2_latency_ns": 120.0,
-            "compute.tile_overhead_ns": 0.0,
-            "ai_core.num_reads": 48,
-            "ai_core.row_read_efficiency": 0.5,
-        },
-    )
-    path = OperandPath(step_bytes=256, reads_rows=True)
-    tile = system.compute.tile_ps(rows, columns, 128 * steps, "bf16", path=path)
-    assert tile == 2 * steps * (reads * latency_ps // 48 + latency_ps // 2)
-    together = system.compute.tile_ps(np.array([0, rows]), columns, 128 * steps, "bf16", path=path)
+def test_a_step_waits_for_its_last_read(rows, columns, step_ns):
+    steps, compute = 10, hwmodel.load("cloudmatrix384", ROUND_READS).compute
+    tile = compute.tile_ps(rows, columns, 128 * steps, "bf16", path=ROW_LOADS)
+    assert tile == steps * round(1000 * step_ns)
+    together = compute.tile_ps(np.array([0, rows]), columns, 128 * steps, "bf16", path=ROW_LOADS)
     assert together.tolist() == [0, tile]
+
+
+def test_a_step_s_bytes_have_a_way():
+    compute = hwmodel.load("cloudmatrix384", ROUND_READS | {"compute.operand_bytes_per_clock": 64.0}).compute
+    assert compute.tile_ps(16, 256, 1280, "bf16", path=ROW_LOADS) == 10 * (128 * 512 * 1000 // 128 + 120_000)
+
+
+def test_reads_that_memory_answers_have_its_latency():
+    compute = hwmodel.load("cloudmatrix384", ROUND_READS).compute
+    loads = compute.weights_from_memory_ps(np.array([128, 288]), 1280, "bf16", ROW_LOADS)
+    assert loads.tolist() == [10 * (128 * 5_000 + 240_000), 10 * (256 * 5_000 + 240_000)]
+
+
+def test_a_step_of_whole_tiles_takes_what_cann_s_model_of_commands_has():
+    """Rows of 512 bytes, 128 and 256 of them: 895 ns if one core reads, 1118 if all do.
+
+    CATCCOS at e89e2a5, ``tests/dynamic_tiling/tiling/mte_cost_model.cpp`` and ``include/cost_model.h``:
+    1.9 ns for each of 64 reads under way, 110 ns until one is answered, 0.8 of it on all cores.
+    """
+    loads = hwmodel.load("cloudmatrix384").compute.row_reads
+    assert loads is not None
+    step = loads.tile_ps(128, 512, 256, 512, 512)
+    one_core = (128 + 256) / 64 * (4 * 64 * 1.9 + 110) / 4 * 1000
+    assert one_core < step < one_core / 0.8
 
 
 @pytest.mark.parametrize("name", NPUS)

@@ -347,6 +347,9 @@ def read_operands(
     has_next_row = (np.diff(tiles.first_of_expert) >= share)[matrix]
     of_weights = np.where(has_next_row & (weights >= activations), share, 1)
     of_activations = np.where(of_weights > 1, 1, share)
+    from_memory = (
+        compute.weights_from_memory_ps(plan.width, gemm.k // num_steps, number_type, path) if path.reads_rows else None
+    )
     columns, rows = blocks + matrix * num_columns + plan.column, (ours if inputs is None else inputs)[tile]
     # Of each operand: blocks of the first step, how far behind are those of the next, bytes in memory, bytes drawn.
     behind = len(tiles) if inputs is None else 0
@@ -371,6 +374,7 @@ def read_operands(
                 drawn_bytes=drawn,
                 reads_on=step < num_steps - 1,
                 is_found=what in found,
+                from_memory_ps=from_memory if what == "weights" else None,
             )
     # Each column tile writes its own part; who reads the row tile finds it by its first.
     wrote = np.arange(len(tile)) if kept is None else np.flatnonzero(kept[tile])

@@ -133,7 +133,7 @@ class Caches:
         nbytes: IntsLike,
         fetch_ps: IntsLike,
         port_ps: IntsLike,
-        lag_ps: int,
+        lag_ps: IntsLike,
     ) -> None:
         """Read blocks of a cache when tasks start; see `replay.model.machine.l2.L2Caches.read`.
 
@@ -148,9 +148,10 @@ class Caches:
         fetch_ps, port_ps
             (read,): picoseconds of the table's backing if the block had to leave, and of its port.
         lag_ps
-            What is done when the blocks have come.
+            (read,): what is left to do when a block has come from the backing.
         """
-        tasks, (table, key, nbytes, fetch_ps, port_ps) = self._there(tasks, table, key, nbytes, fetch_ps, port_ps)
+        given = (table, key, nbytes, fetch_ps, port_ps, lag_ps)
+        tasks, (table, key, nbytes, fetch_ps, port_ps, lag_ps) = self._there(tasks, *given)
         self._graph.touch(
             tasks,
             table,

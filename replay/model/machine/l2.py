@@ -63,6 +63,7 @@ class L2Caches:
         drawn_bytes: IntsLike | None = None,
         reads_on: bool = False,
         is_found: bool = False,
+        from_memory_ps: IntsLike | None = None,
     ) -> None:
         """Let tasks read blocks when they start; they end when all that they read has come.
 
@@ -82,8 +83,13 @@ class L2Caches:
             Whether tiles have slices to come: what they do at their end is behind the last alone.
         is_found
             Whether the blocks are in the cache from the start, by who ran before.
+        from_memory_ps
+            (read,): least time of a block that memory serves, where few reads of it are under way at a time.
         """
         l2, hbm = self._system.l2, self._system.hbm
+        lag_ps: IntsLike = 0 if reads_on else self._ending_ps
+        if from_memory_ps is not None:
+            lag_ps = lag_ps + np.maximum(from_memory_ps - hbm.stream_ps(nbytes), 0)
         self._caches.read(
             what,
             tasks,
@@ -92,7 +98,7 @@ class L2Caches:
             nbytes=np.minimum(np.maximum(nbytes, 1), l2.kept_bytes),
             fetch_ps=0 if is_found else hbm.stream_ps(nbytes),
             port_ps=l2.read_ps(nbytes if drawn_bytes is None else drawn_bytes),
-            lag_ps=0 if reads_on else self._ending_ps,
+            lag_ps=lag_ps,
         )
 
     def write(self, tasks: Tasks, rank: Ranks, block: Ints, nbytes: IntsLike) -> None:

@@ -37,7 +37,6 @@ UNTOLD = {
     "ai_core.quantised_row_us": "work of a vector core on rows, which is copying",
     "ai_core.num_reads": "of kernels that multiply",
     "ai_core.read_bytes": "of kernels that multiply",
-    "ai_core.row_read_efficiency": "of kernels that multiply",
     "overheads.copy_engine_start_us": "copying: the engine is busy; of tensor parallelism alone",
     "nccl.nvls_start_us": "of collectives in the switch, of tensor parallelism and alone",
     "nccl.simple_start_us": "a ring's of tensor parallelism and of collectives alone, as nccl.ll_start_us",

@@ -17,20 +17,28 @@ def predicted(name: str, **changes: float) -> float:
     return ascend.predict_gemm(Bench(settings), ROWS[name])
 
 
-def reads_us(columns: int, inner: int) -> float:
-    """Reads of a block's steps of 128 values, all from the L2 cache."""
-    wait, steps = hwmodel.load("cloudmatrix384").spec.gpu.l2_latency_ns.value / 1000, inner // 128
-    return steps * ((16 + 128 * -(-2 * columns // 512)) * wait / 64 + wait / 2) / 0.75
+def reads_us(columns: int, inner: int, wait: str = "gpu.l2_latency_ns") -> float:
+    """Reads of a block's steps of 128 values, all from the L2 cache or all from memory."""
+    values = {key: value for key, value, *_ in hwmodel.load("cloudmatrix384").spec.rows()}
+    wait_us, way = values[wait] / 1000, values["compute.operand_bytes_per_clock"] * values["gpu.clock_GHz"] * 1000
+    reads, nbytes = 128 * -(-2 * columns // 512), 128 * 2 * columns
+    return inner // 128 * (max(reads * wait_us / 64, nbytes / way) + wait_us)
 
 
 def test_blocks_take_as_long_as_their_reads_where_memory_is_endless() -> None:
     for name, columns in (("q_proj", 256), ("k_proj", 128), ("v_proj", 128)):
-        got = predicted(name, hbm__peak_GB_per_s=ENDLESS)
+        got = predicted(name, hbm__peak_GB_per_s=ENDLESS, hbm__latency_ns=0.0)
         assert got == pytest.approx(reads_us(columns, 5120), rel=0.01)
 
 
+def test_the_first_tile_s_reads_have_memory_s_latency() -> None:
+    of_first, of_others = reads_us(128, 5120, "hbm.latency_ns"), reads_us(128, 5120)
+    got = predicted("v_proj", hbm__peak_GB_per_s=ENDLESS)
+    assert got == pytest.approx((of_first + 5 * of_others) / 6, rel=0.01)
+
+
 def test_a_block_that_follows_another_on_its_core_counts_twice() -> None:
-    got = predicted("down_proj", hbm__peak_GB_per_s=ENDLESS)
+    got = predicted("down_proj", hbm__peak_GB_per_s=ENDLESS, hbm__latency_ns=0.0)
     assert got == pytest.approx(2 * reads_us(128, 17408), rel=0.01)
 
 
