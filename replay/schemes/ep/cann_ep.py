@@ -20,8 +20,9 @@ of NPU g's links is
     combine:  up B_c x Ein(g), down B_c x sum of e(t) over g's tokens
 
 Between nodes without a unified bus rows and flags go from card to card, as in DeepEP-Ascend's
-non-hierarchical kernels. Its normal kernels, which count first, and the fused ones are not modelled.
-A core of the combine begins at another place than its peers on other NPUs.
+non-hierarchical kernels. Its normal kernels, which count first, and the fused ones are not modelled,
+but for the normal combine, which is this one with cores that all begin at the first of their rows
+(``cam_moe_combine_normal.h``). Here each begins at another place than its peers on other NPUs.
 
 Source: sgl-project/sgl-kernel-npu at 3a9a611, ``csrc/deepep/ops/op_kernel`` with
 ``moe_distribute_dispatch_v2.h`` and ``moe_distribute_combine_v2.h``, which are CANN's
@@ -210,13 +211,21 @@ class CannEp(StagedScheme):
         moved = machine.stream(DISPATCH.memory, 2 * rows * row, machine.ranks, counted)
         return machine.gather(copied, dst, machine.mark(machine.ranks, moved))
 
-    def combine(self, work: LayerWork, machine: Machine, start: Tasks) -> Ints:
-        """Add the combine kernel: (rank,) marks of its end."""
+    def combine(self, work: LayerWork, machine: Machine, start: Tasks, *, staggered: bool = True) -> Ints:
+        """Add the combine kernel: (rank,) marks of its end.
+
+        Parameters
+        ----------
+        staggered
+            Whether cores begin at other rows than their peers on other NPUs. If not, all NPUs store to the
+            same few at a time, as the normal kernel does.
+        """
         vectors, costs = machine.vectors, machine.costs
         pool, begun = vectors.pool(), machine.kernel(start, "combine")
         # Rows lie in order of experts and, for each, of the NPUs that they came from.
         order = np.lexsort((work.pair_expert, work.pair_rank))
-        order = order[in_turn(work.pair_rank[order], vectors.count, offset=machine.ranks)]
+        offset = machine.ranks if staggered else None
+        order = order[in_turn(work.pair_rank[order], vectors.count, offset)]
         src, dst, token_of = work.pair_rank[order], work.pair_source[order], work.pair_token[order]
         row = work.combine_row_bytes
         rows = work.matrix("pairs").sum(axis=0)

@@ -6,9 +6,7 @@ others are predicted by them. Two kinds of rows count in no statistic: those who
 does not settle what they are of (``measurements/README.md``).
 
 The normal kernels' reported bandwidth is the bytes of all received rows over the time. Of these
-kernels only the combine has the structure of the low-latency one. It is replayed with fewer tokens
-on many dies, so that no replay has more than `MOST_TOKENS`; by then a bandwidth is that of long
-streams.
+kernels only the combine has the structure of the low-latency one.
 
 The multiplications are those of one layer of Qwen3-14B that decodes 90 tokens
 (yanghaoran29/V200-benchmark at 0caf26f, ``qwen3/qwen3_dynamic_manual_scope``). Six tiles of 16 rows
@@ -20,7 +18,7 @@ beside their blocks depends on when requests end: they count in no statistic.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -42,9 +40,9 @@ if TYPE_CHECKING:
     from replay.model.arrays import Ints
     from replay.model.compute.gemm_tiles import TileTasks
     from replay.model.machine.machine import Machine
+    from replay.model.work.layer import LayerWork
 
 SYSTEM = "cloudmatrix384"
-MOST_TOKENS = 32768  # of all dies together
 PRECISION = {"int8": "fp8", "bf16": "bf16"}  # one byte a value; results are BF16
 # Projections whose blocks are ready together: behind the norm, behind the attention, behind the activation
 # (``orchestration/qwen3_decode.cpp``). Steps of 128 values, two in each turn of the loop over 5120 (``kernels/aic``).
@@ -53,18 +51,21 @@ ROW_TILES, TURNS, FP32_BYTES = 6, 20, 4
 LOADS = OperandPath(step_bytes=2 * 128, reads_rows=True)
 
 
-def predict(bench: Bench, row: MeasurementRow, tokens: int | None = None) -> float:
-    """Predict a kernel's time in microseconds, with so many tokens of each die or the row's."""
-    work = row.work(PRECISION[row["row_type"]], tokens=tokens)
-    phase = getattr(CannEp(), row["phase"])
-    return bench.time_us(bench.system(row["system"]), row["ep_size"], partial(phase, work))
+def predict(bench: Bench, row: MeasurementRow) -> float:
+    """Predict a low-latency kernel's time in microseconds."""
+    return _kernel_us(bench, row, getattr(CannEp(), row["phase"]))
 
 
 def predict_bandwidth(bench: Bench, row: MeasurementRow) -> float:
-    """Predict a bandwidth in GB/s: bytes of the rows that came to a die, over the time."""
-    tokens = min(row["tokens_per_rank"], MOST_TOKENS // row["ep_size"])
-    nbytes = tokens * row["topk"] * row["hidden"] * 2
-    return float(nbytes / predict(bench, row, tokens) / 1000)
+    """Predict a bandwidth in GB/s: bytes of the rows that came to a die, over the normal kernel's time."""
+    phase = CannEp().dispatch if row["phase"] == "dispatch" else partial(CannEp().combine, staggered=False)
+    nbytes = row["tokens_per_rank"] * row["topk"] * row["hidden"] * 2
+    return float(nbytes / _kernel_us(bench, row, phase) / 1000)
+
+
+def _kernel_us(bench: Bench, row: MeasurementRow, phase: Callable[[LayerWork, Machine, Ints], Ints]) -> float:
+    work = row.work(PRECISION[row["row_type"]])
+    return bench.time_us(bench.system(row["system"]), row["ep_size"], partial(phase, work))
 
 
 def is_unsure(rows: Sequence[MeasurementRow]) -> list[bool]:
@@ -131,7 +132,7 @@ CANN_EP_NORMAL = replace(
     CANN_EP,
     name="cann_ep_normal",
     title="DeepEP-Ascend's normal kernels, 8 to 128 dies of a CloudMatrix384",
-    bounds=(Bound("combine", 20, has()),),
+    bounds=(Bound("combine", 10, has()),),
     predict=predict_bandwidth,
     measured="bandwidth_GB_per_s",
 )

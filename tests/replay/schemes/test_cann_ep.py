@@ -152,6 +152,22 @@ def test_rows_leave_in_turn(counts: tuple[int, ...], cores: int, staggered: bool
     assert found.tolist() == expected
 
 
+@every("staggered", [False, True])
+def test_cores_that_begin_at_the_same_rows_store_to_the_same_npus(staggered: bool) -> None:
+    """Two cores of each of four NPUs have four rows of NPUs 0 and 1, and four of 2 and 3, in this order."""
+    work = layer([[0, 1, 2, 3]] * 16, 4, "bf16")
+    system = round_npus(gpu__num_sms=1, ai_core__vector_cores=2)
+    graph = GraphBuilder(KIND_NAMES)
+    machine = Machine(system, graph, work.num_ranks)
+    SCHEME.combine(work, machine, machine.mark(machine.ranks), staggered=staggered)
+    timeline = schedule(graph.build())
+    of_rows = timeline.graph.kind == Kind.COMBINE_DOWN
+    first = [int(timeline.start_ps[of_rows & (timeline.graph.rank == npu)].min()) for npu in (0, 1)]
+    row = 2 * (1024 + 32)  # one core's time for it
+    # NPU 3's cores begin at their fourth row, so that NPU 1 gets one in the second turn.
+    assert first[1] - first[0] == (1 if staggered else 4) * row
+
+
 def test_cube_cores_are_free_while_rows_move() -> None:
     work = layer([[1, 2], [0, 3], [1, 3], [0, 2]], 4, "fp8")
     for phase in ("dispatch", "combine"):

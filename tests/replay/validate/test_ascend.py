@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 import hwmodel
+from replay.schemes.ep.cann_ep import CannEp
 from replay.studies.validate import ascend
 from replay.studies.validate.bench import Bench
+
+if TYPE_CHECKING:
+    from replay.model.arrays import Ints
+    from replay.model.machine.machine import Machine
+    from replay.model.work.layer import LayerWork
 
 ROWS = {row["name"]: row for row in ascend.GEMM.rows()}
 ENDLESS = 1e6  # GB/s of memory
@@ -48,6 +56,20 @@ def test_five_tiles_of_six_find_the_weights_of_q_in_the_cache() -> None:
     from_memory = block_mb / (0.84 * 1.6 / 24)
     assert predicted("q_proj") == pytest.approx((from_memory + 5 * reads_us(256, 5120)) / 6, rel=0.06)
     assert predicted("q_proj", gpu__l2_bytes=1 << 20) > 1.5 * predicted("q_proj")  # which keeps nothing
+
+
+def test_cores_of_the_normal_combine_begin_at_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+
+    def combine(_: CannEp, work: LayerWork, machine: Machine, start: Ints, *, staggered: bool = True) -> Ints:
+        given.append((work.num_tokens, staggered))
+        return machine.kernel(start, "combine")
+
+    monkeypatch.setattr(CannEp, "combine", combine)
+    for table in (ascend.CANN_EP, ascend.CANN_EP_NORMAL):
+        row = next(row for row in table.rows() if row["phase"] == "combine")
+        table.predict(Bench({}), row)
+    assert given == [(8 * 128, True), (8 * 4096, False)]
 
 
 def test_what_runs_beside_the_blocks_behind_the_attention_is_not_known() -> None:
