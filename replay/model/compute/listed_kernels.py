@@ -20,6 +20,7 @@ from replay.model.compute.dense_kernels import BF16, DenseKernels, Weights
 from replay.model.compute.slices import nobody
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import DISPATCH, Kind
+from replay.model.machine.times import NO_TIME
 from replay.model.work.kernel_lists import RankedOperation
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class ListedKernels(DenseKernels):
     ) -> None:
         super().__init__(machine, precision, after, is_backward=is_backward, weights=weights, known=known)
         self._stack, self._collective_ps, self._attend = stack, collective_ps, attend
+        self._least = NO_TIME  # of attention over a cache
 
     def run(self, rows: Iterable[ListedOperation] | Iterable[RankedOperation]) -> None:
         """Launch rows in their order; those that a graph holds in one launch."""
@@ -103,7 +105,7 @@ class ListedKernels(DenseKernels):
             self.what = what
             heads, key, value = row.of.scores
             if is_decode:
-                self.decode(2 * context.pairs * heads * (key + value), row.moves)
+                self.decode(2 * context.pairs * heads * (key + value), row.moves, self._least)
             else:
                 self.attention(context.scores(heads), key, value, row.moves)
 
@@ -157,8 +159,8 @@ class ListedKernels(DenseKernels):
                 assert self._attend is not None, of.name
                 if of.kernels > 1:  # beside the one that multiplies
                     few = one._replace(launches=of.kernels - 1)
-                    self._memory(row, few)
-                self.what = one._replace(launches=1)
+                    self._memory(row._replace(of=of._replace(law=None)), few)
+                self.what, self._least = one._replace(launches=1), laws.least(self._machine, of.law)
                 self._attend(self)
             case "exchange":
                 self._exchanges(row, one)

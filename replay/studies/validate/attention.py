@@ -1,15 +1,18 @@
 """Attention kernels alone, forward and backward, by width of a head, heads and sequence: one H200.
 
 PyTorch launches one kernel forward. Backward it launches one, two more around it, and one each for
-keys' and values' gradients where heads share them, as in the lists of training stacks.
+keys' and values' gradients where heads share them, as in the lists of training stacks. Of
+FlashAttention-2 forward kernels are predicted: their blocks go to free places in their order.
 """
 
 from __future__ import annotations
 
+import heapq
 from typing import TYPE_CHECKING
 
 from hwmodel.attention import Scores
-from hwmodel.units import PS_PER_US
+from hwmodel.units import PS_PER_US, ps_from_ns
+from replay.model.compute import flash
 from replay.model.work.transformer_layer import Sizes
 from replay.studies.validate.table import Bound, MeasurementRow, MeasurementTable, WorkKind, has
 
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from replay.studies.validate.bench import Bench
 
 BF16, FP32 = 2, 4
+FLASH_TILES = {64: (128, 128), 96: (128, 64), 128: (128, 64), 256: (64, 64)}
+"""Queries and keys of a tile by the width of a head (csrc/flash_attn/src/flash_fwd_launch_template.h, H100)."""
 SHORT = 1024  # tokens of a sequence up to which other kernels and the start weigh much
 
 
@@ -28,6 +33,8 @@ def predict(bench: Bench, row: MeasurementRow) -> float:
     tokens, shared = int(row["batch"] * row["sequence"]), int(row["kv_heads"])
     attention, overheads = system.attention, system.overheads
     nbytes = tokens * (heads + shared) * (key + value) * BF16
+    if row["library"] == "flash":
+        return (_flash_ps(row, system) + overheads.launch_ps) / PS_PER_US
     if row["pass"] == "forward":
         time: int = attention.forward_ps(_scores(row, system), key, value, nbytes)
         return (time + overheads.launch_ps) / PS_PER_US
@@ -39,6 +46,19 @@ def predict(bench: Bench, row: MeasurementRow) -> float:
         time += int(system.hbm.stream_ps(tokens * each)) + overheads.small_kernel_ps
     gaps = len(moved) * overheads.kernel_gap_ps()
     return (time + overheads.launch_ps + gaps) / PS_PER_US
+
+
+def _flash_ps(row: MeasurementRow, system: System) -> int:
+    sequence, sms = int(row["sequence"]), system.compute.num_sms
+    rows, keys = FLASH_TILES[int(row["width"])]
+    alone, beside = flash.turns_ps(system, rows, keys, int(row["width"]))
+    last = range(rows, sequence + rows, rows) if row["causal"] else [sequence] * -(-sequence // rows)
+    tiles = [-(-min(seen, sequence) // keys) for seen in last] * int(row["batch"] * row["heads"])
+    places, turn = (sms, alone) if len(tiles) <= sms else (flash.RESIDENT * sms, beside)
+    ends = [0] * places
+    for count in tiles:
+        heapq.heapreplace(ends, ends[0] + count * turn + ps_from_ns(flash.BLOCK_NS))
+    return max(ends)
 
 
 def _scores(row: MeasurementRow, system: System) -> Scores[int]:
@@ -57,16 +77,17 @@ def _is_short(row: MeasurementRow) -> bool:
 
 TABLE = MeasurementTable(
     name="attention",
-    title="Attention kernels of cuDNN, H200",
+    title="Attention kernels of cuDNN and FlashAttention-2, H200",
     kind=WorkKind.PRODUCTS,
     size="sequence",
     bounds=(
-        Bound("forward", 6, has(**{"pass": "forward"})),
+        Bound("forward", 6, has(library="cudnn", **{"pass": "forward"})),
+        Bound("FlashAttention-2, forward", 10, has(library="flash")),
         Bound("backward", 10, lambda row: row["pass"] == "backward" and not _is_short(row)),
         Bound("backward, up to 1024", 25, lambda row: row["pass"] == "backward" and _is_short(row)),
     ),
     predict=predict,
     systems=("hgx-h200",),
     others=("low_us", "high_us"),
-    belongs=has(library="cudnn"),
+    belongs=lambda row: row["library"] == "cudnn" or row["pass"] == "forward",
 )

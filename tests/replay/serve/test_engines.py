@@ -19,6 +19,7 @@ from replay.experiments.serve.setup import ServingSetup
 from replay.experiments.serve.spec import InferSpec
 from replay.experiments.serve.tables import notes
 from replay.experiments.serve.times import ReplayedTimes
+from replay.model.compute import flash
 from replay.model.machine.host import Operation
 from replay.schemes import Scheme
 from tests.replay.serve.serving import RANKS, times
@@ -280,6 +281,32 @@ def test_a_list_that_knows_a_scheme_has_kernels_in_all_of_a_layer() -> None:
     assert under.decode.replayed.stack is not None and under.decode.replayed.stack.knows
     # A norm, both residuals, and a norm and a copy of keys are none of their own.
     assert fused.decode.spent_us["launches"] == pytest.approx(under.decode.spent_us["launches"] - 4 * layers * gap_us)
+
+
+def test_attention_of_a_list_takes_as_long_as_its_law() -> None:
+    """FlashAttention-2's SMs take longer than reading the cache; sums of split keys are a kernel without that law."""
+    spec = InferSpec(
+        model="qwen3-30b-a3b",
+        system="gb200-nvl72",
+        scheme="nvls",
+        decode_gpus=4,
+        requests=64,
+        sample_layers=1,
+        engine_host_us=0.0,
+        engine_overlap=True,
+    )
+    stacks = [f"megatron-inference:attention={kernel}" for kernel in ("flash-2", "stream")]
+    by_law, by_cache = (ServingSetup.of(spec.model_copy(update={"stack": of})).times["decode"] for of in stacks)
+    system, layers = by_law.system, by_law.shape.num_moe_layers
+    for requests, kernels in ((64, 1), (16, 2)):
+        loads = [Load(requests, 1, 600 * requests)] * 4
+        longer = (by_law.spent_ps(loads)["attention"] - by_cache.spent_ps(loads)["attention"]) // layers
+        keys = 601 * requests
+        values = (requests * 32 + keys * 4) * 2 * 128
+        read = system.attention.decode_ps(4 * keys * 32 * 128, 2 * values)
+        law = int(flash.decode_ps(system, requests * 4, keys * 4))
+        assert law > read
+        assert longer == pytest.approx(law - read + (kernels - 1) * system.overheads.small_kernel_ps, abs=2)
 
 
 def test_decoding_is_bare_where_a_list_has_no_such_kernels() -> None:

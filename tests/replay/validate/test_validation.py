@@ -258,7 +258,7 @@ def test_the_tables_are_the_published_ones():
         "ascend_gemm": 6,
         "operand_gemms": 120,
         "one_gpu_steps": 48,
-        "attention": 44,
+        "attention": 65,
         "mori_ep": 147,
     }
     row = TABLES["deepep_normal"].rows()[0]
@@ -339,6 +339,18 @@ def test_a_kernel_of_the_ledger_has_the_gap_before_it_but_what_is_nobody_s(kerne
     # Of a node the profile counts 0.5 us as gap.
     assert predicted(1.2) - predicted(0.5) == pytest.approx(0.7)
     assert predicted(0.5) == predicted(0.2)
+
+
+def test_queries_keys_and_values_of_the_ledger_have_a_norm_before_them():
+    rows = [row for row in TABLES["decode_ledger"].rows() if row["kernel"] in ("queries keys values", "output")]
+    found = [
+        predict(TABLES["decode_ledger"], Bench({"overheads.small_kernel_us": small_us}), rows).predicted
+        for small_us in (1.4, 2.4)
+    ]
+    # The other product is cut into slices, whose sums are a kernel, too.
+    assert np.subtract(*found[::-1]) == pytest.approx([1, 1])
+    gapped = predict(TABLES["decode_ledger"], Bench({"overheads.kernel_gap_graph_us": 2.2}), rows).predicted
+    assert np.subtract(gapped, found[0]) == pytest.approx([2, 2])  # before each of two kernels
 
 
 def test_events_add_to_a_kernel_of_the_ledger():

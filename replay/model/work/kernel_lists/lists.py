@@ -38,12 +38,13 @@ Stream = Literal["compute", "communication", "shared", "weights"]
 """Where its kernels go: the stream of what computes; one of what moves rows; one of shared experts
 beside the exchange; a second one of weights' gradients."""
 
-Law = Literal["row map", "chunk map", "row walk", "cast twice", "strided", "atomic", "chain", "blocks"]
+Law = Literal["row map", "chunk map", "row walk", "cast twice", "strided", "atomic", "chain", "blocks", "flash"]
 """How long kernels take whose bytes do not say it: Transformer Engine's map of rows, by tokens and
 experts; its map of chunks, by rows and splits; its permutes, by thread blocks and rows of each; its
 casts by rows and by columns at once, by casts and values of each; values whose addresses are found
 one by one, and values that are added up one by one, by kernels and values of each; loads that wait
-for each other, by kernels and loads of each; blocks with an SM each, by blocks and their bytes."""
+for each other, by kernels and loads of each; blocks with an SM each, by blocks and their bytes;
+FlashAttention-2 over a cache, by heads of keys of all requests and their keys together."""
 
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce"]
 """What the GPUs of a group exchange: those of tensor parallelism, or for an optimiser all."""
