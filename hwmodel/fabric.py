@@ -308,15 +308,6 @@ class Fabric:
             return self.uplink_latency_ps + more_ps + self.downlink_latency_ps
         return self.network.put_ps(over_spine=self.leaf(src) != self.leaf(dst))
 
-    def store_visibility_ps(self, src: int, dst: int) -> int:
-        """From issuing a posted store until others on the target GPU see it."""
-        return self.path_latency_ps(src, dst) + self.write_visibility_ps
-
-    def load_round_trip_ps(self, src: int, dst: int) -> int:
-        """From issuing a load of another GPU's memory until the data is there."""
-        there_and_back = self.path_latency_ps(src, dst) + self.path_latency_ps(dst, src)
-        return there_and_back + self.read_access_ps
-
     @cached_property
     def graph(self) -> networkx.DiGraph:
         """The wiring as a directed networkx graph.

@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from hwmodel.link import Link
 from hwmodel.tables import SwitchSpec
-from hwmodel.units import PS_PER_S, Rate, Whole, exact, ps_from_ns, scale_up, whole
+from hwmodel.units import PS_PER_S, Rate, Whole, exact, ps_from_ns, whole
 
 ADDER_BYTES = 4
 """Width of an adder; see `Switch.adding_ps`."""
@@ -35,11 +35,9 @@ class Switch:
     multimem_efficiency
         Share of a port's rate left for multicast and reduction traffic, on top
         of what its packets cost.
-    traversal_ps
-        From a packet's arrival at the switch to its departure, unloaded.
     merge_latency_ps
         From the last contribution's arrival to the departure of the sum, on top
-        of the traversal.
+        of its way through the switch.
     multicast_ps
         Time by which a store that the switch copies takes longer than one to a peer.
     multicast_release_ps
@@ -59,7 +57,6 @@ class Switch:
     dynamic_multicast: bool
     multicast_acks_merged: bool
     multimem_efficiency: Fraction
-    traversal_ps: int
     merge_latency_ps: int
     multicast_ps: int
     multicast_release_ps: int
@@ -79,7 +76,6 @@ class Switch:
             dynamic_multicast=spec.dynamic_multicast.value,
             multicast_acks_merged=spec.multicast_acks_merged.value,
             multimem_efficiency=exact(spec.multimem_efficiency.value),
-            traversal_ps=ps_from_ns(spec.traversal_ns.value),
             merge_latency_ps=ps_from_ns(spec.merge_ns.value),
             multicast_ps=ps_from_ns(spec.multicast_ns.value),
             multicast_release_ps=ps_from_ns(spec.multicast_release_ns.value),
@@ -111,11 +107,6 @@ class Switch:
         total = self.input_buffer_bytes * self._link.links_per_gpu
         return total * channels // self.virtual_channels
 
-    def input_buffer_total_bytes(self, gpu: int = 0) -> int:
-        """Input buffer behind all ports of a GPU, over all planes and channels."""
-        whole(gpu, "gpu")
-        return self.input_buffer_bytes * self._link.links_per_gpu
-
     def multimem_duration_ps(self, wire_bytes: Whole) -> Whole:
         """Time that multicast or reduction traffic occupies a GPU's port in one direction.
 
@@ -132,24 +123,6 @@ class Switch:
         checked: Whole = whole(wire_bytes, "wire_bytes")
         period = self._link.port_rate.ps_per_unit / self.multimem_efficiency
         return Rate.per_second(PS_PER_S / period).duration_ps(checked)
-
-    def multicast_ack_wire_bytes(self, row_bytes: Whole, num_targets: int, *, rows: int = 1) -> Whole:
-        """Wire bytes of acknowledgements that reach the writer of a multicast.
-
-        Parameters
-        ----------
-        row_bytes
-            Payload of a row.
-        num_targets
-            Distinct targets of the multicast.
-        rows
-            Rows of the message, each packetised by itself.
-        """
-        targets = min(1, num_targets) if self.multicast_acks_merged else num_targets
-        count: int = whole(rows, "rows")
-        acks: int = whole(targets, "num_targets")
-        flits = self._link.rules().write_ack_flits * acks
-        return scale_up(self._link.packets(row_bytes) * count, flits * self._link.flit_bytes)
 
     def adding_ps(self, nbytes: Whole) -> Whole:
         """Time that the adders behind a GPU's ports need to add so many bytes to a sum.

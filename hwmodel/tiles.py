@@ -54,11 +54,6 @@ class TileGrid:
         return self.num_row_tiles * self.column_tiles
 
     @property
-    def row_tile_group(self) -> IntArray:
-        """Group of each row tile, (row_tile,), groups in order."""
-        return np.repeat(np.arange(len(self.rows), dtype=np.int64), self.row_tiles)
-
-    @property
     def rows_in_tile(self) -> IntArray:
         """Rows of each row tile, (row_tile,); the last one of a group may be partial."""
         first = self.row_tiles.cumsum() - self.row_tiles

@@ -42,8 +42,8 @@ def test_ports_add_up_to_the_gpu():
 def test_measured_latencies_are_the_sum_of_their_parts():
     # 8 x H100: pointer-chasing load 826 ns; posted store to visibility about 600 ns
     for src, dst in itertools.permutations(range(8), 2):
-        assert H100.load_round_trip_ps(src, dst) == 826_000
-        assert H100.store_visibility_ps(src, dst) == 600_000
+        assert 2 * H100.path_latency_ps(src, dst) + H100.read_access_ps == 826_000
+        assert H100.path_latency_ps(src, dst) + H100.write_visibility_ps == 600_000
         assert H100.path_latency_ps(src, dst) == H100.uplink_latency_ps + H100.downlink_latency_ps
     assert H100.path_latency_ps(2, 2) == 0
 

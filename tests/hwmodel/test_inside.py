@@ -41,8 +41,8 @@ def test_a_mesh_has_as_many_links_as_pairs():
 
 def test_the_second_tier_takes_longer_and_shares_nothing():
     fabric = TIERS.fabric
-    assert fabric.load_round_trip_ps(0, 15) == 929_000  # one switch, arXiv 2607.06202
-    assert fabric.load_round_trip_ps(0, 16) == 929_000 + 2 * 485_000
+    assert 2 * fabric.path_latency_ps(0, 15) + fabric.read_access_ps == 929_000  # one switch, arXiv 2607.06202
+    assert fabric.path_latency_ps(0, 16) == fabric.path_latency_ps(16, 0) == fabric.path_latency_ps(0, 15) + 485_000
     assert [hop.port for hop in fabric.hops(0, 16)] == ["uplink", "downlink"]
     assert fabric.hops(0, 16)[0].latency_ps - fabric.hops(0, 15)[0].latency_ps == 485_000
     # Groups are counted within a domain: two racks of 768 have no group in common.

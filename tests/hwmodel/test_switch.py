@@ -19,7 +19,7 @@ def all_reduce_busbw(system, num_gpus):
         link.response_wire_bytes(part)
         + link.write_wire_bytes(whole_message)
         + link.request_wire_bytes(whole_message)
-        + system.switch.multicast_ack_wire_bytes(part, num_gpus)
+        + num_gpus * link.ack_wire_bytes(part)
     )
     seconds = system.switch.multimem_duration_ps(wire) / 1e12
     return whole_message / seconds * 2 * (num_gpus - 1) / num_gpus / 1e9
@@ -34,16 +34,6 @@ def test_in_switch_all_reduce_rate(preset, measured_gb_per_s):
     assert all_reduce_busbw(system, 8) == pytest.approx(measured_gb_per_s, rel=0.01)
 
 
-def test_merged_acks_come_once():
-    merged = hwmodel.load("dgx-h100", {"switch.multicast_acks_merged": True})
-    one = H100.link.ack_wire_bytes(12_800, 3)
-    assert merged.switch.multicast_ack_wire_bytes(12_800, 7, rows=3) == one
-    assert merged.switch.multicast_ack_wire_bytes(12_800, 0) == 0
-    # 300 packets x 0.22 flits x 16 bytes = 1056, and seven times that is 7392
-    assert one == 1056
-    assert H100.switch.multicast_ack_wire_bytes(12_800, 7, rows=3) == 7392
-
-
 def test_multimem_traffic_is_slower_than_plain_traffic():
     plain = H100.link.port_duration_ps(10**9)
     assert H100.switch.multimem_duration_ps(10**9) == pytest.approx(plain / 0.92, abs=2)
@@ -56,7 +46,6 @@ def test_buffers_of_the_dysharp_switch():
     assert NVL32.switch.reduction_buffer_bytes == 64 * 1024
     assert NVL32.switch.reduction_buffer_total_bytes(31) == 18 * 64 * 1024
     assert NVL32.switch.input_buffer_bytes == 16 * 256 * 16
-    assert NVL32.switch.input_buffer_total_bytes(0) == 18 * 16 * 256 * 16
     # Requests have half of the channels, responses the other half.
     assert NVL32.switch.input_room_bytes == 18 * 8 * 256 * 16
     assert hwmodel.load("dgx-h100", {"switch.flits_per_channel": 0}).switch.input_room_bytes == 0

@@ -109,19 +109,6 @@ class LatentModel:
         parts = [self.factors[name][layer] for name in SCALES]
         return np.concatenate([*parts, *self.mixed[layer : layer + 1]], axis=1)
 
-    def shared_variance(self) -> dict[str, Floats]:
-        """Share of each expert's variance by origin, each of shape (layer, expert).
-
-        Returns
-        -------
-        By scale, and ``"private"``; before pairs are mixed.
-        """
-        shares = {name: (f**2).sum(axis=2) for name, f in self.factors.items()}
-        for scale, name in enumerate(SCALES if self.shares.size else ()):
-            shares[name] = shares[name] + self.mixed**2 @ self.shares[:, scale]
-        shares["private"] = (self.private**2).sum(axis=2)
-        return shares
-
     def noise(self) -> Floats:
         """Standard deviation of each expert's own noise, shape (layer, expert)."""
         shared = np.sum([(f**2).sum(axis=2) for f in self.factors.values()], axis=0)

@@ -28,8 +28,6 @@ class StatisticRow:
     name: str
     label: str
     real: float
-    real_error: float
-    """Standard error over requests; 0 where it is not known."""
     imitated: float
     independent: float
     """Of tokens that choose independently, with the same skew."""
@@ -81,7 +79,6 @@ def compare_statistics(
             name,
             statistic.label,
             statistic.summary,
-            statistic.summary_error,
             imitated.by_name[name].summary,
             independent.by_name[name].summary,
             None if floors is None else floors.get(name),

@@ -18,7 +18,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -376,24 +376,3 @@ def integers(array: Any, dims: int, where: str) -> Array:
         msg = f"{where}: {found.max()} is no expert id"  # as a signed number it would be negative
         raise UserError(msg)
     return found.astype(np.int64)
-
-
-def open_binary(path: Path) -> BinaryIO:
-    """A file open for reading bytes.
-
-    Parameters
-    ----------
-    path
-        Of the file.
-
-    Raises
-    ------
-    UserError
-        If it cannot be opened.
-    """
-    try:
-        regular.check(path)
-        return path.open("rb")
-    except OSError as error:
-        msg = f"{path}: cannot be read ({error})"
-        raise UserError(msg) from error

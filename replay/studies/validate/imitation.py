@@ -161,5 +161,5 @@ def compare_times(
         scheme, _, tokens = name.removeprefix("layer_time_").rpartition("_")
         label = f"mean layer time: {scheme}, {tokens} tokens a rank, us"
         floor = None if floors is None else floors.get(name)
-        rows.append(StatisticRow(name, label, time, 0.0, imitated[name], independent[name], floor))
+        rows.append(StatisticRow(name, label, time, imitated[name], independent[name], floor))
     return rows

@@ -73,8 +73,8 @@ def test_a_second_batch_counts_where_every_rank_has_tokens_for_it(tokens_per_ran
 def imitation(monkeypatch, change=1.0):
     """Let the command find these rows instead of fitting; the table that it prints is real."""
     rows = [
-        StatisticRow("one", "statistic one", 2.0, 0.1, 2.0 * change, 2.1, 0.02),
-        StatisticRow("two", "statistic two", 3.0, 0.1, 3.0, 3.3, None),
+        StatisticRow("one", "statistic one", 2.0, 2.0 * change, 2.1, 0.02),
+        StatisticRow("two", "statistic two", 3.0, 3.0, 3.3, None),
     ]
     made = prefill_trace(1)
     monkeypatch.setattr("tracegen.imitate.fit.fit", lambda *_, **__: Fake())

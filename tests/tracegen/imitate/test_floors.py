@@ -91,15 +91,15 @@ def test_a_half_is_a_trace_with_the_tokens_of_its_requests():
     [(1.04, None, False), (1.06, None, True), (1.06, 0.01, True), (1.06, 0.07, False)],
 )
 def test_a_statistic_is_held_to_its_floor_or_to_five_per_cent(imitated, floor, outside):
-    row = StatisticRow("name", "label", 1.0, 0.0, imitated, 1.0, floor)
+    row = StatisticRow("name", "label", 1.0, imitated, 1.0, floor)
     assert row.outside is outside
     assert row.to_json()["outside"] is outside
     assert row.to_json()["allowed"] == max(floor or 0, TOLERANCE)
 
 
 def test_what_the_real_trace_does_not_have_is_outside():
-    row = StatisticRow("name", "label", 0.0, 0.0, 0.1, 0.0)
+    row = StatisticRow("name", "label", 0.0, 0.1, 0.0)
     assert row.outside
     assert row.to_json()["difference"] is None
-    assert not StatisticRow("name", "label", 0.0, 0.0, 0.0, 0.0).outside
-    assert StatisticRow("name", "label", 1.0, 0.0, float("nan"), 1.0).outside
+    assert not StatisticRow("name", "label", 0.0, 0.0, 0.0).outside
+    assert StatisticRow("name", "label", 1.0, float("nan"), 1.0).outside
