@@ -1,19 +1,4 @@
-"""What a layer under DeepEP costs beside the wire, by hand: memory, kernels, host, SMs.
-
-The layer has two GPUs with two experts each, and five tokens with two experts each:
-
-=====  =====  =======  ==========
-token  owner  experts  GPUs
-=====  =====  =======  ==========
-0      0      0, 1     0
-1      0      0, 2     0, 1
-2      0      2, 3     1
-3      1      3, 2     1
-4      1      1, 3     0, 1
-=====  =====  =======  ==========
-
-so that GPU 0 receives three tokens for four pairs, and GPU 1 four tokens for six pairs.
-"""
+"""Costs of a layer under DeepEP beside the wire, by hand: memory, kernels, host, SMs of `five_tokens`."""
 
 from __future__ import annotations
 
@@ -21,49 +6,32 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from five_tokens import COPIES, HIDDEN, INTERMEDIATE, PAIRS, RATE, TOKENS, TOPK, build, in_class, layer
 from loops import every
-from round_machine import NS, ROUND, US
+from round_machine import NS, US
 
-import hwmodel
-from replay.engine import GraphBuilder, TaskGraph
-from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.engine import TaskGraph
+from replay.model.machine.kinds import Kind
 from replay.model.machine.machine import Machine
 from replay.model.machine.resources import ResourceClass
 from replay.model.work.layer import ExpertShape, LayerWork, Precision
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
 
-HIDDEN, INTERMEDIATE, TOPK = 1024, 128, 2
-TOKENS, COPIES, PAIRS, EXPERTS = (3, 2), (3, 4), (4, 6), (2, 2)
+EXPERTS = (2, 2)
 ROWS = (256, 256)  # each expert of a GPU padded to 128
 RESULT, BF16_ROW, FP8_ROW = 2 * HIDDEN, 2 * HIDDEN, HIDDEN + 4 * HIDDEN // 128
 IDS, IDS32, WEIGHTS = 8 * TOPK, 4 * TOPK, 4 * TOPK
 PLACES = {"sglang": 8 * TOPK, "vllm": 4 * TOPK}
 GATE_UP, PRODUCT, QUANTISED = 2 * 2 * INTERMEDIATE, 2 * INTERMEDIATE, INTERMEDIATE + 4
-RATE = 5  # bytes of memory in a picosecond
 
 Lists = dict[Kind, list[tuple[int, int]]]
 """Bytes of every kernel of a kind on (GPU 0, GPU 1), in the order of their launch."""
 
 
-def layer(precision: str, *, is_backward: bool = False) -> LayerWork:
-    ids = np.array([[0, 1], [0, 2], [2, 3], [3, 2], [1, 3]], np.int32)
-    return small_layers.work(
-        ids,
-        2,
-        4,
-        tokens_of_rank=[3, 2],
-        precision=precision,
-        shape=ExpertShape(HIDDEN, INTERMEDIATE),
-        is_backward=is_backward,
-    )
-
-
 def replay(work: LayerWork, *, cache_bytes: int = 50 << 20, **options: object) -> tuple[TaskGraph, Machine]:
     """The tasks of the layer and their machine."""
     changes = {
-        "hbm.read_efficiency": 0.5,
-        "hbm.write_efficiency": 0.5,
         "overheads.row_copy_ns": 1.0,
         "overheads.fence_us": 6.0,
         "warp.reduce_step_ns": 10.0,
@@ -71,21 +39,12 @@ def replay(work: LayerWork, *, cache_bytes: int = 50 << 20, **options: object) -
         "warp.reduce_wait_ns": 4.0,
         "gpu.l2_bytes": cache_bytes,
     }
-    graph = GraphBuilder(KIND_NAMES)
-    machine = Machine(hwmodel.load("dgx-h100", {**ROUND, **changes}), graph, work.num_ranks)
-    scheme = SCHEMES["deepep"].with_options(options)
-    scheme.build(work, machine, machine.mark(machine.ranks))
-    return graph.build(), machine
+    return build(work, SCHEMES["deepep"].with_options(options), changes)
 
 
 def durations(graph: TaskGraph, kind: Kind, rank: int, of: object = True) -> list[int]:
     chosen = (graph.kind == kind) & (graph.rank == rank) & of
     return graph.duration_ps[chosen].tolist()
-
-
-def in_class(graph: TaskGraph, machine: Machine, wanted: ResourceClass) -> np.ndarray:
-    """(task,): whether it occupies a resource of the class."""
-    return (graph.resource >= 0) & (machine.resources.classes(graph)[graph.resource] == wanted)
 
 
 def both(per_unit: int, count: tuple[int, int]) -> tuple[int, int]:
@@ -301,14 +260,7 @@ def test_single_rows_of_the_expansion_take_time_of_their_own(stack: str) -> None
 
 
 def test_rows_that_arrive_in_another_type_are_cast_once_each() -> None:
-    ids = np.array([[0, 1], [0, 2], [2, 3], [3, 2], [1, 3]], np.int32)
-    work = LayerWork(
-        ids,
-        np.array([0, 0, 0, 1, 1], np.int32),
-        layer("bf16").placement,
-        ExpertShape(HIDDEN, INTERMEDIATE),
-        Precision("fp8", dispatch="bf16"),
-    )
+    work = layer(Precision("fp8", dispatch="bf16"))
     graph, machine = replay(work, stack="vllm")
     memory = in_class(graph, machine, ResourceClass.HBM)
     for rank in (0, 1):

@@ -1,19 +1,4 @@
-"""DeepEP's second version by hand: SMs of its formula, bytes, barriers, kernels, waits.
-
-The layer has two GPUs with two experts each, and five tokens with two experts each:
-
-=====  =====  =======  ==========
-token  owner  experts  GPUs
-=====  =====  =======  ==========
-0      0      0, 1     0
-1      0      0, 2     0, 1
-2      0      2, 3     1
-3      1      3, 2     1
-4      1      1, 3     0, 1
-=====  =====  =======  ==========
-
-so that GPU 0 receives three tokens for four pairs, and GPU 1 four tokens for six pairs.
-"""
+"""DeepEP's second version by hand: SMs of its formula, bytes, barriers, kernels, waits, of `five_tokens`."""
 
 from __future__ import annotations
 
@@ -21,14 +6,15 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from five_tokens import COPIES, HIDDEN, PAIRS, RATE, TOKENS, TOPK, build, in_class, layer, memory_ps
 from loops import every
 from packets import write_packets
-from round_machine import NS, ROUND, US
+from round_machine import NS, US
 
 import hwmodel
-from replay.engine import GraphBuilder, TaskGraph, Timeline, schedule
+from replay.engine import TaskGraph, Timeline, schedule
 from replay.errors import UserError
-from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.kinds import Kind
 from replay.model.machine.machine import Machine
 from replay.model.machine.resources import ResourceClass
 from replay.model.work.layer import ExpertShape, LayerWork
@@ -36,54 +22,21 @@ from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
 from replay.schemes.ep.deepep.elastic_sms import automatic_sms, expected_groups
 
-HIDDEN, INTERMEDIATE, TOPK = 1024, 128, 2
-TOKENS, COPIES, PAIRS, EXPERTS = (3, 2), (3, 4), (4, 6), (2, 2)
+EXPERTS = (2, 2)
 FP8_ROW, BF16_ROW = HIDDEN + 4 * HIDDEN // 128, 2 * HIDDEN
 OUT = FP8_ROW + 32  # two ids, two weights, source and two more: 28 bytes in 32
 BACK = BF16_ROW + 32
 METADATA = (2 + TOPK) * 4
-RATE = 5  # bytes of memory in a picosecond
 GRID = 700 * NS
 BARRIER = (1000 + 10) * NS
 ACKNOWLEDGED = (150 + 100) * NS
 UP, DOWN, VISIBLE = 150 * NS, 100 * NS, 30 * NS
 
 
-def layer(precision: str = "fp8", *, is_backward: bool = False) -> LayerWork:
-    ids = np.array([[0, 1], [0, 2], [2, 3], [3, 2], [1, 3]], np.int32)
-    return small_layers.work(
-        ids,
-        2,
-        4,
-        tokens_of_rank=[3, 2],
-        precision=precision,
-        shape=ExpertShape(HIDDEN, INTERMEDIATE),
-        is_backward=is_backward,
-    )
-
-
 def replay(work: LayerWork, **options: object) -> tuple[TaskGraph, Machine]:
     """The tasks of a layer on round numbers, with four SMs that push, and their machine."""
-    changes = {
-        "hbm.read_efficiency": 0.5,
-        "hbm.write_efficiency": 0.5,
-        "overheads.row_copy_ns": 1.0,
-        "overheads.grid_barrier_us": 0.7,
-    }
-    graph = GraphBuilder(KIND_NAMES)
-    machine = Machine(hwmodel.load("dgx-h100", {**ROUND, **changes}), graph, work.num_ranks)
     scheme = SCHEMES["deepep-v2"].with_options({"num_sms": 4, **options})
-    scheme.build(work, machine, machine.mark(machine.ranks))
-    return graph.build(), machine
-
-
-def in_class(graph: TaskGraph, machine: Machine, wanted: ResourceClass) -> np.ndarray:
-    return (graph.resource >= 0) & (machine.resources.classes(graph)[graph.resource] == wanted)
-
-
-def memory(graph: TaskGraph, machine: Machine, kind: Kind, rank: int) -> list[int]:
-    chosen = in_class(graph, machine, ResourceClass.HBM) & (graph.kind == kind)
-    return graph.duration_ps[chosen & (graph.rank == rank)].tolist()
+    return build(work, scheme, {"overheads.row_copy_ns": 1.0, "overheads.grid_barrier_us": 0.7})
 
 
 def moments(timeline: Timeline, kind: Kind, rank: int) -> tuple[int, int]:
@@ -121,7 +74,7 @@ def test_sms_keep_the_links_busy_and_a_quarter_more() -> None:
 
 
 def test_the_kernels_have_as_many_sms_as_the_formula_says() -> None:
-    graph, machine = replay(layer(), num_sms=0)
+    graph, machine = replay(layer("fp8"), num_sms=0)
     assert machine.sms.ledger[0].left == 100 - sms(
         "dgx-h100",
         2,
@@ -151,7 +104,7 @@ def test_what_the_library_does_not_take_is_refused(wrong: dict[str, object]) -> 
 
 
 def test_a_row_travels_with_its_whole_slot_and_comes_back_bare() -> None:
-    graph, _ = replay(layer())
+    graph, _ = replay(layer("fp8"))
     for kind, nbytes in ((Kind.DISPATCH_UP, OUT), (Kind.COMBINE_UP, BF16_ROW)):
         chosen = (graph.kind == kind) & (graph.wire_bytes > 0)
         rows = graph.payload_bytes[chosen] // (FP8_ROW if kind == Kind.DISPATCH_UP else BF16_ROW)
@@ -160,7 +113,7 @@ def test_a_row_travels_with_its_whole_slot_and_comes_back_bare() -> None:
 
 
 def test_gradients_of_gate_weights_come_back_with_the_row() -> None:
-    graph, _ = replay(layer(is_backward=True))
+    graph, _ = replay(layer("fp8", is_backward=True))
     chosen = (graph.kind == Kind.COMBINE_UP) & (graph.payload_bytes > 0)
     rows = graph.payload_bytes[chosen] // BF16_ROW
     assert graph.wire_bytes[chosen].tolist() == (rows * write_packets(BF16_ROW + 8)).tolist()
@@ -179,42 +132,42 @@ def test_rows_are_padded_to_what_a_warp_combines_at_once() -> None:
 def test_epilogues_move_their_bytes(rank: int) -> None:
     copies, pairs, tokens = COPIES[rank], PAIRS[rank], TOKENS[rank]
     sources = (4, 3)[rank]  # GPUs that hold rows of its own tokens, counted for each token
-    graph, machine = replay(layer())
+    graph, machine = replay(layer("fp8"))
     expanded = copies * OUT + pairs * (FP8_ROW + 4) + copies * METADATA
-    assert memory(graph, machine, Kind.PERMUTE, rank) == [-(-expanded // RATE)]
+    assert memory_ps(graph, machine, Kind.PERMUTE, rank) == [-(-expanded // RATE)]
     summed = sources * BF16_ROW + tokens * BF16_ROW
-    assert memory(graph, machine, Kind.UNPERMUTE, rank) == [-(-summed // RATE)]
+    assert memory_ps(graph, machine, Kind.UNPERMUTE, rank) == [-(-summed // RATE)]
     # The combine reads the results of all pairs, the dispatch leaves rows in the cache.
-    assert memory(graph, machine, Kind.COMBINE_MEMORY, rank) == [-(-pairs * BF16_ROW // RATE)]
-    assert not memory(graph, machine, Kind.DISPATCH_MEMORY, rank)
+    assert memory_ps(graph, machine, Kind.COMBINE_MEMORY, rank) == [-(-pairs * BF16_ROW // RATE)]
+    assert not memory_ps(graph, machine, Kind.DISPATCH_MEMORY, rank)
 
-    graph, machine = replay(layer(), do_expand=False, stack="bare")
+    graph, machine = replay(layer("fp8"), do_expand=False, stack="bare")
     compact = copies * OUT + copies * (FP8_ROW + TOPK * (8 + 4) + METADATA)
-    first, _ = memory(graph, machine, Kind.PERMUTE, rank)
+    first, _ = memory_ps(graph, machine, Kind.PERMUTE, rank)
     assert first == -(-compact // RATE)
-    added, _ = memory(graph, machine, Kind.UNPERMUTE, rank)
+    added, _ = memory_ps(graph, machine, Kind.UNPERMUTE, rank)
     assert added == -(-(copies + pairs) * BF16_ROW // RATE)
-    assert not memory(graph, machine, Kind.COMBINE_MEMORY, rank)
+    assert not memory_ps(graph, machine, Kind.COMBINE_MEMORY, rank)
 
 
 def test_the_expansion_takes_time_for_each_row_that_it_places() -> None:
-    graph, machine = replay(layer())
+    graph, machine = replay(layer("fp8"))
     chosen = in_class(graph, machine, ResourceClass.HBM) & (graph.kind == Kind.PERMUTE)
     late = graph.latency_ps[chosen]
     assert late.tolist() == [300 * NS + count * NS for count in PAIRS]
 
 
 def test_counts_are_one_of_each_gpu_and_one_of_each_expert() -> None:
-    graph, _ = replay(layer())
+    graph, _ = replay(layer("fp8"))
     counts = graph.wire_bytes[graph.kind == Kind.COUNT_UP].tolist()
     assert counts == [write_packets(8 * (1 + 2))] * 2
     for cached in ({"cached_layout": True}, {}):
-        graph, _ = replay(layer(is_backward=not cached), **cached)
+        graph, _ = replay(layer("fp8", is_backward=not cached), **cached)
         assert not (graph.kind == Kind.COUNT_UP).any()
 
 
 def test_buffers_have_a_slot_for_every_token_of_every_gpu() -> None:
-    work, system = layer(), hwmodel.load("dgx-h100")
+    work, system = layer("fp8"), hwmodel.load("dgx-h100")
     symmetric, received = SCHEMES["deepep-v2"].buffers(work, system)
     assert symmetric.nbytes.tolist() == [2 << 20] * 2
     assert symmetric.stays
@@ -308,7 +261,7 @@ def test_tokens_go_round_the_sms() -> None:
     ],
 )
 def test_kernels_and_waits_of_the_host(options: dict[str, object], backward: bool, launches: int, waits: int) -> None:
-    _, machine = replay(layer(is_backward=backward), **options)
+    _, machine = replay(layer("fp8", is_backward=backward), **options)
     program = machine.host.program
     assert sum(one.launches for one in program) == launches
     assert sum(not one.launches for one in program) == waits

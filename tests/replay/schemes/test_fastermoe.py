@@ -1,79 +1,37 @@
 """FasterMoE by hand: its steps, streams, sub-batches, bytes, kernels and waits.
 
-Two GPUs with two experts each, in groups of one, and five tokens with two experts each:
-
-=====  =====  =======  ==========
-token  owner  experts  GPUs
-=====  =====  =======  ==========
-0      0      0, 1     0
-1      0      0, 2     0, 1
-2      0      2, 3     1
-3      1      3, 2     1
-4      1      1, 3     0, 1
-=====  =====  =======  ==========
+The layer is that of `five_tokens`; GPUs are in groups of one.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from five_tokens import HIDDEN, INTERMEDIATE, PAIRS, RATE, TOKENS, build, layer, memory_bytes
 from loops import every
 from round_machine import ROUND
 
 import hwmodel
 from replay.chains.host_program import program
-from replay.engine import GraphBuilder, TaskGraph, Timeline, schedule
-from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.engine import TaskGraph, Timeline, schedule
+from replay.model.machine.kinds import Kind
 from replay.model.machine.machine import Machine
-from replay.model.machine.resources import ResourceClass
 from replay.model.work.layer import ExpertShape, LayerWork, Precision
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
 from replay.schemes.ep.fastermoe.steps import steps_of
 
-HIDDEN, INTERMEDIATE, GATED = 1024, 128, 256
-TOKENS, OWNED, GOT = (3, 2), (6, 4), (4, 6)
+GATED, OWNED = 2 * INTERMEDIATE, (6, 4)
 PARTS = {  # rows of each GPU's calls, by step and expert
     0: [[2, 1], [1, 2]],
     1: [[0, 1], [2, 1]],
 }
 ROW, WIDE = 2 * HIDDEN, 4 * HIDDEN
-RATE = 5  # bytes of memory in a picosecond
 CHANNELS = 8
 
 
-def layer(precision: str = "bf16", *, is_backward: bool = False) -> LayerWork:
-    ids = np.array([[0, 1], [0, 2], [2, 3], [3, 2], [1, 3]], np.int32)
-    return small_layers.work(
-        ids,
-        2,
-        4,
-        tokens_of_rank=[3, 2],
-        precision=precision,
-        shape=ExpertShape(HIDDEN, INTERMEDIATE),
-        is_backward=is_backward,
-    )
-
-
 def replay(work: LayerWork, **options: object) -> tuple[TaskGraph, Machine]:
-    changes = {
-        "hbm.read_efficiency": 0.5,
-        "hbm.write_efficiency": 0.5,
-        "overheads.row_copy_ns": 0.0,
-    }
-    graph = GraphBuilder(KIND_NAMES)
-    machine = Machine(hwmodel.load("dgx-h100", {**ROUND, **changes}), graph, work.num_ranks)
-    given = {"group_size": 1, "channels": CHANNELS, **options}
-    scheme = SCHEMES["fastermoe"].with_options(given)
-    scheme.build(work, machine, machine.mark(machine.ranks))
-    return graph.build(), machine
-
-
-def memory(graph: TaskGraph, machine: Machine, kind: Kind, rank: int) -> list[int]:
-    """Bytes of memory of every kernel of a kind on a GPU."""
-    chosen = (graph.resource >= 0) & (graph.kind == kind) & (graph.rank == rank)
-    chosen &= machine.resources.classes(graph)[graph.resource] == ResourceClass.HBM
-    return (graph.duration_ps[chosen] * RATE).tolist()
+    return build(work, SCHEMES["fastermoe"].with_options({"group_size": 1, "channels": CHANNELS, **options}))
 
 
 def about(numbers: list[int]) -> object:
@@ -132,7 +90,7 @@ def test_an_expert_is_multiplied_once_a_step() -> None:
     width = 2 * (GATED + INTERMEDIATE)
     for rank in range(2):
         rows = [n for step in PARTS.values() for n in step[rank] if n]
-        assert memory(graph, machine, Kind.ACTIVATION, rank) == about([n * width for n in rows])
+        assert memory_bytes(graph, machine, Kind.ACTIVATION, rank) == about([n * width for n in rows])
     of_rank_1 = graph.tag[on_sm & (graph.kind == Kind.GEMM2) & (graph.rank == 1)]
     assert set(of_rank_1.tolist()) == {2, 3}
 
@@ -203,8 +161,8 @@ def test_rows_of_the_own_experts_go_through_nccl_too(rank: int, back: list[int])
     graph, machine = replay(layer())
     counts = [2 * 2 * 8] * 2  # of two experts, to itself and from the other
     rows = [n for step in PARTS.values() for n in step[rank] if n]
-    assert memory(graph, machine, Kind.DISPATCH_MEMORY, rank) == about([*counts, *(2 * n * ROW for n in rows)])
-    assert memory(graph, machine, Kind.COMBINE_MEMORY, rank) == about([2 * n * ROW for n in back])
+    assert memory_bytes(graph, machine, Kind.DISPATCH_MEMORY, rank) == about([*counts, *(2 * n * ROW for n in rows)])
+    assert memory_bytes(graph, machine, Kind.COMBINE_MEMORY, rank) == about([2 * n * ROW for n in back])
 
 
 @every("precision", ["bf16", "fp32"])
@@ -212,26 +170,26 @@ def test_rows_of_the_own_experts_go_through_nccl_too(rank: int, back: list[int])
 def test_kernels_around_the_steps_forward(precision: str, rank: int) -> None:
     row = ROW if precision == "bf16" else WIDE
     graph, machine = replay(layer(precision))
-    owned, got, tokens = OWNED[rank], GOT[rank], TOKENS[rank]
-    assert memory(graph, machine, Kind.LAYOUT, rank) == about([8 * owned, 0, 16 * owned, 0, 16 * owned])
-    assert memory(graph, machine, Kind.PERMUTE, rank) == about([2 * owned * row, (2 * got + owned) * row])
+    owned, got, tokens = OWNED[rank], PAIRS[rank], TOKENS[rank]
+    assert memory_bytes(graph, machine, Kind.LAYOUT, rank) == about([8 * owned, 0, 16 * owned, 0, 16 * owned])
+    assert memory_bytes(graph, machine, Kind.PERMUTE, rank) == about([2 * owned * row, (2 * got + owned) * row])
     copies = [2 * n * row for step in PARTS.values() for n in step[rank] if n]
     around = [owned * row, 2 * owned * row, (owned + tokens) * row]
-    assert memory(graph, machine, Kind.UNPERMUTE, rank) == about([*copies, *around])
+    assert memory_bytes(graph, machine, Kind.UNPERMUTE, rank) == about([*copies, *around])
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_kernels_around_the_steps_backward(rank: int) -> None:
     graph, machine = replay(layer(is_backward=True))
-    owned, got, tokens = OWNED[rank], GOT[rank], TOKENS[rank]
-    assert memory(graph, machine, Kind.LAYOUT, rank) == []
+    owned, got, tokens = OWNED[rank], PAIRS[rank], TOKENS[rank]
+    assert memory_bytes(graph, machine, Kind.LAYOUT, rank) == []
     both = (owned + tokens) * ROW
-    assert memory(graph, machine, Kind.PERMUTE, rank) == about(
+    assert memory_bytes(graph, machine, Kind.PERMUTE, rank) == about(
         [both, both + 4 * owned, 2 * owned * ROW, (2 * got + owned) * ROW]
     )
     copies = [2 * n * ROW for step in PARTS.values() for n in step[rank] if n]
     around = [tokens * ROW, (owned + 2 * tokens) * ROW]
-    assert memory(graph, machine, Kind.UNPERMUTE, rank) == about([*copies, *around])
+    assert memory_bytes(graph, machine, Kind.UNPERMUTE, rank) == about([*copies, *around])
 
 
 def test_counts_of_all_experts_are_exchanged() -> None:
@@ -299,6 +257,6 @@ def test_buffers_are_five_tensors_and_nccls() -> None:
     fifos, *tensors = SCHEMES["fastermoe"].buffers(layer(), system)
     assert fifos.stays
     assert [one.nbytes.tolist() for one in tensors] == [
-        [rows * ROW for rows in of_ranks] for of_ranks in (OWNED, GOT, GOT, OWNED, OWNED)
+        [rows * ROW for rows in of_ranks] for of_ranks in (OWNED, PAIRS, PAIRS, OWNED, OWNED)
     ]
     assert SCHEMES["fastermoe"].communication_sms(system) == 32

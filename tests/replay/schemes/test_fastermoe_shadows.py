@@ -15,16 +15,18 @@ token  owner  experts
 
 from __future__ import annotations
 
+import five_tokens
 import numpy as np
 import pytest
+from five_tokens import HIDDEN, INTERMEDIATE, RATE, build, memory_bytes
 from loops import every
 from round_machine import ROUND
 
 import hwmodel
-from replay.engine import GraphBuilder, TaskGraph, Timeline, schedule
+from replay.engine import TaskGraph, Timeline, schedule
 from replay.model.compute import shadows
 from replay.model.compute.shadows import Rates
-from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.kinds import Kind
 from replay.model.machine.machine import Machine
 from replay.model.machine.resources import ResourceClass
 from replay.model.work.capacity import CarriedLayer, with_shadows
@@ -35,52 +37,25 @@ from replay.schemes.contract.case import Case
 from replay.schemes.contract.examine import examine_case
 from replay.schemes.contract.graph_facts import Dependencies
 
-HIDDEN, INTERMEDIATE = 1024, 128
 MATRICES = (2 * HIDDEN * 2 * INTERMEDIATE, 2 * HIDDEN * INTERMEDIATE)  # BF16, gate and up as one
 WEIGHTS = sum(MATRICES)
 ROW = 2 * HIDDEN
 HOME, OWN_ROWS = 1, (3, 2)
 SLOW = {"shadowing": True, "gemm_TFLOP_per_s": 1e-6}  # every row saved is worth its weights
-RATE = 5  # bytes of memory in a picosecond
 
 
 def layer(*, is_backward: bool = False, precision: str = "bf16") -> LayerWork:
-    ids = np.array([[0, 2], [2, 1], [2, 3], [2, 0], [2, 3]], np.int32)
-    return small_layers.work(
-        ids,
-        2,
-        4,
-        tokens_of_rank=[3, 2],
-        shape=ExpertShape(HIDDEN, INTERMEDIATE),
-        is_backward=is_backward,
-        precision=precision,
-    )
+    return five_tokens.layer(precision, is_backward=is_backward, ids=((0, 2), (2, 1), (2, 3), (2, 0), (2, 3)))
 
 
 def replay(work: LayerWork, **options: object) -> tuple[TaskGraph, Machine]:
-    changes = {
-        "hbm.read_efficiency": 0.5,
-        "hbm.write_efficiency": 0.5,
-        "overheads.row_copy_ns": 0.0,
-    }
-    graph = GraphBuilder(KIND_NAMES)
-    machine = Machine(hwmodel.load("dgx-h100", {**ROUND, **changes}), graph, work.num_ranks)
-    scheme = SCHEMES["fastermoe"].with_options({"group_size": 1, **SLOW, **options})
-    scheme.build(work, machine, machine.mark(machine.ranks))
-    return graph.build(), machine
+    return build(work, SCHEMES["fastermoe"].with_options({"group_size": 1, **SLOW, **options}))
 
 
 def num_shadowed(carried: CarriedLayer) -> int:
     """Experts of the layer whose weights every rank has."""
     held = np.zeros(0, np.int64) if carried.expert is None else carried.expert[carried.expert >= 0]
     return int((np.bincount(held) > 1).sum())
-
-
-def memory(graph: TaskGraph, machine: Machine, kind: Kind, rank: int) -> list[int]:
-    """Bytes of memory of every kernel of a kind on a GPU."""
-    chosen = (graph.resource >= 0) & (graph.kind == kind) & (graph.rank == rank)
-    chosen &= machine.resources.classes(graph)[graph.resource] == ResourceClass.HBM
-    return (graph.duration_ps[chosen] * RATE).tolist()
 
 
 def about(numbers: list[int]) -> object:
@@ -182,7 +157,7 @@ def test_gpus_multiply_their_own_rows() -> None:
     graph, machine = replay(layer())
     width = 2 * 3 * INTERMEDIATE
     for rank, rows in enumerate(OWN_ROWS):
-        assert memory(graph, machine, Kind.ACTIVATION, rank)[-1:] == about([rows * width])
+        assert memory_bytes(graph, machine, Kind.ACTIVATION, rank)[-1:] == about([rows * width])
     sent = graph.kind == Kind.DISPATCH_UP
     assert [int(graph.payload_bytes[sent & (graph.rank == rank)].sum()) for rank in range(2)] == [
         ROW,
@@ -200,9 +175,9 @@ def test_weights_in_memory(rank: int) -> None:
     fetched = [2 * one for one in MATRICES] if rank == HOME else []
     stashed = [2 * one for one in MATRICES for _ in range(2)]
     restored = [2 * one for one in MATRICES]
-    assert memory(graph, machine, Kind.PLAN, rank) == about(told + fetched + stashed + restored)
+    assert memory_bytes(graph, machine, Kind.PLAN, rank) == about(told + fetched + stashed + restored)
     passed = [] if rank == HOME else [2 * WEIGHTS]
-    assert memory(graph, machine, Kind.WEIGHTS_MEMORY, rank) == about(passed)
+    assert memory_bytes(graph, machine, Kind.WEIGHTS_MEMORY, rank) == about(passed)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -214,9 +189,9 @@ def test_gradients_in_memory(rank: int) -> None:
         *(2 * one for one in MATRICES[::-1]),
         *(3 * one for one in MATRICES[::-1] if rank == HOME),
     ]
-    assert memory(graph, machine, Kind.PLAN, rank) == about(each)
+    assert memory_bytes(graph, machine, Kind.PLAN, rank) == about(each)
     passed = [3 * WEIGHTS] if rank == HOME else []
-    assert memory(graph, machine, Kind.WEIGHTS_MEMORY, rank) == about(passed)
+    assert memory_bytes(graph, machine, Kind.WEIGHTS_MEMORY, rank) == about(passed)
 
 
 def test_gradients_of_nothing_are_zeroes() -> None:
@@ -225,7 +200,7 @@ def test_gradients_of_nothing_are_zeroes() -> None:
         ids, 2, 2, tokens_of_rank=[4, 0], shape=ExpertShape(HIDDEN, INTERMEDIATE), is_backward=True
     )
     graph, machine = replay(work)
-    collected = [memory(graph, machine, Kind.PLAN, rank)[4:6] for rank in range(2)]
+    collected = [memory_bytes(graph, machine, Kind.PLAN, rank)[4:6] for rank in range(2)]
     assert collected == [about([2 * one for one in MATRICES[::-1]]), about([*MATRICES[::-1]])]
 
 

@@ -1,28 +1,17 @@
-"""FlashInfer's push MegaMoE by hand: bytes, SM time, flags and kernels of a round.
-
-Two GPUs with two experts each, and five tokens with two experts each:
-
-=====  =====  =======  ==========
-token  owner  experts  GPUs
-=====  =====  =======  ==========
-0      0      0, 1     0
-1      0      0, 2     0, 1
-2      0      2, 3     1
-3      1      3, 2     1
-4      1      1, 3     0, 1
-=====  =====  =======  ==========
-"""
+"""FlashInfer's push MegaMoE by hand: bytes, SM time, flags and kernels of a round of `five_tokens`."""
 
 from __future__ import annotations
 
+import five_tokens
 import numpy as np
 import pytest
+from five_tokens import COPIES, HIDDEN, INTERMEDIATE, PAIRS, RATE, TOKENS, build, memory_bytes
 from packets import write_packets
-from round_machine import NS, ROUND, US
+from round_machine import NS, US
 
 import hwmodel
-from replay.engine import GraphBuilder, TaskGraph, schedule
-from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.engine import TaskGraph, schedule
+from replay.model.machine.kinds import Kind
 from replay.model.machine.machine import Machine
 from replay.model.machine.resources import ResourceClass
 from replay.model.work.layer import ExpertShape, LayerWork
@@ -34,48 +23,21 @@ from replay.schemes.contract.examine import examine_case
 from replay.schemes.contract.graph_facts import Dependencies
 
 PUSH = SCHEMES["flashinfer-push"]
-HIDDEN, INTERMEDIATE = 1024, 128
-TOKENS, MOST = (3, 2), 3
-GOT = (4, 6)  # (token, expert) of each GPU's experts
-COPIES = (3, 4)  # (token, GPU) to each GPU
+MOST = 3
 OWNED = (4, 3)  # (token, GPU) of each GPU's tokens
 SCALES = 4 * HIDDEN // 128
 ROW = {"fp8": HIDDEN + SCALES, "bf16": 2 * HIDDEN}
 TYPES = {"fp8": Precision("fp8", combine="fp8"), "bf16": Precision("bf16")}
-RATE = 5  # bytes of memory in a picosecond
 each = pytest.mark.parametrize
 both = each("types", ["fp8", "bf16"])
 
 
-def layer(types: str, **more: object) -> LayerWork:
-    ids = np.array([[0, 1], [0, 2], [2, 3], [3, 2], [1, 3]], np.int32)
-    return small_layers.work(
-        ids,
-        2,
-        4,
-        tokens_of_rank=[3, 2],
-        precision=TYPES[types],
-        shape=ExpertShape(HIDDEN, INTERMEDIATE),
-        **more,
-    )
+def layer(types: str) -> LayerWork:
+    return five_tokens.layer(TYPES[types])
 
 
 def replay(work: LayerWork) -> tuple[TaskGraph, Machine]:
-    changes = {
-        "hbm.read_efficiency": 0.5,
-        "hbm.write_efficiency": 0.5,
-        "overheads.row_copy_ns": 0.0,
-    }
-    graph = GraphBuilder(KIND_NAMES)
-    machine = Machine(hwmodel.load("dgx-h100", {**ROUND, **changes}), graph, work.num_ranks)
-    PUSH.build(work, machine, machine.mark(machine.ranks))
-    return graph.build(), machine
-
-
-def memory(graph: TaskGraph, machine: Machine, kind: Kind, rank: int) -> list[int]:
-    chosen = (graph.resource >= 0) & (graph.kind == kind) & (graph.rank == rank)
-    chosen &= machine.resources.classes(graph)[graph.resource] == ResourceClass.HBM
-    return (graph.duration_ps[chosen] * RATE).tolist()
+    return build(work, PUSH)
 
 
 def on_sms(graph: TaskGraph, machine: Machine, kind: Kind, rank: int) -> int:
@@ -98,17 +60,19 @@ def about(numbers: list[int]) -> object:
 @each("rank", [0, 1])
 def test_memory_of_the_kernels(types: str, rank: int) -> None:
     graph, machine = replay(layer(types))
-    row, got, tokens = ROW[types], GOT[rank], TOKENS[rank]
+    row, got, tokens = ROW[types], PAIRS[rank], TOKENS[rank]
     inbox = MOST * 2 * (SCALES if types == "fp8" else row)
     # The inbox, the round, counts of two choices a token, the acknowledgement.
-    assert memory(graph, machine, Kind.LAYOUT, rank) == about([inbox, 0, 3 * 4 * 2 * tokens, 0])
-    assert memory(graph, machine, Kind.PERMUTE, rank) == about([2 * got * (row + 16)])
-    assert sum(memory(graph, machine, Kind.COMBINE_MEMORY, rank)) == pytest.approx(got * 2 * HIDDEN, abs=4 * RATE)
+    assert memory_bytes(graph, machine, Kind.LAYOUT, rank) == about([inbox, 0, 3 * 4 * 2 * tokens, 0])
+    assert memory_bytes(graph, machine, Kind.PERMUTE, rank) == about([2 * got * (row + 16)])
+    assert sum(memory_bytes(graph, machine, Kind.COMBINE_MEMORY, rank)) == pytest.approx(got * 2 * HIDDEN, abs=4 * RATE)
     back = OWNED[rank] * row if types == "fp8" else tokens * 2 * row
-    assert memory(graph, machine, Kind.UNPERMUTE, rank) == about(
+    assert memory_bytes(graph, machine, Kind.UNPERMUTE, rank) == about(
         [4 * MOST * 2, got * (16 + 2 * 4), back + tokens * 2 * HIDDEN]
     )
-    assert memory(graph, machine, Kind.TOKEN_CAST, rank) == (about([2 * HIDDEN] * tokens) if types == "fp8" else [])
+    assert memory_bytes(graph, machine, Kind.TOKEN_CAST, rank) == (
+        about([2 * HIDDEN] * tokens) if types == "fp8" else []
+    )
 
 
 @both
@@ -134,7 +98,7 @@ def test_time_of_sms(types: str, rank: int) -> None:
     sent = push * (copies * row + 16 * records)
     cast = read * 2 * HIDDEN * TOKENS[rank] if types == "fp8" else 0
     assert on_sms(graph, machine, Kind.DISPATCH_SEND, rank) == pytest.approx(sent + cast, rel=0.001)
-    added = read * GOT[rank] * 2 * HIDDEN + push * COPIES[rank] * row
+    added = read * PAIRS[rank] * 2 * HIDDEN + push * COPIES[rank] * row
     assert on_sms(graph, machine, Kind.COMBINE_SEND, rank) == pytest.approx(added, rel=0.001)
 
 
@@ -149,7 +113,7 @@ def test_rows_in_bf16_are_cast_where_they_are_expanded() -> None:
     )
     graph, machine = replay(work)
     moved = 4 * (ROW["bf16"] + ROW["fp8"] + 2 * 16)
-    assert memory(graph, machine, Kind.PERMUTE, 0) == about([moved])
+    assert memory_bytes(graph, machine, Kind.PERMUTE, 0) == about([moved])
     assert not (graph.kind == Kind.CAST).any()
 
 
@@ -265,7 +229,7 @@ def test_layers_that_its_kernels_do_not_take() -> None:
     assert not PUSH.refuses(small_layers.work(small_layers.draw(4, 10, 8), 2, 10))
     uneven = small_layers.work(small_layers.draw(4, 3, 2), 2, 3)
     assert "equally many experts" in PUSH.refuses(uneven)
-    assert "no backward pass" in PUSH.refuses(layer("bf16", is_backward=True))
+    assert "no backward pass" in PUSH.refuses(five_tokens.layer(is_backward=True))
     wide = small_layers.work(np.zeros((33, 1), np.int32), 33, 33)
     assert "32 ranks at most" in PUSH.refuses(wide)
 

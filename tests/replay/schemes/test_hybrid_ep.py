@@ -1,57 +1,28 @@
-"""HybridEP by hand: its preprocessing, chunks on SMs, bytes, meetings, kernels and waits.
-
-Two GPUs with two experts each, and five tokens with two experts each:
-
-=====  =====  =======  ==========
-token  owner  experts  GPUs
-=====  =====  =======  ==========
-0      0      0, 1     0
-1      0      0, 2     0, 1
-2      0      2, 3     1
-3      1      3, 2     1
-4      1      1, 3     0, 1
-=====  =====  =======  ==========
-"""
+"""HybridEP by hand: preprocessing, chunks on SMs, bytes, meetings, kernels and waits of `five_tokens`."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from five_tokens import COPIES, HIDDEN, PAIRS, RATE, TOKENS, build, layer, memory_ps
 from loops import every
 from packets import response_packets, write_packets
-from round_machine import NS, ROUND, US
+from round_machine import NS, US
 
 import hwmodel
-from replay.engine import GraphBuilder, TaskGraph, Timeline, schedule
-from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.engine import TaskGraph, Timeline, schedule
+from replay.model.machine.kinds import Kind
 from replay.model.machine.machine import Machine
-from replay.model.machine.resources import ResourceClass
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
 
-HIDDEN, INTERMEDIATE = 1024, 128
-TOKENS, COPIES, PAIRS = (3, 2), (3, 4), (4, 6)
 PROBS = 4 * 4  # a gate weight for each of four experts
 FP8_ROW, BF16_ROW = HIDDEN + 4 * HIDDEN // 128, 2 * HIDDEN
-RATE = 5  # bytes of memory in a picosecond
 BARRIER, SMALL = 1010 * NS, 300 * NS
 GAP = 2 * US
 LOOK = 30 * NS  # of a thread, at a GPU, for a store of a row
 UP, DOWN, VISIBLE, ACCESS, LOAD = 150 * NS, 100 * NS, 30 * NS, 20 * NS, 60 * NS
-
-
-def layer(precision: str = "fp8", *, is_backward: bool = False) -> LayerWork:
-    ids = np.array([[0, 1], [0, 2], [2, 3], [3, 2], [1, 3]], np.int32)
-    return small_layers.work(
-        ids,
-        2,
-        4,
-        tokens_of_rank=[3, 2],
-        precision=precision,
-        shape=ExpertShape(HIDDEN, INTERMEDIATE),
-        is_backward=is_backward,
-    )
 
 
 def one_row(hidden: int = HIDDEN) -> LayerWork:
@@ -60,23 +31,8 @@ def one_row(hidden: int = HIDDEN) -> LayerWork:
 
 
 def replay(work: LayerWork, **options: object) -> tuple[TaskGraph, Machine]:
-    changes = {
-        "hbm.read_efficiency": 0.5,
-        "hbm.write_efficiency": 0.5,
-        "overheads.row_copy_ns": 1.0,
-        "overheads.grid_barrier_us": 0.7,
-    }
-    graph = GraphBuilder(KIND_NAMES)
-    machine = Machine(hwmodel.load("dgx-h100", {**ROUND, **changes}), graph, work.num_ranks)
     scheme = SCHEMES["hybrid-ep"].with_options({"num_sms": 4, **options})
-    scheme.build(work, machine, machine.mark(machine.ranks))
-    return graph.build(), machine
-
-
-def memory(graph: TaskGraph, machine: Machine, kind: Kind, rank: int) -> list[int]:
-    chosen = (graph.resource >= 0) & (graph.kind == kind) & (graph.rank == rank)
-    chosen &= machine.resources.classes(graph)[graph.resource] == ResourceClass.HBM
-    return graph.duration_ps[chosen].tolist()
+    return build(work, scheme, {"overheads.row_copy_ns": 1.0, "overheads.grid_barrier_us": 0.7})
 
 
 def begin(timeline: Timeline, kind: Kind, rank: int) -> int:
@@ -99,16 +55,16 @@ def wires(graph: TaskGraph, kind: Kind) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_preprocessing_reads_the_routing_of_all_gpus(rank: int) -> None:
-    graph, machine = replay(layer())
+    graph, machine = replay(layer("fp8"))
     flags = 2 * 3 * 4  # of two GPUs, the fewer tokens padded to three, four experts
     sums = 108 * (2 + 2) * 8
     scan = flags + 3 * 2 * 4 + COPIES[rank] * 2 * (1 + 4)
-    found = memory(graph, machine, Kind.LAYOUT, rank)
+    found = memory_ps(graph, machine, Kind.LAYOUT, rank)
     assert found == [-(-nbytes // RATE) for nbytes in (sums, scan, 0)]
 
 
 def test_blocks_of_the_scan_wait_for_all_before_them() -> None:
-    graph, _ = replay(layer())
+    graph, _ = replay(layer("fp8"))
     waits = graph.duration_ps[(graph.resource < 0) & (graph.rank == 0)].tolist()
     assert 107 * 20 * NS in waits
 
@@ -132,7 +88,7 @@ def test_flags_of_all_tokens_are_gathered() -> None:
     ],
 )
 def test_kernels_and_waits_of_the_host(options: dict[str, object], backward: bool, launches: int, waits: int) -> None:
-    _, machine = replay(layer(is_backward=backward), **options)
+    _, machine = replay(layer("fp8", is_backward=backward), **options)
     program = machine.host.program
     assert sum(one.launches for one in program) == launches
     assert sum(not one.launches for one in program) == waits
@@ -142,7 +98,7 @@ def test_kernels_and_waits_of_the_host(options: dict[str, object], backward: boo
 
 
 def test_gate_weights_of_all_experts_go_out_with_every_row() -> None:
-    graph, _ = replay(layer())
+    graph, _ = replay(layer("fp8"))
     for payload, wire in wires(graph, Kind.DISPATCH_UP):
         assert wire == payload // FP8_ROW * write_packets(FP8_ROW + PROBS)
     for payload, wire in wires(graph, Kind.COMBINE_UP):  # pulled: data that was asked for
@@ -150,7 +106,7 @@ def test_gate_weights_of_all_experts_go_out_with_every_row() -> None:
 
 
 def test_gradients_come_back_with_those_of_gate_weights() -> None:
-    graph, _ = replay(layer(is_backward=True))
+    graph, _ = replay(layer("fp8", is_backward=True))
     for payload, wire in wires(graph, Kind.DISPATCH_UP):
         assert wire == payload // FP8_ROW * write_packets(FP8_ROW)
     for payload, wire in wires(graph, Kind.COMBINE_UP):
@@ -165,20 +121,20 @@ def test_rows_are_multiples_of_512_values() -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_kernels_around_move_their_bytes(rank: int) -> None:
-    graph, machine = replay(layer())
+    graph, machine = replay(layer("fp8"))
     copies, pairs, tokens = COPIES[rank], PAIRS[rank], TOKENS[rank]
     # A row's place, or none, with each of two own experts; gate weights of the pairs alone.
     permuted = copies * (FP8_ROW + 2 * 4) + pairs * (FP8_ROW + 2 * 4)
-    assert memory(graph, machine, Kind.PERMUTE, rank) == [-(-permuted // RATE)]
+    assert memory_ps(graph, machine, Kind.PERMUTE, rank) == [-(-permuted // RATE)]
     summed = (pairs + copies) * BF16_ROW + copies * 2 * 4
-    assert memory(graph, machine, Kind.UNPERMUTE, rank) == [-(-summed // RATE)]
-    written = memory(graph, machine, Kind.COMBINE_MEMORY, rank)
+    assert memory_ps(graph, machine, Kind.UNPERMUTE, rank) == [-(-summed // RATE)]
+    written = memory_ps(graph, machine, Kind.COMBINE_MEMORY, rank)
     assert written == [-(-BF16_ROW // RATE)] * tokens
 
 
 def test_buffers_have_room_for_all_tokens_of_all_gpus() -> None:
     system = hwmodel.load("dgx-h100")
-    rows, flags, permuted = SCHEMES["hybrid-ep"].buffers(layer(), system)
+    rows, flags, permuted = SCHEMES["hybrid-ep"].buffers(layer("fp8"), system)
     assert rows.nbytes.tolist() == [2 * 512 * (BF16_ROW + 32 + PROBS)] * 2  # FP8 scales beside
     assert flags.nbytes.tolist() == [2 * 512 * 4] * 2
     assert permuted.nbytes.tolist() == [count * FP8_ROW for count in PAIRS]

@@ -1,20 +1,20 @@
 """NCCL EP in its high-throughput mode by hand: around HybridEP's kernels, and where these meet.
 
-The layer is that of `test_hybrid_ep`: two GPUs with two experts each, five tokens with two each,
-of which GPU 0 receives three for four pairs, and GPU 1 four for six.
+The layer is that of `five_tokens`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from five_tokens import COPIES, HIDDEN, PAIRS, RATE, TOKENS, TOPK, build, layer, memory_ps
 from loops import every
 from packets import write_packets
-from round_machine import NS, ROUND
+from round_machine import NS
 
 import hwmodel
-from replay.engine import GraphBuilder, TaskGraph, schedule
-from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.engine import TaskGraph, schedule
+from replay.model.machine.kinds import Kind
 from replay.model.machine.machine import Machine
 from replay.model.machine.resources import ResourceClass
 from replay.model.work.layer import ExpertShape, LayerWork
@@ -22,16 +22,9 @@ from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
 
 HT = SCHEMES["nccl-ep-ht"]
-HIDDEN, TOPK, EXPERTS, MOST = 1024, 2, 4, 3
-TOKENS, COPIES, PAIRS = (3, 2), (3, 4), (4, 6)
+EXPERTS, MOST = 4, 3
 ROW = 2 * HIDDEN
-RATE = 5  # bytes of memory in a picosecond
 BARRIER, GRID, GAP, ACKNOWLEDGED = 1010 * NS, 700 * NS, 2000 * NS, 250 * NS
-
-
-def layer(*, is_backward: bool = False) -> LayerWork:
-    ids = np.array([[0, 1], [0, 2], [2, 3], [3, 2], [1, 3]], np.int32)
-    return small_layers.work(ids, 2, 4, tokens_of_rank=[3, 2], shape=ExpertShape(HIDDEN, 128), is_backward=is_backward)
 
 
 def rows_to(expert: int, count: int = 1) -> LayerWork:
@@ -46,25 +39,8 @@ def rows_to(expert: int, count: int = 1) -> LayerWork:
 
 
 def replay(work: LayerWork, nodes: int = 1, **options: object) -> tuple[TaskGraph, Machine]:
-    changes = {
-        "hbm.read_efficiency": 0.5,
-        "hbm.write_efficiency": 0.5,
-        "overheads.row_copy_ns": 1.0,
-        "overheads.grid_barrier_us": 0.7,
-        "fabric.num_domains": nodes,
-    }
-    graph = GraphBuilder(KIND_NAMES)
-    machine = Machine(hwmodel.load("dgx-h100", {**ROUND, **changes}), graph, work.num_ranks)
-    scheme = HT.with_options({"num_sms": 4, **options})
-    scheme.build(work, machine, machine.mark(machine.ranks))
-    return graph.build(), machine
-
-
-def memory(graph: TaskGraph, machine: Machine, kind: Kind, rank: int) -> list[int]:
-    """Bytes that kernels of a kind move."""
-    chosen = (graph.resource >= 0) & (graph.kind == kind) & (graph.rank == rank)
-    chosen &= machine.resources.classes(graph)[graph.resource] == ResourceClass.HBM
-    return graph.duration_ps[chosen].tolist()
+    changes = {"overheads.row_copy_ns": 1.0, "overheads.grid_barrier_us": 0.7, "fabric.num_domains": nodes}
+    return build(work, HT.with_options({"num_sms": 4, **options}), changes)
 
 
 def moved(*nbytes: int) -> list[int]:
@@ -84,7 +60,7 @@ def test_maps_are_of_bits_and_weights_are_spread_out_and_chosen(rank: int) -> No
     spread = TOKENS[rank] * TOPK * (8 + 4 + 4)
     slots = 2 * MOST
     chosen = slots * 2 + COPIES[rank] * TOPK * 4 + slots * TOPK * (8 + 4)
-    assert memory(graph, machine, Kind.LAYOUT, rank) == moved(
+    assert memory_ps(graph, machine, Kind.LAYOUT, rank) == moved(
         flags,
         places,
         ids + ids + bits,
@@ -107,20 +83,20 @@ def test_blocks_of_the_scan_wait_for_all_before_them() -> None:
 def test_rows_are_copied_out_of_buffers_and_into_them(rank: int) -> None:
     graph, machine = replay(layer())
     rows, copies = COPIES[rank] * ROW, 2 * COPIES[rank] * ROW
-    assert memory(graph, machine, Kind.DISPATCH_MEMORY, rank) == moved(copies)
-    assert moved(copies)[0] in memory(graph, machine, Kind.COMBINE_MEMORY, rank)
+    assert memory_ps(graph, machine, Kind.DISPATCH_MEMORY, rank) == moved(copies)
+    assert moved(copies)[0] in memory_ps(graph, machine, Kind.COMBINE_MEMORY, rank)
     # In a graph nobody knows how many came: all that had room.
     graph, machine = replay(layer(), is_captured=True)
-    assert memory(graph, machine, Kind.DISPATCH_MEMORY, rank) == moved(2 * 2 * MOST * ROW)
+    assert memory_ps(graph, machine, Kind.DISPATCH_MEMORY, rank) == moved(2 * 2 * MOST * ROW)
     graph, machine = replay(layer(), windows=True)
-    assert not memory(graph, machine, Kind.DISPATCH_MEMORY, rank)
-    assert moved(2 * rows)[0] not in memory(graph, machine, Kind.COMBINE_MEMORY, rank)
+    assert not memory_ps(graph, machine, Kind.DISPATCH_MEMORY, rank)
+    assert moved(2 * rows)[0] not in memory_ps(graph, machine, Kind.COMBINE_MEMORY, rank)
 
 
 def test_between_nodes_tokens_are_copied_for_the_card() -> None:
     for windows, expected in ((False, [2 * 5 * ROW]), (True, [])):
         graph, machine = replay(rows_to(9, 5), nodes=2, windows=windows)
-        copied = memory(graph, machine, Kind.DISPATCH_MEMORY, 0)
+        copied = memory_ps(graph, machine, Kind.DISPATCH_MEMORY, 0)
         assert [one for one in copied if one] == moved(*expected)
 
 

@@ -1,22 +1,10 @@
-"""TensorRT-LLM's all-to-all by hand: bytes, places, flags and kernels of both strategies.
-
-Two GPUs with two experts each, and five tokens with two experts each:
-
-=====  =====  =======  ==========
-token  owner  experts  GPUs
-=====  =====  =======  ==========
-0      0      0, 1     0
-1      0      0, 2     0, 1
-2      0      2, 3     1
-3      1      3, 2     1
-4      1      1, 3     0, 1
-=====  =====  =======  ==========
-"""
+"""TensorRT-LLM's all-to-all by hand: bytes, places, flags and kernels of both strategies, of `five_tokens`."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from five_tokens import COPIES, HIDDEN, PAIRS, RATE, TOKENS, build, layer, memory_bytes
 from packets import response_packets, write_packets
 from round_machine import NS, ROUND
 
@@ -24,10 +12,9 @@ import hwmodel
 from replay.engine import GraphBuilder, TaskGraph, schedule
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
-from replay.model.machine.resources import ResourceClass
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.model.work.precision import Precision
-from replay.schemes import SCHEMES
+from replay.schemes import SCHEMES, Scheme
 from replay.schemes.contract import layers as small_layers
 from replay.schemes.contract.case import Case
 from replay.schemes.contract.examine import examine_case
@@ -36,47 +23,15 @@ from replay.schemes.ep.trtllm import one_sided, two_sided
 
 ONE = SCHEMES["trtllm-alltoall"]
 TWO = ONE.with_options({"side": "two"})
-HIDDEN, INTERMEDIATE = 1024, 128
-TOKENS, MOST = (3, 2), 3
-GOT, COPIES, OWNED = (4, 6), (3, 4), (4, 3)  # pairs of a GPU's experts; copies to it; of its tokens
+MOST, OWNED = 3, (4, 3)  # copies of a GPU's tokens
 AWAY = (2, 1)  # copies of a GPU's tokens to the other
 ROW = 2 * HIDDEN
-RATE = 5  # bytes of memory in a picosecond
 each = pytest.mark.parametrize
 sides = each("scheme", [ONE, TWO], ids=["one", "two"])
 
 
-def layer(precision: str | Precision = "bf16", **more: object) -> LayerWork:
-    ids = np.array([[0, 1], [0, 2], [2, 3], [3, 2], [1, 3]], np.int32)
-    return small_layers.work(
-        ids,
-        2,
-        4,
-        tokens_of_rank=[3, 2],
-        precision=precision,
-        shape=ExpertShape(HIDDEN, INTERMEDIATE),
-        **more,
-    )
-
-
-def replay(work: LayerWork, scheme: object = ONE, system: str = "") -> tuple[TaskGraph, Machine]:
-    changes = {
-        "hbm.read_efficiency": 0.5,
-        "hbm.write_efficiency": 0.5,
-        "overheads.row_copy_ns": 0.0,
-        "warp.release_ns": 40.0,
-    }
-    loaded = hwmodel.load(system) if system else hwmodel.load("dgx-h100", {**ROUND, **changes})
-    graph = GraphBuilder(KIND_NAMES)
-    machine = Machine(loaded, graph, work.num_ranks)
-    scheme.build(work, machine, machine.mark(machine.ranks))  # type: ignore[attr-defined]
-    return graph.build(), machine
-
-
-def memory(graph: TaskGraph, machine: Machine, kind: Kind, rank: int) -> list[int]:
-    chosen = (graph.resource >= 0) & (graph.kind == kind) & (graph.rank == rank)
-    chosen &= machine.resources.classes(graph)[graph.resource] == ResourceClass.HBM
-    return (graph.duration_ps[chosen] * RATE).tolist()
+def replay(work: LayerWork, scheme: Scheme = ONE, system: str = "") -> tuple[TaskGraph, Machine]:
+    return build(work, scheme, {"warp.release_ns": 40.0}, hwmodel.load(system) if system else None)
 
 
 def on_sms(graph: TaskGraph, machine: Machine, kind: Kind, rank: int) -> int:
@@ -120,12 +75,12 @@ def test_memory_of_the_kernels(rank: int) -> None:
     graph, machine = replay(layer())
     empty = 2 * MOST - COPIES[rank]
     # Counters of two GPUs; ids of places without a token; the round of the combine.
-    assert memory(graph, machine, Kind.LAYOUT, rank) == about([2 * 4, empty * 2 * 4, 4])
-    assert memory(graph, machine, Kind.PERMUTE, rank) == about([(COPIES[rank] + GOT[rank]) * ROW])
-    assert memory(graph, machine, Kind.UNPERMUTE, rank) == about([(GOT[rank] + COPIES[rank]) * ROW])
-    assert memory(graph, machine, Kind.COMBINE_MEMORY, rank) == about([ROW] * TOKENS[rank])
+    assert memory_bytes(graph, machine, Kind.LAYOUT, rank) == about([2 * 4, empty * 2 * 4, 4])
+    assert memory_bytes(graph, machine, Kind.PERMUTE, rank) == about([(COPIES[rank] + PAIRS[rank]) * ROW])
+    assert memory_bytes(graph, machine, Kind.UNPERMUTE, rank) == about([(PAIRS[rank] + COPIES[rank]) * ROW])
+    assert memory_bytes(graph, machine, Kind.COMBINE_MEMORY, rank) == about([ROW] * TOKENS[rank])
     staged, machine = replay(layer(), ONE.with_options({"payload_in_workspace": False}))
-    assert memory(staged, machine, Kind.UNPERMUTE, rank)[1:] == about([2 * COPIES[rank] * ROW])
+    assert memory_bytes(staged, machine, Kind.UNPERMUTE, rank)[1:] == about([2 * COPIES[rank] * ROW])
 
 
 def test_places_are_reserved_one_after_the_other() -> None:
@@ -203,7 +158,7 @@ def test_rows_pass_queues_as_lines(rank: int) -> None:
     )
     assert on_sms(graph, machine, Kind.DISPATCH_RECEIVE, rank) == COPIES[rank] * 20 * out
     zeroes, sums = TOKENS[rank] * 2 * ROW, TOKENS[rank] * 3 * ROW
-    assert memory(graph, machine, Kind.UNPERMUTE, rank)[1:] == about([zeroes, sums])
+    assert memory_bytes(graph, machine, Kind.UNPERMUTE, rank)[1:] == about([zeroes, sums])
 
 
 def test_a_block_counts_all_tokens_for_each_peer() -> None:
@@ -222,7 +177,7 @@ def test_a_block_counts_all_tokens_for_each_peer() -> None:
 
 
 @each(("scheme", "precision", "kernels"), [(ONE, "bf16", 10), (ONE, "fp8", 11), (TWO, "bf16", 13)])
-def test_kernels_of_a_layer(scheme: object, precision: str, kernels: int) -> None:
+def test_kernels_of_a_layer(scheme: Scheme, precision: str, kernels: int) -> None:
     _, machine = replay(layer(precision), scheme)
     program = machine.host.program
     assert sum(one.launches for one in program) == kernels
@@ -230,7 +185,7 @@ def test_kernels_of_a_layer(scheme: object, precision: str, kernels: int) -> Non
 
 
 @sides
-def test_rows_in_fp4_have_scales_of_sixteen_values(scheme: object) -> None:
+def test_rows_in_fp4_have_scales_of_sixteen_values(scheme: Scheme) -> None:
     work = layer(Precision("nvfp4"))
     graph, _ = replay(work, scheme, "gb200-nvl72")
     row = HIDDEN // 2 + HIDDEN // 16
@@ -241,9 +196,9 @@ def test_rows_in_fp4_have_scales_of_sixteen_values(scheme: object) -> None:
         assert int(graph.payload_bytes[back].sum()) == AWAY[1 - rank] * ROW
     # Tokens in BF16 are read, rows written, by a kernel.
     assert (graph.kind == Kind.TOKEN_CAST).any()
-    assert "fp4" not in scheme.refuses(work)  # type: ignore[attr-defined]
+    assert "fp4" not in scheme.refuses(work)
     mixed = layer(Precision("fp8", weights="mxfp4"))
-    assert not scheme.refuses(mixed)  # type: ignore[attr-defined]
+    assert not scheme.refuses(mixed)
 
 
 @each("name", ["uniform 8 ranks fp8", "tiny, two ranks", "shared experts fp8"])
