@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import importlib.util
 import os
 import subprocess
 import sys
 import weakref
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import engine_oracle as oracle
 import pytest
+import random_graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loops import every
@@ -32,19 +32,6 @@ from replay.engine.engine import makespan_ps
 _ORACLE = Path(__file__).parents[2] / "oracle"
 
 
-def _load(name: str) -> ModuleType:
-    """Import a twin by path: tests are not a package."""
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, _ORACLE / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-oracle = _load("engine_oracle")
-random_graphs = _load("random_graphs")
 Recipe = random_graphs.Recipe
 
 RECIPES = {

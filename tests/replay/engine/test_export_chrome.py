@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import itertools
 import json
 import os
 import subprocess
-import sys
 from decimal import Decimal
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
+import random_graphs
 from loops import every
 
 from replay.engine import GraphBuilder, Timeline, UserError, critical_path, schedule
@@ -29,20 +27,6 @@ from replay.measure.scene import scene
 
 if TYPE_CHECKING:
     from replay.measure.schedule import ReplayedSchedule
-
-
-def _load(name: str) -> ModuleType:
-    path = Path(__file__).parents[2] / "oracle" / f"{name}.py"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-random_graphs = _load("random_graphs")
 
 
 def random_timeline(seed: int, **recipe: Any) -> Timeline:

@@ -3,37 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import loggop_rules
 import pytest
+import random_graphs
 
 from replay.engine import EngineError, GraphBuilder, Timeline, UserError, schedule
 from replay.engine.export import export
 from replay.engine.export.goal import write_goal
 from replay.engine.export.programs import resolved_edges
-
-
-def _load(name: str) -> ModuleType:
-    path = Path(__file__).parents[2] / "oracle" / f"{name}.py"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-random_graphs = _load("random_graphs")
-loggop_rules = _load("loggop_rules")
 
 ALL_SORTS = {
     "max_gates": 2,

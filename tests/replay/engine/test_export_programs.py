@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+import random_graphs
 from loops import every
 
 from replay.engine import GraphBuilder, Timeline, UserError, schedule
 from replay.engine.export import export
 from replay.engine.export.chakra import write_chakra
 from replay.engine.export.programs import home_ranks, make_programs, resolved_edges
-
-
-def _load(name: str) -> ModuleType:
-    path = Path(__file__).parents[2] / "oracle" / f"{name}.py"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-random_graphs = _load("random_graphs")
 
 
 def random_timeline(seed: int, has_ranks: bool = True, **recipe: Any) -> Timeline:

@@ -10,7 +10,7 @@ import pytest
 from loops import every
 from one_layer import replay_layer
 from packets import write_packets
-from round_machine import WHOLE_BLOCKS
+from round_machine import NS, ROUND
 
 import hwmodel
 from hwmodel import PATHS
@@ -23,48 +23,21 @@ from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
 
-NS = 1000  # picoseconds
-
-# One byte a picosecond is 1000 GB/s; an SM multiplies one operation a picosecond.
-ROUND = {
-    **WHOLE_BLOCKS,
-    "link.bandwidth_GB_per_s": 125.0,
-    "link.efficiency": 1.0,
-    "link.links_per_gpu": 8,
-    "link.propagation_ns": 100.0,
-    "link.sm_write_ack_flits": 0.0,
+FLASH = {
+    **ROUND,
+    "compute.bf16_grouped_blocks": [[128, 256]],
     "link.scatter_efficiency": 0.5,
-    "switch.traversal_ns": 50.0,
-    "gpu.num_sms": 100,
-    "gpu.write_visibility_ns": 30.0,
-    "gpu.sm_push_GB_per_s": 100.0,
-    "gpu.sm_read_GB_per_s": 200.0,
-    "gpu.sm_write_GB_per_s": 50.0,
-    "hbm.peak_GB_per_s": 10000.0,
-    "hbm.stream_efficiency": 0.5,
-    "hbm.write_efficiency": 0.4,
-    "compute.bf16_peak_TFLOP_per_s": 100.0,
-    "compute.bf16_efficiency": 1.0,
-    "compute.bf16_grouped_efficiency": 1.0,
-    "compute.bf16_grouped_whole_tiles": False,
     "compute.fp32_peak_TFLOP_per_s": 100.0,
     "compute.fp32_efficiency": 1.0,
-    "compute.mma_rows": 64,
-    "compute.tile_overhead_ns": 12.0,
-    "compute.special_function_clocks": 0.0,
-    "compute.operand_bytes_per_clock": 1e6,
-    "compute.mma_sync_efficiency": 1.0,
-    "overheads.kernel_gap_stream_us": 2.0,
-    "overheads.poll_ns": 5.0,
 }
 GAP, POLLS, VISIBLE = 2000 * NS, 10 * NS, 30 * NS
 WAY = 250 * NS  # two links and the switch
-OVERHEAD = 12 * NS
+OVERHEAD = 11 * NS
 
 
 @cache
 def round_machine() -> hwmodel.System:
-    return hwmodel.load("dgx-h100", ROUND)
+    return hwmodel.load("dgx-h100", FLASH)
 
 
 def build(layer: LayerWork, **options: object) -> tuple[TaskGraph, Machine]:
@@ -182,7 +155,7 @@ def test_a_kernel_without_rows_waits_for_the_signals_that_say_so() -> None:
 
 
 def test_a_tile_leaves_when_its_weights_have_come() -> None:
-    system = hwmodel.load("dgx-h100", ROUND | {"hbm.peak_GB_per_s": 20.0})
+    system = hwmodel.load("dgx-h100", FLASH | {"hbm.peak_GB_per_s": 20.0})
     graph, _, _ = build_layer(one_token(1), system, SCHEMES["flashdmoe"])
     timeline = schedule(graph)
     # 64 x 64 weights and 128 rows of 64 in, a hundred picoseconds a byte, and as many rows out, at
@@ -352,7 +325,7 @@ def test_a_partial_tile_is_multiplied_in_full_unless_told_not_to(pad: bool, heig
 def test_operands_take_the_path_of_the_option(path: str) -> None:
     system = hwmodel.load(
         "dgx-h100",
-        ROUND
+        FLASH
         | {"compute.mma_sync_efficiency": 0.5, "compute.shared_bytes_per_clock": 10.0}
         | {"compute.register_bytes_per_clock": 5.0, "gpu.clock_GHz": 1.0},
     )
@@ -374,7 +347,7 @@ def test_tiles_are_wider_where_values_have_two_bytes(precision: str, widest: int
 
 @every(("step_bytes", "times"), [(16, 4), (32, 2), (64, 1), (128, 1)])
 def test_short_requests_take_more_of_the_caches_time(step_bytes: int, times: int) -> None:
-    system = hwmodel.load("dgx-h100", ROUND | {"gpu.l2_bytes_per_clock": 1.0, "gpu.clock_GHz": 1.0})
+    system = hwmodel.load("dgx-h100", FLASH | {"gpu.l2_bytes_per_clock": 1.0, "gpu.clock_GHz": 1.0})
     scheme = SCHEMES["flashdmoe"].with_options({"step_bytes": step_bytes})
     graph, _, _ = build_layer(one_token(1), system, scheme)
     # Both GEMMs draw 64 x 64 weights and 128 rows of 64 values, a byte each nanosecond.

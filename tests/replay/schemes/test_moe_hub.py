@@ -9,7 +9,7 @@ import engine_oracle
 import numpy as np
 import pytest
 from loops import every
-from round_machine import WHOLE_BLOCKS
+from round_machine import NS, ROUND, US
 
 import hwmodel
 import replay
@@ -26,44 +26,13 @@ from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
 from replay.schemes.contract.graph_facts import Dependencies, port_bytes
 
-NS = 1000  # picoseconds
-US = 1_000_000
-
-# A port moves one byte a picosecond; an SM stores a tenth of that and multiplies one FLOP.
-ROUND = {
-    **WHOLE_BLOCKS,
-    "link.bandwidth_GB_per_s": 125.0,
-    "link.efficiency": 1.0,
-    "link.links_per_gpu": 8,
-    "link.propagation_ns": 100.0,
-    "link.sm_write_ack_flits": 0.0,
+HUB = {
+    **ROUND,
     "link.fan_out_efficiency": 1.0,
-    "switch.traversal_ns": 50.0,
     "switch.virtual_channels": 8,
     "switch.flits_per_channel": 60000,
-    "gpu.num_sms": 100,
-    "gpu.sm_push_GB_per_s": 100.0,
-    "gpu.sm_read_GB_per_s": 200.0,
-    "gpu.sm_write_GB_per_s": 50.0,
-    "gpu.write_visibility_ns": 30.0,
-    "hbm.latency_ns": 60.0,
-    "hbm.peak_GB_per_s": 10000.0,
-    "hbm.stream_efficiency": 0.5,
-    "hbm.write_efficiency": 0.4,
-    "compute.bf16_peak_TFLOP_per_s": 100.0,
-    "compute.bf16_efficiency": 1.0,
-    "compute.bf16_grouped_efficiency": 1.0,
-    "compute.bf16_grouped_whole_tiles": False,
-    "compute.mma_rows": 64,
-    "compute.tile_overhead_ns": 11.0,
-    "compute.special_function_clocks": 0.0,
-    "compute.operand_bytes_per_clock": 1e6,
     "compute.bf16_blocks": [[128, 64]],
     "compute.bf16_grouped_blocks": [[128, 64]],
-    "overheads.kernel_gap_stream_us": 2.0,
-    "overheads.poll_ns": 5.0,
-    "overheads.barrier_base_ns": 1000.0,
-    "overheads.barrier_per_peer_ns": 10.0,
 }
 
 UP, DOWN, VISIBLE = 150 * NS, 100 * NS, 30 * NS
@@ -89,7 +58,7 @@ ABLATIONS: dict[str, dict[str, object]] = {
 @cache
 def machine(**changes: float) -> System:
     named = {name.replace("__", "."): value for name, value in changes.items()}
-    return hwmodel.load("dgx-h100", {**ROUND, **named})
+    return hwmodel.load("dgx-h100", {**HUB, **named})
 
 
 def build(layer: LayerWork, system: System | None = None, **options: object) -> LayerGraph:

@@ -19,11 +19,21 @@ import transformers
 import tracegen
 from tracegen.capture.prepare import NEWEST, release
 from tracegen.capture.sites import Site, find_sites, find_stacks
-from tracegen.trace.tables import ENCODER
+from tracegen.library import verify
 
 PROMPT_TOKENS = (4, 7, 6)
 """Real tokens of the three prompts, padded on the left to the longest."""
 NEW_TOKENS = 4
+PREFILL, DECODE, TRAINING, ENCODER = range(4)
+"""Phases of a trace's rows."""
+REAL = sum(PROMPT_TOKENS)
+DECODED = len(PROMPT_TOKENS) * (NEW_TOKENS - 1)
+EXPECTED = sorted(
+    (request, position, PREFILL if position < length else DECODE)
+    for request, length in enumerate(PROMPT_TOKENS)
+    for position in range(length + NEW_TOKENS - 1)
+)
+"""Each prompt once, and all generated tokens but the last, which is never routed."""
 OLDER = release(transformers.__version__) < NEWEST
 """Whether transformers is an earlier one than what tables and tiny configurations are made for."""
 UNEVEN_TOKENS = (3, 12, 7)
@@ -80,6 +90,15 @@ def generate(model: Any, ids: torch.Tensor | None = None, mask: torch.Tensor | N
         do_sample=False,
     )
     return tokens
+
+
+def captured(model: Any, out: Path, **options: Any) -> tracegen.RoutingTrace:
+    """The trace of a generation, whole."""
+    with tracegen.capture(model, out, **options):
+        generate(model)
+    assert verify(out)
+    assert not out.with_name(out.name + ".partial").exists()
+    return tracegen.load(out)
 
 
 @functools.cache

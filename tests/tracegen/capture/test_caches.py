@@ -30,11 +30,6 @@ NEXT = torch.tensor([[13], [14]])
 PREFILL, DECODE = 0, 1
 
 
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return tiny_families.tiny_model("mixtral")
-
-
 def rows_of(path: Path) -> list[tuple[int, int, int]]:
     """Request, position and phase of each row."""
     table = tracegen.load(path).tokens

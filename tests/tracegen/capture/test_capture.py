@@ -1,7 +1,6 @@
 """Requests, positions, phases and batches of real generations; what is refused, and why."""
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,50 +14,30 @@ pytest.importorskip("transformers", "5.0", reason=ENABLE)
 import tiny_families  # noqa: E402 (only once it is known that models can be made)
 import torch  # noqa: E402
 import transformers  # noqa: E402
-from replay_proof import NEW_TOKENS, PROMPT_TOKENS, generate, given_back, prompts  # noqa: E402
+from replay_proof import (  # noqa: E402
+    DECODE,
+    ENCODER,
+    EXPECTED,
+    NEW_TOKENS,
+    PREFILL,
+    PROMPT_TOKENS,
+    REAL,
+    TRAINING,
+    captured,
+    generate,
+    given_back,
+    prompts,
+)
 from typer.testing import CliRunner  # noqa: E402
 
 import tracegen  # noqa: E402
 from tracegen.capture.prepare import release  # noqa: E402
 from tracegen.capture.sites import find_sites, find_stacks  # noqa: E402
-from tracegen.library import verify  # noqa: E402
-
-PREFILL, DECODE, TRAINING, ENCODER = range(4)
-REAL = sum(PROMPT_TOKENS)
-DECODED = len(PROMPT_TOKENS) * (NEW_TOKENS - 1)
-
-
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return tiny_families.tiny_model("mixtral")
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path / "trace.h5"
-    left = {path.name for path in tmp_path.iterdir()}
-    assert not {n for n in left if n.startswith(".")}, "a temporary file was left"
-
-
-def captured(model: Any, out: Path, **options: Any) -> tracegen.RoutingTrace:
-    with tracegen.capture(model, out, **options):
-        generate(model)
-    assert verify(out)
-    assert not out.with_name(out.name + ".partial").exists()
-    return tracegen.load(out)
 
 
 def rows_of(trace: tracegen.RoutingTrace) -> list[tuple[int, int, int]]:
     table = trace.tokens
     return sorted(zip(table.request.tolist(), table.position.tolist(), table.phase.tolist(), strict=True))
-
-
-EXPECTED = sorted(
-    (request, position, PREFILL if position < length else DECODE)
-    for request, length in enumerate(PROMPT_TOKENS)
-    for position in range(length + NEW_TOKENS - 1)
-)
-"""Each prompt once, and all generated tokens but the last, which is never routed."""
 
 
 def test_a_generation_becomes_requests_positions_and_phases(model: Any, out: Path) -> None:

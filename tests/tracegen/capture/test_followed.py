@@ -25,11 +25,6 @@ TRAINING = 2
 TEXTS = [[5, 6, 7, 8], [9, 10, 11], [12, 13, 14, 15, 16]]
 
 
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return tiny_families.tiny_model("mixtral")
-
-
 def routing(trace: tracegen.RoutingTrace) -> dict[tuple[int, ...], list[Any]]:
     """Vocabulary entries of each request to its experts, (row, layer, slot), as lists."""
     table = trace.tokens
