@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pytest
 from round_machine import ROUND
 
 import hwmodel
@@ -80,3 +81,14 @@ def memory_ps(graph: TaskGraph, machine: Machine, kind: Kind, rank: int) -> list
 def memory_bytes(graph: TaskGraph, machine: Machine, kind: Kind, rank: int) -> list[int]:
     """Bytes that kernels of a kind on a GPU move to and from its memory, up to `RATE` more."""
     return [RATE * ps for ps in memory_ps(graph, machine, kind, rank)]
+
+
+def about(numbers: list[int]) -> object:
+    """Bytes of memory of which the last picosecond's are not known."""
+    return pytest.approx(numbers, abs=RATE)
+
+
+def on_sms(graph: TaskGraph, machine: Machine, kind: Kind, rank: int) -> int:
+    """Picoseconds that kernels of a kind take of a GPU's SMs, all together."""
+    mine = np.isin(graph.resource, machine.sms.resources) & (graph.kind == kind)
+    return int(graph.duration_ps[mine & (graph.rank == rank)].sum())

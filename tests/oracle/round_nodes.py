@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from functools import cache
 
+import numpy as np
 from round_machine import ROUND, US
 
 import hwmodel
+from replay.engine import GraphBuilder, schedule
+from replay.model.machine.kinds import KIND_NAMES
+from replay.model.machine.machine import Machine
+from replay.model.work.layer import ExpertShape, LayerWork
+from replay.schemes.contract import layers as small_layers
 
 HOST_FLAG, STEP = 4 * US, US // 4  # a flag between GPU and host, a step of a proxy
 WAY = 2 * US  # over the network, on one rail
@@ -45,3 +51,28 @@ def two_nodes(size: int = 2, num: int = 2) -> hwmodel.System:
             "network.packet_bytes": 1 << 30,  # whole messages
         },
     )
+
+
+def nodes(count: int, **changes: float) -> hwmodel.System:
+    """So many nodes of the DGX H100 that ships."""
+    return hwmodel.load("dgx-h100", {"fabric.num_domains": count, **changes})
+
+
+def rows_to(expert: int, count: int = 1, ranks: int = 16) -> LayerWork:
+    """Tokens of GPU 0 whose expert is on the GPU of its number."""
+    return small_layers.work(
+        np.full((count, 1), expert, np.int32),
+        ranks,
+        ranks,
+        tokens_of_rank=[count] + [0] * (ranks - 1),
+        shape=ExpertShape(1024, 64),
+    )
+
+
+def put_ps(system: hwmodel.System, nbytes: int) -> int:
+    """A message to the other node alone, posting included; `test_rdma` has its parts."""
+    graph = GraphBuilder(KIND_NAMES)
+    machine = Machine(system, graph, 16)
+    one = np.zeros(1, np.int64)
+    machine.sync.notify(one, one + 8, nbytes, machine.mark(one))
+    return schedule(graph.build()).makespan_ps

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import signal
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
+from command_tree import commands
 
 import tracegen
 from replay.cli.app import app, main
@@ -31,14 +30,6 @@ ranks = [2]
 header = "us"
 path = "totals.makespan_us"
 """
-
-
-def commands(group: Any, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    for name, one in group.commands.items():
-        if hasattr(one, "commands"):
-            yield from commands(one, (*before, name))
-        else:
-            yield (*before, name), one
 
 
 def refused(words: list[str]) -> str:

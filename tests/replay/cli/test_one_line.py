@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
+from command_tree import commands
 
 import replay
 import tracegen
@@ -297,14 +298,6 @@ LATE = {"validate", "trace capture"}
 ODD = ["n" * 300, "~nosuchuser/x", "9" * 5000, "1e999", "a\udcffb", "a\0b", "nan", "-1", "9" * 30]
 
 
-def commands(group: Any, before: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    for name, one in group.commands.items():
-        if hasattr(one, "commands"):
-            yield from commands(one, (*before, name))
-        else:
-            yield " ".join((*before, name)), one
-
-
 def odd_words() -> Iterator[tuple[str, list[str]]]:
     """Name of a command, and its words with an odd value of one of its options.
 
@@ -312,7 +305,7 @@ def odd_words() -> Iterator[tuple[str, list[str]]]:
     ones, whose option is read by the same code, get one each.
     """
     met: Counter[tuple[str, str]] = Counter()
-    every = [(name, of, NEEDED.get(name)) for name, of in commands(typer.main.get_command(app))]
+    every = [(" ".join(name), of, NEEDED.get(" ".join(name))) for name, of in commands(typer.main.get_command(app))]
     for name, of, needed in [*every, *((*one[:2], ARRIVING) for one in every if one[0] == "infer")]:
         needed = needed or ["toy-zipf"]
         for param in () if name in LATE else of.params:

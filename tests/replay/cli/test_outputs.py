@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import typer
+from command_tree import commands
 
 import tracegen
 from replay.cli.app import app, main
@@ -40,14 +41,6 @@ def end_of(*arguments: object) -> int:
     with pytest.raises(SystemExit) as end:
         main([str(one) for one in arguments])
     return int(end.value.code or 0)
-
-
-def commands(group: Any, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    for name, one in group.commands.items():
-        if hasattr(one, "commands"):
-            yield from commands(one, (*before, name))
-        else:
-            yield (*before, name), one
 
 
 def outputs() -> Iterator[tuple[tuple[str, ...], str, str]]:

@@ -9,87 +9,31 @@ import numpy as np
 import pytest
 from loops import every
 from round_machine import WHOLE_BLOCKS
+from tensor_run import TensorRun
 
 import hwmodel
-from replay.engine import GraphBuilder, Timeline, schedule
 from replay.errors import UserError
 from replay.experiments.dense.measure import skew_of
-from replay.model.arrays import Ints, Picoseconds
-from replay.model.machine.kinds import KIND_NAMES, Kind
-from replay.model.machine.machine import Machine
-from replay.model.work.transformer_layer import Enter, Leave, Product, Step, TensorLayer
+from replay.model.machine.kinds import Kind
+from replay.model.work.transformer_layer import Enter, Leave, Product, Step
 from replay.schemes.contract.sms import most_in_use
 from replay.schemes.registry import find
-from replay.schemes.tp import matrices
 from replay.schemes.tp.base import GATHER, REDUCE
-from replay.schemes.tp.plain import NoCommunication
 
 TOKENS, HIDDEN = 8192, 2048
 LEAVE, ENTER = Leave(Product(TOKENS, HIDDEN, 1024)), Enter(Product(TOKENS, 2048, HIDDEN))
 US = 1_000_000
 
 
-class Run:
-    """Tasks of some steps, and their schedule; rank r begins at `begins_ps[r]`.
-
-    Attributes
-    ----------
-    tiled
-        Products that were added in tiles.
-    """
-
-    def __init__(
-        self,
-        *steps: Step,
-        num_ranks: int = 8,
-        tokens: int = TOKENS,
-        hidden: int = HIDDEN,
-        begins_us: tuple[int, ...] = (),
-        overrides: dict[str, Any] | None = None,
-        name: str = "ladm",
-        is_backward: bool = False,
-        **options: object,
-    ) -> None:
-        scheme = NoCommunication(sequence_parallel=True) if name == "plain" else find(name, "tp")
-        self.system = hwmodel.load("dgx-h100", {**WHOLE_BLOCKS, **(overrides or {})})
-        self.layer = TensorLayer(num_ranks, tokens, hidden, steps, is_backward)
-        self.machine = Machine(self.system, GraphBuilder(KIND_NAMES), num_ranks)
-        begins = np.array(begins_us or (0,) * num_ranks) * US
-        start = self.machine.graph.add(
-            num_ranks, resource=-1, duration_ps=begins, kind=Kind.BETWEEN, rank=self.machine.ranks
-        )
-        self.tiled: list[matrices.TiledProduct] = []
-        tiles_of = matrices.tiles_of
-
-        def noted(*given: Any, **named: Any) -> matrices.TiledProduct:
-            self.tiled.append(tiles_of(*given, **named))
-            return self.tiled[-1]
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(matrices, "tiles_of", noted)
-            self.ends = scheme.with_options(options).build(self.layer, self.machine, start)
-        self.graph = self.machine.graph.build()
-        self.timeline: Timeline = schedule(self.graph)
-        self.time_ps = int(self.timeline.visible_ps[self.ends].max())
-
-    def of(self, kind: Kind, rank: int | None = None) -> Ints:
-        """Numbers of the tasks of a kind."""
-        chosen = self.graph.kind == kind
-        return np.flatnonzero(chosen if rank is None else chosen & (self.graph.rank == rank))
-
-    def busy_ps(self, kind: Kind, rank: int) -> int:
-        """Time that a GPU's tasks of a kind take of their resources."""
-        return int(self.graph.duration_ps[self.of(kind, rank)].sum())
-
-    def starts_ps(self, kind: Kind, rank: int) -> Picoseconds:
-        """Starts of a GPU's tasks of a kind, in order."""
-        return np.sort(self.timeline.start_ps[self.of(kind, rank)])
+def run_of(step: Step, *, name: str = "ladm", overrides: dict[str, Any] | None = None, **given: object) -> TensorRun:
+    system = hwmodel.load("dgx-h100", {**WHOLE_BLOCKS, **(overrides or {})})
+    return TensorRun(name, step, system=system, **{"tokens": TOKENS, "hidden": HIDDEN, **given})
 
 
 @cache
-def ran(step: str, name: str = "ladm", **options: object) -> Run:
+def ran(step: str, name: str = "ladm", **options: object) -> TensorRun:
     """Run a step once for all tests."""
-    return Run({"leave": LEAVE, "enter": ENTER}[step], name=name, **options)
+    return run_of({"leave": LEAVE, "enter": ENTER}[step], name=name, **options)
 
 
 # ---- by hand -------------------------------------------------------------------------------------
@@ -101,8 +45,8 @@ def test_loading_and_adding_takes_what_its_steps_take(late_us: int) -> None:
     rows, hidden = 8, 512
     nbytes = rows * hidden * 2
     step = Leave(Product(2 * rows, hidden, 256))
-    run = Run(step, num_ranks=2, tokens=2 * rows, hidden=hidden, begins_us=(0, late_us))
-    plain = Run(step, num_ranks=2, tokens=2 * rows, hidden=hidden, begins_us=(0, late_us), name="plain")
+    run = run_of(step, num_ranks=2, tokens=2 * rows, hidden=hidden, begins_us=(0, late_us))
+    plain = run_of(step, num_ranks=2, tokens=2 * rows, hidden=hidden, begins_us=(0, late_us), name="plain")
     system, link, fabric = run.system, run.system.link, run.system.fabric
     one_way = fabric.uplink_latency_ps + fabric.downlink_latency_ps
     request = link.port_duration_ps(link.request_wire_bytes(hidden * 2, rows))
@@ -139,7 +83,7 @@ def test_memory_is_read_at_home_and_written_by_the_owner() -> None:
 @pytest.mark.parametrize("step", [LEAVE, ENTER], ids=["leave", "enter"])
 def test_no_gpu_loads_before_all_gpus_have_stored(step: Step) -> None:
     kinds = REDUCE if isinstance(step, Leave) else GATHER
-    run = Run(step, begins_us=(0, 0, 500, 0, 0, 0, 0, 0))
+    run = run_of(step, begins_us=(0, 0, 500, 0, 0, 0, 0, 0))
     first = min(int(run.starts_ps(kinds.request_up, rank)[0]) for rank in range(8))
     made = run.timeline.end_ps[run.of(Kind.GEMM2)]
     stored = int(made.max(initial=500 * US))
@@ -187,7 +131,7 @@ SLOW = {"gpu.num_sms": 1, "link.bandwidth_GB_per_s": 0.1}
 def test_a_block_keeps_its_sm_until_all_of_its_rows_have_come(slice_values: int) -> None:
     """One SM and slow links: the second block of a row tile begins behind the last row."""
     step = Enter(Product(256, 512, 1024))
-    run = Run(step, num_ranks=2, tokens=256, hidden=1024, overrides=SLOW, slice_values=slice_values)
+    run = run_of(step, num_ranks=2, tokens=256, hidden=1024, overrides=SLOW, slice_values=slice_values)
     (tiled,) = run.tiled
     for rank in range(2):
         tiles = tiled.tasks.column_tile
@@ -207,7 +151,7 @@ def test_a_block_keeps_its_sm_until_all_of_its_rows_have_come(slice_values: int)
 @every(("options", "resident"), [({}, 1), ({"resident_blocks": 2}, 2)])
 def test_as_many_blocks_come_at_once_as_sms_have_room_for(name: str, options: dict[str, int], resident: int) -> None:
     """Of the product, and of the kernel that adds; while some wait others multiply."""
-    run = Run({"leave": LEAVE, "enter": ENTER}[name], overrides={"gpu.num_sms": 8}, **options)
+    run = run_of({"leave": LEAVE, "enter": ENTER}[name], overrides={"gpu.num_sms": 8}, **options)
     claims = run.timeline.start_ps[run.of(Kind.LAUNCH, 3)]
     assert np.unique(claims, return_counts=True)[1].max() == 8 * resident
     assert most_in_use(run.timeline, run.machine).sms <= 8
@@ -215,7 +159,7 @@ def test_as_many_blocks_come_at_once_as_sms_have_room_for(name: str, options: di
 
 def test_the_next_slice_is_asked_for_when_one_has_come() -> None:
     step = Enter(Product(256, 256, 1024))
-    slices = Run(step, num_ranks=2, tokens=256, hidden=1024)
+    slices = run_of(step, num_ranks=2, tokens=256, hidden=1024)
     for rank in range(2):
         asked = slices.starts_ps(GATHER.request_up, rank)
         came = np.sort(slices.timeline.end_ps[slices.of(GATHER.down, rank)])
@@ -263,7 +207,7 @@ def test_loads_of_the_same_rows_are_counted_with_their_skew() -> None:
 
 
 def test_backward_rows_are_loaded_by_a_kernel_before_the_product() -> None:
-    run = Run(LEAVE, is_backward=True)
+    run = run_of(LEAVE, is_backward=True)
     for rank in range(8):
         rows = run.timeline.end_ps[run.of(GATHER.down, rank)].max()
         assert run.starts_ps(Kind.GEMM2, rank)[0] > rows

@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loops import every
 from machine_alone import ints, machine_of
+from tensor_run import TensorRun
 
 import hwmodel
-from replay.engine import GraphBuilder, Timeline, schedule
+from replay.engine import schedule
 from replay.errors import UserError
 from replay.measure.measures import measures
 from replay.model.arrays import Ints
-from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.kinds import Kind
 from replay.model.machine.machine import Machine
 from replay.model.work.ragged import places
 from replay.model.work.transformer_layer import Enter, Leave, Product, Step, TensorLayer
@@ -26,7 +27,6 @@ from replay.schemes.registry import find
 from replay.schemes.tp import matrices
 from replay.schemes.tp.base import GATHER, REDUCE
 from replay.schemes.tp.overlap.pieces import RowPieces, pieces_between, sums_of, whole_rows
-from replay.schemes.tp.plain import NoCommunication
 from replay.schemes.tp.t3 import ring, switch
 from replay.schemes.tp.t3.engines import Engines
 from replay.schemes.tp.t3.options import RingOptions, T3Options
@@ -199,59 +199,11 @@ def test_the_switch_copies_rows_to_all_memories() -> None:
 # ---- a product and its sums ----------------------------------------------------------------------
 
 
-class Run:
-    """A scheme's tasks of some steps, and their schedule.
+class Run(TensorRun):
+    """A run of layers of one size."""
 
-    Attributes
-    ----------
-    tiled
-        Products that were added in tiles.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        *steps: Step,
-        num_ranks: int = 8,
-        is_backward: bool = False,
-        system: str = "dgx-h100",
-        **options: object,
-    ) -> None:
-        scheme = NoCommunication(sequence_parallel=True) if name == "plain" else find(name, "tp")
-        self.layer = TensorLayer(num_ranks, TOKENS, HIDDEN, steps, is_backward)
-        self.machine = Machine(hwmodel.load(system), GraphBuilder(KIND_NAMES), num_ranks)
-        self.tiled: list[matrices.TiledProduct] = []
-        tiles_of = matrices.tiles_of
-
-        def noted(*given: Any, **named: Any) -> matrices.TiledProduct:
-            self.tiled.append(tiles_of(*given, **named))
-            return self.tiled[-1]
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(matrices, "tiles_of", noted)
-            self.ends = scheme.with_options(options).build(
-                self.layer, self.machine, self.machine.mark(self.machine.ranks)
-            )
-        self.graph = self.machine.graph.build()
-        self.timeline: Timeline = schedule(self.graph)
-        self.time_ps = int(self.timeline.visible_ps[self.ends].max())
-
-    def of(self, kind: Kind, rank: int | None = None) -> Ints:
-        """Numbers of the tasks of a kind."""
-        chosen = self.graph.kind == kind
-        return np.flatnonzero(chosen if rank is None else chosen & (self.graph.rank == rank))
-
-    def memory_ps(self, kind: Kind, rank: int) -> int:
-        """Time that a GPU's memory is taken by communication."""
-        return int(self.graph.duration_ps[self.of(kind, rank)].sum())
-
-    def first_ps(self, kind: Kind, rank: int) -> int:
-        """Start of a GPU's first task of a kind."""
-        return int(self.timeline.start_ps[self.of(kind, rank)].min())
-
-    def last_ps(self, kind: Kind, rank: int) -> int:
-        """End of a GPU's last task of a kind, in time."""
-        return int(self.timeline.end_ps[self.of(kind, rank)].max())
+    def __init__(self, name: str, *steps: Step, system: str = "dgx-h100", **given: object) -> None:
+        super().__init__(name, *steps, system=hwmodel.load(system), tokens=TOKENS, hidden=HIDDEN, **given)
 
     def rows_in_order(self, rank: int) -> Ints:
         """(task,): first rows of the tiles of the only product, in the order of their starts."""
@@ -333,7 +285,7 @@ def test_memory_reads_and_writes_what_the_paper_says(num_ranks: int, fewer_reads
     run, sequential = ran("t3", "leave", n), ran("sp-ring", "leave", n)
     piece = run.machine.system.hbm.stream_ps(TILE)
     incoming = (n - 1) * shares  # written where they arrive
-    reads = run.memory_ps(REDUCE.memory, 0) // piece - incoming
+    reads = run.busy_ps(REDUCE.memory, 0) // piece - incoming
     assert reads == (n - 2) * shares
     assert round((2 * n - 1) * shares / reads, 1) == fewer_reads
     # What a GPU makes in its first turn is not written at home.
@@ -342,7 +294,7 @@ def test_memory_reads_and_writes_what_the_paper_says(num_ranks: int, fewer_reads
     assert run.results_bytes() == (n - 1) * made
     # All that a sub-layer moves beside a product's operands falls by 22 % (6.2), a gather included.
     gather = 2 * (n - 1)
-    moved = (run.memory_ps(REDUCE.memory, 0) // piece) / shares + (n - 1) + gather
+    moved = (run.busy_ps(REDUCE.memory, 0) // piece) / shares + (n - 1) + gather
     assert abs(1 - moved / ((2 * n - 1) + 2 * n + gather) - 0.22) < 0.03
 
 
@@ -350,7 +302,7 @@ def test_without_compute_in_memory_the_second_store_reads_the_first() -> None:
     with_it, without = ran("t3", "leave"), ran("t3", "leave", near_memory=False)
     piece = with_it.machine.system.hbm.stream_ps(TILE)
     for rank in range(8):
-        more = without.memory_ps(REDUCE.memory, rank) - with_it.memory_ps(REDUCE.memory, rank)
+        more = without.busy_ps(REDUCE.memory, rank) - with_it.busy_ps(REDUCE.memory, rank)
         assert more == 7 * SHARE // TILE * piece
     assert without.time_ps > with_it.time_ps
     assert without.results_bytes() == with_it.results_bytes()
@@ -360,11 +312,11 @@ def test_memory_of_the_switch_and_of_gathers() -> None:
     stream = ran("t3", "leave").machine.system.hbm.stream_ps
     # All parts are read, and the sums of its own rows written.
     run = ran("t3-nvls", "leave")
-    assert run.memory_ps(REDUCE.memory, 3) == (8 + 1) * SHARE // TILE * stream(TILE)
+    assert run.busy_ps(REDUCE.memory, 3) == (8 + 1) * SHARE // TILE * stream(TILE)
     # Around a ring, rows are read before every hop and written behind it; own ones are there.
     pieces = SHARE // 65536
-    assert ran("t3", "enter").memory_ps(GATHER.memory, 3) == 14 * pieces * stream(65536)
-    assert ran("t3-nvls", "enter").memory_ps(GATHER.memory, 3) == 9 * pieces * stream(65536)
+    assert ran("t3", "enter").busy_ps(GATHER.memory, 3) == 14 * pieces * stream(65536)
+    assert ran("t3-nvls", "enter").busy_ps(GATHER.memory, 3) == 9 * pieces * stream(65536)
 
 
 @every("name", ["t3", "t3-nvls"])

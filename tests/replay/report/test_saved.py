@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from command_tree import commands
 from loops import every
 
 import replay
@@ -51,14 +51,6 @@ def test_formats_count_from_one_and_older_ones_are_read(kind: DocumentKind) -> N
 def test_every_kind_has_a_page(kind: DocumentKind) -> None:
     module = importlib.import_module(MAKERS.get(kind.made.__name__) or home_of(kind.made))
     assert callable(module.page)
-
-
-def commands(group: Any, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    for name, one in group.commands.items():
-        if hasattr(one, "commands"):
-            yield from commands(one, (*before, name))
-        else:
-            yield (*before, name), one
 
 
 def test_every_command_that_saves_a_result_shows_it() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from loops import every
 from one_layer import replay_layer
+from round_nodes import nodes, put_ps
 
 import hwmodel
 from replay.engine import GraphBuilder, TaskGraph, Timeline, schedule
@@ -21,10 +22,6 @@ from replay.schemes.ep.deepep import internode_notify, notify
 US = 1_000_000
 HIDDEN = 1024
 PHASES = ("dispatch", "combine")
-
-
-def nodes(count: int, **changes: float) -> hwmodel.System:
-    return hwmodel.load("dgx-h100", {"fabric.num_domains": count, **changes})
 
 
 def built(work: LayerWork, phase: str, system: hwmodel.System, **options: int) -> tuple[TaskGraph, Machine]:
@@ -106,15 +103,6 @@ def nvlink(machine: Machine, expert: int, row: int) -> int:
     fabric = machine.system.fabric
     way = fabric.uplink_latency_ps + fabric.downlink_latency_ps + fabric.write_visibility_ps
     return int(ports + way + costs.flag("each").ps)
-
-
-def put_ps(system: hwmodel.System, nbytes: int) -> int:
-    """A message to the other node alone, posting included; `test_rdma` has its parts."""
-    graph = GraphBuilder(KIND_NAMES)
-    machine = Machine(system, graph, 16)
-    one = np.zeros(1, np.int64)
-    machine.sync.notify(one, one + 8, nbytes, machine.mark(one))
-    return schedule(graph.build()).makespan_ps
 
 
 def there_ps(machine: Machine) -> int:

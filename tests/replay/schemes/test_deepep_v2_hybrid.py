@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from loops import every
+from round_nodes import nodes, put_ps, rows_to
 
 import hwmodel
 from replay.engine import GraphBuilder, TaskGraph, schedule
@@ -26,21 +27,6 @@ SLOT = ROW + BESIDE
 SMS, CHANNELS = 4, 2
 
 
-def nodes(count: int, **changes: float) -> hwmodel.System:
-    return hwmodel.load("dgx-h100", {"fabric.num_domains": count, **changes})
-
-
-def rows_to(expert: int, count: int = 1, ranks: int = 16) -> LayerWork:
-    """Tokens of GPU 0 whose expert is on the GPU of its number."""
-    return small_layers.work(
-        np.full((count, 1), expert, np.int32),
-        ranks,
-        ranks,
-        tokens_of_rank=[count] + [0] * (ranks - 1),
-        shape=ExpertShape(HIDDEN, 64),
-    )
-
-
 def built(work: LayerWork, phase: str, system: hwmodel.System) -> tuple[TaskGraph, Machine]:
     """What moves, from a begin at zero."""
     graph = GraphBuilder(KIND_NAMES)
@@ -56,15 +42,6 @@ def built(work: LayerWork, phase: str, system: hwmodel.System) -> tuple[TaskGrap
 
         elastic_hybrid.combine(work, machine, rows, sends, (ROW, 0), begun)
     return graph.build(), machine
-
-
-def put_ps(system: hwmodel.System, nbytes: int) -> int:
-    """A message to the other node alone, posting included."""
-    graph = GraphBuilder(KIND_NAMES)
-    machine = Machine(system, graph, 16)
-    one = np.zeros(1, np.int64)
-    machine.sync.notify(one, one + 8, nbytes, machine.mark(one))
-    return schedule(graph.build()).makespan_ps
 
 
 def stored_ps(machine: Machine, expert: int, nbytes: int) -> int:

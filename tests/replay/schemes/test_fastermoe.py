@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from five_tokens import HIDDEN, INTERMEDIATE, PAIRS, RATE, TOKENS, build, layer, memory_bytes
+from five_tokens import HIDDEN, INTERMEDIATE, PAIRS, TOKENS, about, build, layer, memory_bytes
 from loops import every
 from round_machine import ROUND
 
@@ -32,10 +32,6 @@ CHANNELS = 8
 
 def replay(work: LayerWork, **options: object) -> tuple[TaskGraph, Machine]:
     return build(work, SCHEMES["fastermoe"].with_options({"group_size": 1, "channels": CHANNELS, **options}))
-
-
-def about(numbers: list[int]) -> object:
-    return pytest.approx(numbers, abs=RATE)
 
 
 def drawn(num_ranks: int, per_rank: int = 2, **more: object) -> LayerWork:

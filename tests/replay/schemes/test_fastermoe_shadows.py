@@ -18,7 +18,7 @@ from __future__ import annotations
 import five_tokens
 import numpy as np
 import pytest
-from five_tokens import HIDDEN, INTERMEDIATE, RATE, build, memory_bytes
+from five_tokens import HIDDEN, INTERMEDIATE, about, build, memory_bytes
 from loops import every
 from round_machine import ROUND
 
@@ -56,10 +56,6 @@ def num_shadowed(carried: CarriedLayer) -> int:
     """Experts of the layer whose weights every rank has."""
     held = np.zeros(0, np.int64) if carried.expert is None else carried.expert[carried.expert >= 0]
     return int((np.bincount(held) > 1).sum())
-
-
-def about(numbers: list[int]) -> object:
-    return pytest.approx(numbers, abs=RATE)
 
 
 # ---- policy --------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import five_tokens
 import numpy as np
 import pytest
-from five_tokens import COPIES, HIDDEN, INTERMEDIATE, PAIRS, RATE, TOKENS, build, memory_bytes
+from five_tokens import COPIES, HIDDEN, INTERMEDIATE, PAIRS, RATE, TOKENS, about, build, memory_bytes, on_sms
 from packets import write_packets
 from round_machine import NS, US
 
@@ -40,17 +40,8 @@ def replay(work: LayerWork) -> tuple[TaskGraph, Machine]:
     return build(work, PUSH)
 
 
-def on_sms(graph: TaskGraph, machine: Machine, kind: Kind, rank: int) -> int:
-    mine = np.isin(graph.resource, machine.sms.resources) & (graph.kind == kind)
-    return int(graph.duration_ps[mine & (graph.rank == rank)].sum())
-
-
 def tasks(graph: TaskGraph, kind: Kind, rank: int) -> list[int]:
     return np.flatnonzero((graph.kind == kind) & (graph.rank == rank)).tolist()
-
-
-def about(numbers: list[int]) -> object:
-    return pytest.approx(numbers, abs=RATE)
 
 
 # ---- bytes ---------------------------------------------------------------------------------------

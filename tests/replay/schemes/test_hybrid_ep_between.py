@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from loops import every
 from one_layer import replay_layer
+from round_nodes import nodes, put_ps, rows_to
 
 import hwmodel
 from replay.engine import GraphBuilder, TaskGraph, schedule
@@ -23,21 +24,6 @@ US = 1_000_000
 LOOK_PS, STORES = 30_000, 2  # of a thread, for a store to a GPU of the node; of a row
 
 
-def nodes(count: int, **changes: float) -> hwmodel.System:
-    return hwmodel.load("dgx-h100", {"fabric.num_domains": count, **changes})
-
-
-def rows_to(expert: int, count: int = 1) -> LayerWork:
-    """Tokens of GPU 0, of 16, whose expert is on the GPU of its number."""
-    return small_layers.work(
-        np.full((count, 1), expert, np.int32),
-        16,
-        16,
-        tokens_of_rank=[count] + [0] * 15,
-        shape=ExpertShape(HIDDEN, 64),
-    )
-
-
 def built(
     work: LayerWork, phase: str, system: hwmodel.System, num_sms: int = 4, chunk_tokens: int = 4
 ) -> tuple[TaskGraph, Machine]:
@@ -48,15 +34,6 @@ def built(
     stores = (STORES,) if phase == "dispatch" else ()
     getattr(between, phase)(work, machine, split, shape, (ROW, ROW), *stores, start)
     return graph.build(), machine
-
-
-def put_ps(system: hwmodel.System, nbytes: int) -> int:
-    """A message to the other node alone, posting included; its parts are the network's tests."""
-    graph = GraphBuilder(KIND_NAMES)
-    machine = Machine(system, graph, 16)
-    one = np.zeros(1, np.int64)
-    machine.sync.notify(one, one + 8, nbytes, machine.mark(one))
-    return schedule(graph.build()).makespan_ps
 
 
 def moved_ps(machine: Machine, expert: int, *, is_load: bool) -> int:

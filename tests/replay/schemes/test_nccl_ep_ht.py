@@ -11,6 +11,7 @@ from five_tokens import COPIES, HIDDEN, PAIRS, RATE, TOKENS, TOPK, build, layer,
 from loops import every
 from packets import write_packets
 from round_machine import NS
+from round_nodes import rows_to
 
 import hwmodel
 from replay.engine import TaskGraph, schedule
@@ -25,17 +26,6 @@ HT = SCHEMES["nccl-ep-ht"]
 EXPERTS, MOST = 4, 3
 ROW = 2 * HIDDEN
 BARRIER, GRID, GAP, ACKNOWLEDGED = 1010 * NS, 700 * NS, 2000 * NS, 250 * NS
-
-
-def rows_to(expert: int, count: int = 1) -> LayerWork:
-    """Tokens of GPU 0, of 16, whose expert is on the GPU of its number."""
-    return small_layers.work(
-        np.full((count, 1), expert, np.int32),
-        16,
-        16,
-        tokens_of_rank=[count] + [0] * 15,
-        shape=ExpertShape(HIDDEN, 64),
-    )
 
 
 def replay(work: LayerWork, nodes: int = 1, **options: object) -> tuple[TaskGraph, Machine]:

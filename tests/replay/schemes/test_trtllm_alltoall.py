@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from five_tokens import COPIES, HIDDEN, PAIRS, RATE, TOKENS, build, layer, memory_bytes
+from five_tokens import COPIES, HIDDEN, PAIRS, RATE, TOKENS, build, layer, memory_bytes, on_sms
 from packets import response_packets, write_packets
 from round_machine import NS, ROUND
 
@@ -32,11 +32,6 @@ sides = each("scheme", [ONE, TWO], ids=["one", "two"])
 
 def replay(work: LayerWork, scheme: Scheme = ONE, system: str = "") -> tuple[TaskGraph, Machine]:
     return build(work, scheme, {"warp.release_ns": 40.0}, hwmodel.load(system) if system else None)
-
-
-def on_sms(graph: TaskGraph, machine: Machine, kind: Kind, rank: int) -> int:
-    mine = np.isin(graph.resource, machine.sms.resources) & (graph.kind == kind)
-    return int(graph.duration_ps[mine & (graph.rank == rank)].sum())
 
 
 def wire(graph: TaskGraph, kind: Kind, rank: int) -> int:
