@@ -18,14 +18,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 from hwmodel.errors import UserError, unknown
 from hwmodel.tables import LinkSpec
 from hwmodel.units import (
     BYTES_PER_GB,
     PS_PER_S,
-    IntArray,
     Rate,
     Whole,
     ceil_div,
@@ -220,7 +219,7 @@ class Link:
         self,
         row_bytes: Whole,
         engine: Engine = "sm",
-        extra_flits_per_packet: int = 0,
+        extra_flits_per_packet: Whole | int = 0,
         packet_bytes: int | None = None,
     ) -> Whole:
         """Flits that carry one row: data, headers, byte enables of a partial last flit.
@@ -252,45 +251,15 @@ class Link:
 
     # ---- bytes on the wire --------------------------------------------------------
 
-    @overload
     def write_wire_bytes(
         self,
-        row_bytes: int,
-        rows: int = 1,
+        row_bytes: Whole | int,
+        rows: Whole | int = 1,
         *,
         engine: Engine = "sm",
-        extra_flits: int = 0,
+        extra_flits: Whole | int = 0,
         packet_bytes: int | None = None,
-    ) -> int: ...
-    @overload
-    def write_wire_bytes(
-        self,
-        row_bytes: IntArray,
-        rows: int | IntArray = 1,
-        *,
-        engine: Engine = "sm",
-        extra_flits: int | IntArray = 0,
-        packet_bytes: int | None = None,
-    ) -> IntArray: ...
-    @overload
-    def write_wire_bytes(
-        self,
-        row_bytes: int,
-        rows: IntArray,
-        *,
-        engine: Engine = "sm",
-        extra_flits: int = 0,
-        packet_bytes: int | None = None,
-    ) -> IntArray: ...
-    def write_wire_bytes(
-        self,
-        row_bytes: Any,
-        rows: Any = 1,
-        *,
-        engine: Engine = "sm",
-        extra_flits: Any = 0,
-        packet_bytes: int | None = None,
-    ) -> Any:
+    ) -> Whole:
         """Wire bytes that a message of writes puts on its own direction.
 
         Parameters
@@ -311,54 +280,26 @@ class Link:
         -------
         Bytes, a multiple of the flit size.
         """
-        flits = self.write_flits(row_bytes, engine, extra_flits, packet_bytes)
-        return flits * whole(rows, "rows") * self.flit_bytes
+        flits: Any = self.write_flits(row_bytes, engine, extra_flits, packet_bytes)
+        nbytes: Whole = flits * whole(rows, "rows") * self.flit_bytes
+        return nbytes
 
-    @overload
     def response_wire_bytes(
-        self, row_bytes: int, rows: int = 1, *, engine: Engine = "sm", extra_flits: int = 0
-    ) -> int: ...
-    @overload
-    def response_wire_bytes(
-        self,
-        row_bytes: IntArray,
-        rows: int | IntArray = 1,
-        *,
-        engine: Engine = "sm",
-        extra_flits: int | IntArray = 0,
-    ) -> IntArray: ...
-    @overload
-    def response_wire_bytes(
-        self, row_bytes: int, rows: IntArray, *, engine: Engine = "sm", extra_flits: int = 0
-    ) -> IntArray: ...
-    def response_wire_bytes(self, row_bytes: Any, rows: Any = 1, *, engine: Engine = "sm", extra_flits: Any = 0) -> Any:
+        self, row_bytes: Whole | int, rows: Whole | int = 1, *, engine: Engine = "sm", extra_flits: Whole | int = 0
+    ) -> Whole:
         """Wire bytes of the answers to reads, on the direction the data travels.
 
         The parameters are those of :meth:`write_wire_bytes`. Answers carry whole
         flits and so no byte enables.
         """
         checked = whole(row_bytes, "row_bytes")
-        full = ceil_div(checked, self.flit_bytes) * self.flit_bytes
-        return self.write_wire_bytes(full, rows, engine=engine, extra_flits=extra_flits)
+        full: Any = ceil_div(checked, self.flit_bytes) * self.flit_bytes
+        nbytes: Whole = self.write_wire_bytes(full, rows, engine=engine, extra_flits=extra_flits)
+        return nbytes
 
-    @overload
     def request_wire_bytes(
-        self, row_bytes: int, rows: int = 1, *, engine: Engine = "sm", extra_flits: int = 0
-    ) -> int: ...
-    @overload
-    def request_wire_bytes(
-        self,
-        row_bytes: IntArray,
-        rows: int | IntArray = 1,
-        *,
-        engine: Engine = "sm",
-        extra_flits: int | IntArray = 0,
-    ) -> IntArray: ...
-    @overload
-    def request_wire_bytes(
-        self, row_bytes: int, rows: IntArray, *, engine: Engine = "sm", extra_flits: int = 0
-    ) -> IntArray: ...
-    def request_wire_bytes(self, row_bytes: Any, rows: Any = 1, *, engine: Engine = "sm", extra_flits: Any = 0) -> Any:
+        self, row_bytes: Whole | int, rows: Whole | int = 1, *, engine: Engine = "sm", extra_flits: Whole | int = 0
+    ) -> Whole:
         """Wire bytes of the requests for reads, against the direction of the data.
 
         The parameters are those of :meth:`write_wire_bytes`; ``row_bytes`` is the
@@ -368,45 +309,19 @@ class Link:
         -------
         Bytes, rounded up over the whole message.
         """
-        packets = self.packets(row_bytes, engine) * whole(rows, "rows")
+        packets: Any = self.packets(row_bytes, engine) * whole(rows, "rows")
         asked = scale_up(packets, self.rules(engine).read_request_flits * self.flit_bytes)
-        return asked + packets * whole(extra_flits, "extra_flits") * self.flit_bytes
+        nbytes: Whole = asked + packets * whole(extra_flits, "extra_flits") * self.flit_bytes
+        return nbytes
 
-    @overload
     def ack_wire_bytes(
         self,
-        row_bytes: int,
-        rows: int = 1,
+        row_bytes: Whole | int,
+        rows: Whole | int = 1,
         *,
         engine: Engine = "sm",
         packet_bytes: int | None = None,
-    ) -> int: ...
-    @overload
-    def ack_wire_bytes(
-        self,
-        row_bytes: IntArray,
-        rows: int | IntArray = 1,
-        *,
-        engine: Engine = "sm",
-        packet_bytes: int | None = None,
-    ) -> IntArray: ...
-    @overload
-    def ack_wire_bytes(
-        self,
-        row_bytes: int,
-        rows: IntArray,
-        *,
-        engine: Engine = "sm",
-        packet_bytes: int | None = None,
-    ) -> IntArray: ...
-    def ack_wire_bytes(
-        self,
-        row_bytes: Any,
-        rows: Any = 1,
-        *,
-        engine: Engine = "sm",
-        packet_bytes: int | None = None,
-    ) -> Any:
+    ) -> Whole:
         """Wire bytes of the acknowledgements of writes, against the direction of the data.
 
         The parameters are those of :meth:`write_wire_bytes`.
@@ -415,8 +330,9 @@ class Link:
         -------
         Bytes, rounded up over the whole message.
         """
-        packets = self.packets(row_bytes, engine, packet_bytes) * whole(rows, "rows")
-        return scale_up(packets, self.rules(engine).write_ack_flits * self.flit_bytes)
+        packets: Any = self.packets(row_bytes, engine, packet_bytes) * whole(rows, "rows")
+        nbytes: Whole = scale_up(packets, self.rules(engine).write_ack_flits * self.flit_bytes)
+        return nbytes
 
     # ---- for people -----------------------------------------------------------------
 
