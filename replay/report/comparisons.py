@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Group
@@ -10,8 +11,9 @@ from rich.text import Text
 from replay.experiments.base.names import LACKING, UNREAL
 from replay.experiments.base.result import AnyTimed, ComparisonBase, TimedResult
 from replay.report.command import command, repeat_option, value_text
-from replay.report.provenance import assumptions, provenance
+from replay.report.provenance import assumptions, preset, provenance
 from replay.report.words import explain_words
+from replay.schemes import supporting_schemes
 from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
@@ -239,3 +241,40 @@ def compare_command(
     more += [*repeat_option("--option", options), *further]
     common = results[0].spec if spec is None else spec
     return command(words, common, leave_out=leave_out, defaults=defaults, more=more)
+
+
+def placed_command(
+    compared: AnyComparison,
+    experiment: AnySchemeExperiment,
+    common: Sequence[Any],
+    *,
+    defaults: Mapping[str, Any] | None = None,
+    further: Sequence[str] = (),
+) -> str:
+    """Command of a comparison of layers or steps; empty where no single one makes it again.
+
+    Parameters
+    ----------
+    common
+        Specs of the results without what schemes and placements differ by.
+    defaults, further
+        As `compare_command` takes them.
+    """
+    specs = [one.spec for one in compared.results]
+    schemes = list(dict.fromkeys(one.scheme for one in specs))
+    placements = list(dict.fromkeys(one.placement for one in specs))
+    is_whole = [(one.scheme, one.placement) for one in specs] == list(product(schemes, placements))
+    if common[0].trace is None or any(one != common[0] for one in common) or not is_whole:
+        return ""
+    placed = [] if placements == ["contiguous"] else repeat_option("--placement", placements)
+    system = preset(specs[0].system, specs[0].overrides)
+    return compare_command(
+        ["moereplay", "compare"],
+        compared,
+        experiment,
+        [] if system is None else supporting_schemes(system),
+        spec=common[0],
+        leave_out=("scheme", "options", "placement"),
+        defaults=defaults,
+        further=[*placed, *further],
+    )

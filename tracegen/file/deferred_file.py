@@ -8,19 +8,18 @@ the call of HDF5 has returned, and what was made of the zeros that HDF5 got inst
 from __future__ import annotations
 
 import contextlib
-import io
-import os
 import traceback
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, BinaryIO
 
+from tracegen.file.seekable import SeekableReader
 from tracegen.shared.errors import UserError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-class DeferredFile(io.RawIOBase):
+class DeferredFile(SeekableReader):
     """A file object for HDF5: every read is whole, what fails is raised after the call.
 
     Parameters
@@ -34,34 +33,11 @@ class DeferredFile(io.RawIOBase):
     """
 
     def __init__(self, source: BinaryIO, name: str, file_bytes: int) -> None:
+        super().__init__(file_bytes)
         self.name = name
-        self._source, self._size, self._at = source, file_bytes, 0
+        self._source = source
         # Not the error itself: its traceback would keep HDF5's objects, and they this one.
         self._failure: tuple[type[BaseException], str] | None = None
-
-    def readable(self) -> bool:
-        """Tell that it can be read."""
-        return True
-
-    def seekable(self) -> bool:
-        """Tell that it can be moved in."""
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Move the position; the source is moved when it is read.
-
-        Parameters
-        ----------
-        offset, whence
-            As for any file.
-        """
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        self._at = max(0, start + offset)
-        return self._at
-
-    def tell(self) -> int:
-        """Position, in bytes."""
-        return self._at
 
     def readinto(self, buffer: Buffer, /) -> int:
         """Fill a buffer; with zeros behind the end of the file, and once anything has failed.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import os
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tracegen.file.seekable import SeekableReader
 from tracegen.library.watch import ConnectionLoss
 from tracegen.shared.errors import UserError
 
@@ -24,7 +23,7 @@ MAX_PAGES = 512
 """Pages kept (32 MiB)."""
 
 
-class RemoteFile(io.RawIOBase):
+class RemoteFile(SeekableReader):
     """A seekable, read-only view of a remote file, by ranges, with a small cache.
 
     Parameters
@@ -39,6 +38,7 @@ class RemoteFile(io.RawIOBase):
         if source.size is None:
             msg = f"{source.url}: the server does not say how large it is"
             raise UserError(msg)
+        super().__init__(source.size)
         self.name = source.url
         """Name of the file in errors."""
         self.requests = 0
@@ -46,35 +46,9 @@ class RemoteFile(io.RawIOBase):
         self.fetched_bytes = 0
         """Bytes received so far."""
         self._source = source
-        self._size = source.size
         self._retry = retry
-        self._at = 0
         self._pages: OrderedDict[int, bytes] = OrderedDict()
         self._next, self._ahead = -1, 1
-
-    def readable(self) -> bool:
-        """Tell that it can be read."""
-        return True
-
-    def seekable(self) -> bool:
-        """Tell that it can be moved in."""
-        return True
-
-    def tell(self) -> int:
-        """Position, in bytes."""
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Move the position.
-
-        Parameters
-        ----------
-        offset, whence
-            As for any file.
-        """
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        self._at = max(0, start + offset)
-        return self._at
 
     def readinto(self, buffer: Buffer, /) -> int:
         """Fill a buffer as far as the file reaches.

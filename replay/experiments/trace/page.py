@@ -9,17 +9,16 @@ from replay.experiments.layer.tables.notes import launch_notes, launch_text, mix
 from replay.experiments.trace import tables
 from replay.experiments.trace.experiment import EXPERIMENT
 from replay.experiments.trace.result import TraceComparison, TraceResult
-from replay.report.command import command, repeat_option
+from replay.report.command import command
 from replay.report.comparisons import (
-    compare_command,
     identities_table,
+    placed_command,
     schemes_table,
     versions,
 )
 from replay.report.pages import filled_page, there
-from replay.report.provenance import IN_MEMORY, SEVERAL, assumptions, preset, provenance
+from replay.report.provenance import IN_MEMORY, SEVERAL, assumptions, provenance
 from replay.report.words import schemes_text
-from replay.schemes import supporting_schemes
 from tracegen.shared.display.content import Axis, BarPart, Bars, Line, Plot, Section
 
 if TYPE_CHECKING:
@@ -52,31 +51,9 @@ def page(result: TraceResult | TraceComparison) -> Page:
 
 def _compare_command(compared: TraceComparison) -> str:
     """Command that makes a comparison again; empty where no single one does."""
-    specs = [one.spec for one in compared.results]
-    shared: dict[str, Any] = {
-        "scheme": None,
-        "options": {},
-        "placement": "contiguous",
-        "tune": None,
-    }
-    common = [one.changed(**shared) for one in specs]
-    placements = list(dict.fromkeys(one.placement for one in specs))
-    schemes = list(dict.fromkeys(one.scheme for one in specs))
-    pairs = [(one.scheme, one.placement) for one in specs]
-    is_whole = pairs == [(scheme, place) for scheme in schemes for place in placements]
-    if common[0].trace is None or any(one != common[0] for one in common) or not is_whole:
-        return ""
-    system = preset(specs[0].system, specs[0].overrides)
-    return compare_command(
-        ["moereplay", "compare"],
-        compared,
-        EXPERIMENT,
-        [] if system is None else supporting_schemes(system),
-        spec=common[0],
-        leave_out=("scheme", "options", "placement"),
-        defaults=CALL,
-        further=[] if placements == ["contiguous"] else repeat_option("--placement", placements),
-    )
+    shared: dict[str, Any] = {"scheme": None, "options": {}, "placement": "contiguous", "tune": None}
+    common = [one.spec.changed(**shared) for one in compared.results]
+    return placed_command(compared, EXPERIMENT, common, defaults=CALL)
 
 
 def summary(compared: TraceComparison) -> str:

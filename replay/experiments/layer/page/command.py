@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from replay.experiments.layer.experiment import EXPERIMENT
-from replay.report.command import command, repeat_option
-from replay.report.comparisons import compare_command as words_of_comparison
-from replay.report.provenance import preset
-from replay.schemes import supporting_schemes
+from replay.report.command import command
+from replay.report.comparisons import placed_command
 from replay.schemes.registry import COMPARED
 from replay.studies.uncertainty.assess import EVERYTHING
 
@@ -27,28 +25,11 @@ def run_command(result: Result) -> str:
 
 def compare_command(compared: Comparison) -> str:
     """Command that makes a comparison again; empty where no single one does."""
-    results = compared.results
-    specs = [one.spec for one in results]
-    tune = _tune_of_all(results)
+    tune = _tune_of_all(compared.results)
     shared: dict[str, Any] = {"scheme": None, "options": {}, "placement": "contiguous"}
+    specs = [one.spec for one in compared.results]
     common = [one.changed(**shared, tune=tune if one.tune is None else one.tune) for one in specs]
-    schemes = list(dict.fromkeys(str(one.scheme) for one in specs))
-    placements = list(dict.fromkeys(one.placement for one in specs))
-    pairs = [(one.scheme, one.placement) for one in specs]
-    is_whole = pairs == [(scheme, place) for scheme in schemes for place in placements]
-    if common[0].trace is None or any(one != common[0] for one in common) or not is_whole:
-        return ""
-    placed = [] if placements == ["contiguous"] else repeat_option("--placement", placements)
-    system = preset(specs[0].system, specs[0].overrides)
-    return words_of_comparison(
-        ["moereplay", "compare"],
-        compared,
-        EXPERIMENT,
-        [] if system is None else supporting_schemes(system),
-        spec=common[0],
-        leave_out=("scheme", "options", "placement"),
-        further=[*placed, *_uncertainty(compared)],
-    )
+    return placed_command(compared, EXPERIMENT, common, further=_uncertainty(compared))
 
 
 def _uncertainty(compared: Comparison) -> list[str]:
