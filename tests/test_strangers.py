@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from command_line import end_of
 from markdown_it import MarkdownIt
 
 import replay
 import tracegen
-from replay.cli.app import main
 from replay.experiments.base.load import load_result as load
 from replay.report.pages import page
 from tracegen.library import card, publish
@@ -153,10 +153,9 @@ def check_page(made: Page, capsys: pytest.CaptureFixture[str]) -> None:
 def command(capsys: pytest.CaptureFixture[str], *words: object, code: int | None = 0) -> str:
     """What a command prints, and that it ends as it should."""
     capsys.readouterr()
-    with pytest.raises(SystemExit) as end:
-        main([str(word) for word in words])
+    end = end_of(*words)
     said = capsys.readouterr()
-    assert code is None or end.value.code == code, said.err
+    assert code is None or end == code, said.err
     check_terminal(said.out + said.err)
     return said.out
 
@@ -434,8 +433,7 @@ def test_a_text_that_is_too_long_is_refused_in_one_line(tmp_path: Path, capsys: 
                 file.attrs[key] = value
             file[node].attrs[name] = np.bytes_(b"x" * size)
         for words in (("info",), ("validate",), ("add", tmp_path / "shelf")):
-            with pytest.raises(SystemExit):
-                main(["trace", *map(str, words), str(tmp_path / "t.h5")])
+            end_of("trace", *words, tmp_path / "t.h5")
             said = capsys.readouterr().err
             assert f"attribute {name!r} has {size} bytes; at most" in said, said
             assert len(said.splitlines()) == 1 and len(said) < 300

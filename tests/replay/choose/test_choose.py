@@ -6,9 +6,9 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+from command_line import end_of
 from loops import every
 
-from replay.cli.app import main
 from replay.errors import UserError
 from replay.experiments.choose import experiment as choose_experiment
 from replay.experiments.choose import replay, search
@@ -51,9 +51,7 @@ def space(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(space: Path) -> Path:
     """What a search leaves."""
     made = space.parent / "out"
-    with pytest.raises(SystemExit) as end:
-        main(["choose", str(space), "-o", str(made), "--top", "3"])
-    assert end.value.code == 0
+    assert end_of("choose", space, "-o", made, "--top", "3") == 0
     return made
 
 
@@ -135,9 +133,7 @@ def test_a_search_goes_on_from_its_folder(
         lambda one: ran.append(one) or simulate(one),
     )
     target = tmp_path / "again.json"
-    with pytest.raises(SystemExit) as end:
-        main(["choose", str(space), "-o", str(folder), "--top", "3", "--json", str(target)])
-    assert end.value.code == 0
+    assert end_of("choose", space, "-o", folder, "--top", "3", "--json", target) == 0
     assert len(ran) == 1
     assert len(made) > 1
     most = len(candidates_of(space).bounded)
@@ -149,9 +145,7 @@ def test_a_search_is_made_again_from_its_file(space: Path, folder: Path, tmp_pat
     asked = tmp_path / "asked.toml"
     asked.write_text(f'space = "{space}"\ntop = 3\n')
     for file in (folder / "choice.json", asked):
-        with pytest.raises(SystemExit) as end:
-            main(["choose", "--spec", str(file), "-o", str(folder), "--json", str(tmp_path / "a")])
-        assert end.value.code == 0
+        assert end_of("choose", "--spec", file, "-o", folder, "--json", tmp_path / "a") == 0
         assert (tmp_path / "a").read_bytes() == (folder / "choice.json").read_bytes()
 
 
@@ -215,9 +209,7 @@ def test_the_second_loses_by_what_its_causes_take_more(folder: Path) -> None:
 def test_a_space_of_nothing_that_can_be_is_a_choice_of_nothing(tmp_path: Path) -> None:
     path, out = tmp_path / "space.toml", tmp_path / "out"
     path.write_text(SPACE.replace("ep = [4, 16]", "ep = [7]"), encoding="utf-8")
-    with pytest.raises(SystemExit) as end:
-        main(["choose", str(path), "-o", str(out)])
-    assert end.value.code == 0
+    assert end_of("choose", path, "-o", out) == 0
     assert [one.rows for one in choice_in(out).systems] == [[]]
 
 
@@ -230,9 +222,7 @@ def test_where_nothing_fits_the_plan_that_needs_least_is_said(tmp_path: Path) ->
 
 
 def test_a_dry_run_simulates_nothing(space: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["choose", str(space), "--dry-run", "--system", "dgx-h100:nccl-alltoall"])
-    assert end.value.code == 0
+    assert end_of("choose", space, "--dry-run", "--system", "dgx-h100:nccl-alltoall") == 0
     said = capsys.readouterr().out
     assert "dgx-h100: 8 candidates of 8 pairs" in said
 
@@ -249,16 +239,12 @@ def test_shares_are_read() -> None:
 
 def test_what_cannot_be_is_refused_before_any_simulation(space: Path) -> None:
     for arguments in (["choose"], ["choose", str(space)], ["choose", "pangoo", "-o", "x"]):
-        with pytest.raises(SystemExit) as end:
-            main(arguments)
-        assert end.value.code == 2
+        assert end_of(*arguments) == 2
 
 
 def test_workers_that_cannot_be_are_refused_before_models_are_counted(
     space: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(search, "everywhere", None)  # whoever calls it finds nothing to call
-    with pytest.raises(SystemExit) as end:
-        main(["choose", str(space), "-o", str(tmp_path / "x"), "--cluster", "foo"])
-    assert end.value.code == 2
+    assert end_of("choose", space, "-o", tmp_path / "x", "--cluster", "foo") == 2
     assert "unknown cluster 'foo'; known: local, slurm" in capsys.readouterr().err

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
+from command_line import end_of, invoke
 from loops import every
-from typer.testing import CliRunner
 
 import tracegen
 import tracegen.importers
-from replay.cli.app import app, main
+from replay.cli.app import app
 from replay.schemes import SCHEMES
 
 
@@ -38,16 +38,10 @@ def command(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     """What a command says that ends with code 2, run in this process as far as its exit."""
-    with pytest.raises(SystemExit) as end:
-        main([str(argument) for argument in arguments])
+    end = end_of(*arguments)
     said = capsys.readouterr()
-    assert (end.value.code, said.out) == (2, "")
+    assert (end, said.out) == (2, "")
     return said.err
-
-
-def invoke(*arguments: object):
-    """Run the command in this process; errors come out as exceptions."""
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def mistake(*arguments: object) -> str:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+from command_line import end_of, invoke
 from loops import every
-from typer.testing import CliRunner
 
-from replay.cli.app import app, main
 from replay.experiments.collective.result import CollectiveResult
 from replay.experiments.collective.spec import MOST_SIZES, collective_of, sizes_of
 from replay.model.collectives.library import ALGORITHMS
@@ -20,13 +18,9 @@ from replay.studies.validate.nccl import time_collective
 MIB = 1 << 20
 
 
-def invoke(*arguments: object) -> Any:
-    return CliRunner().invoke(app, ["collective", *(str(each) for each in arguments)])
-
-
 def result_of(tmp_path: Path, *arguments: object) -> CollectiveResult:
     file = tmp_path / "result.json"
-    assert invoke(*arguments, "--json", file).exit_code == 0
+    assert invoke("collective", *arguments, "--json", file).exit_code == 0
     return CollectiveResult.model_validate_json(file.read_text(encoding="utf-8"))
 
 
@@ -77,12 +71,12 @@ def test_the_same_words_give_the_same_bytes_and_other_words_another_identity(
 
 
 def test_text_names_the_kernel_that_was_picked() -> None:
-    lines = invoke("--bytes", "16K,64M").stdout.splitlines()
+    lines = invoke("collective", "--bytes", "16K,64M").stdout.splitlines()
     assert "all-reduce of 8 GPUs, dgx-h100" in lines[1]
     small, large = (line for line in lines if "nccl" in line)
     assert "16384" in small and "ring LL" in small
     assert "67108864" in large and " nvls " in large
-    lines = invoke("--bytes", "1G", "--algorithm", "nccl", "--algorithm", "two-shot").stdout
+    lines = invoke("collective", "--bytes", "1G", "--algorithm", "nccl", "--algorithm", "two-shot").stdout
     assert max(len(line.rstrip()) for line in lines.splitlines()) <= 100
 
 
@@ -101,7 +95,7 @@ def test_several_nodes_have_no_payload_of_ports(tmp_path: Path) -> None:
 
 
 def test_the_algorithms_are_listed() -> None:
-    listed = invoke("--list").stdout.splitlines()
+    listed = invoke("collective", "--list").stdout.splitlines()
     assert [line.partition(":")[0] for line in listed] == list(ALGORITHMS)
 
 
@@ -159,16 +153,13 @@ def test_a_collective_has_several_spellings(word: str) -> None:
 def test_what_is_refused_is_said_in_a_line(
     words: tuple[object, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["collective", *(str(word) for word in words)])
+    stopped = end_of("collective", *words)
     said = capsys.readouterr().err.strip()
-    assert stopped.value.code == 2
+    assert stopped == 2
     assert said.startswith("error: ") and "\n" not in said
     assert message in said
 
 
 def test_the_algorithm_is_left_to_the_machine_where_none_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["collective", "--system", "mi300x", "--bytes", "1M"])
-    assert not stopped.value.code
+    assert end_of("collective", "--system", "mi300x", "--bytes", "1M") == 0
     assert "two-shot" in capsys.readouterr().out

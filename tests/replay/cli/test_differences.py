@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from command_line import end_of
 
 import replay
 import tracegen
-from replay.cli.app import main
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +27,9 @@ def files(tmp_path_factory, synthetic):
 
 def run(capsys, *arguments):
     """Exit code, output and errors of a command."""
-    with pytest.raises(SystemExit) as end:
-        main([str(argument) for argument in arguments])
+    end = end_of(*arguments)
     said = capsys.readouterr()
-    return end.value.code or 0, said.out, said.err
+    return end, said.out, said.err
 
 
 def test_diff_says_what_and_why(capsys, files):

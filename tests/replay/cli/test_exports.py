@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
+from command_line import end_of
 
 import hwmodel
 import replay
 import tracegen
-from replay.cli.app import main
 from replay.cli.exports import Exports, parse_exports
 from replay.engine import Timeline
 
@@ -19,11 +19,7 @@ SMALL = ("gpt-oss-20b-decode", "--scheme", "dysharp", "--ranks", "2", "--tokens-
 
 
 def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as stopped:
-        main(["run", *SMALL, *arguments])
-    code = stopped.value.code
-    assert isinstance(code, int)
-    return code
+    return end_of("run", *SMALL, *arguments)
 
 
 @pytest.mark.extended

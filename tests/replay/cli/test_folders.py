@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import typer
-from command_tree import commands
+from command_line import commands, end_of
 
 import tracegen
-from replay.cli.app import app, main
+from replay.cli.app import app
 from tracegen.shared import output
 from tracegen.shared.display import files, plots
 from tracegen.shared.display.content import Page, Section
@@ -35,10 +35,9 @@ path = "totals.makespan_us"
 def refused(words: list[str]) -> str:
     """Why, in words; it must be refused."""
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit) as end:
-        main(words)
+    end = end_of(*words)
     signal.signal(signal.SIGTERM, before)
-    assert end.value.code, words
+    assert end, words
     return " ".join(words)
 
 

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from command_line import end_of
 
 import replay
-from replay.cli.app import main
 
 LONG = "n" * 300
 HUGE = "9" * 26
@@ -77,10 +77,9 @@ def test_what_is_too_much_is_one_line(
     (tmp_path / "tables.toml").write_text("a" + ".a" * 3000 + " = 1")
     (tmp_path / "digits.toml").write_text("a = " + "9" * 5000)
     before = {*tmp_path.rglob("*")}
-    with pytest.raises(SystemExit) as end:
-        main(words.split())
+    end = end_of(*words.split())
     said = capsys.readouterr()
-    assert end.value.code == 2, said.err
+    assert end == 2, said.err
     assert said.out == "" and said.err.startswith("error: ") and len(said.err.splitlines()) <= 2
     assert {*tmp_path.rglob("*")} == before
 
@@ -95,10 +94,9 @@ def test_a_step_beyond_the_trace_says_that_it_wraps(
     size = "--ranks 2 --tokens-per-rank 256 --layer 0 --barrier"
     path = tmp_path / "r.json"
     line = f"run gpt-oss-20b-decode --scheme ideal {size} {words} --json {path}"
-    with pytest.raises(SystemExit) as end:
-        main(line.split())
+    end = end_of(*line.split())
     said = capsys.readouterr().out
-    assert end.value.code == 0
+    assert end == 0
     assert ("is beyond the trace: it wraps after 1,022 steps" in said) == wraps
     batch = json.loads(path.read_text())["batch"]
     assert batch.get("num_steps", "left out") == (1022 if wraps else "left out")

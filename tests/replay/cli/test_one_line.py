@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
-from command_tree import commands
+from command_line import commands, end_of
 
 import replay
 import tracegen
@@ -31,10 +31,9 @@ from tracegen.models import ModelShape
 def said(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     """Exit code and what was said of a command."""
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit) as end:
-        main(words)
+    end = end_of(*words)
     signal.signal(signal.SIGTERM, before)
-    return end.value.code, capsys.readouterr().err  # type: ignore[return-value]  # ours are numbers
+    return end, capsys.readouterr().err  # type: ignore[return-value]  # ours are numbers
 
 
 NO_HOME = """
@@ -109,13 +108,10 @@ def test_what_numba_cannot_read_is_the_users_mistake() -> None:
 def test_a_width_that_no_screen_has_is_passed_over(
     columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit):
-        main(["trace", "list"])
+    end_of("trace", "list")
     usual = capsys.readouterr().out
     monkeypatch.setenv("COLUMNS", columns)
-    with pytest.raises(SystemExit) as end:
-        main(["trace", "list"])
-    assert end.value.code == 0 and capsys.readouterr().out == usual
+    assert end_of("trace", "list") == 0 and capsys.readouterr().out == usual
 
 
 def test_a_defect_is_a_line_and_shown_whole_on_demand(

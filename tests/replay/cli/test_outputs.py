@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 import typer
-from command_tree import commands
+from command_line import commands, end_of
 
 import tracegen
-from replay.cli.app import app, main
+from replay.cli.app import app
 
 INPUTS = {
     "spec",
@@ -35,12 +35,6 @@ INPUTS = {
 """Parameters of commands that name files to read."""
 
 RUN = ("run", "toy-zipf", "--scheme", "ideal", "--layer", "0")
-
-
-def end_of(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as end:
-        main([str(one) for one in arguments])
-    return int(end.value.code or 0)
 
 
 def outputs() -> Iterator[tuple[tuple[str, ...], str, str]]:

@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import end_of, invoke
 from tiers import mostly_extended
-from typer.testing import CliRunner
 
 import replay.schemes.ep.plain
-from replay.cli.app import app, main
 from replay.report.scheme_tables import facts_of
 from replay.schemes import SCHEMES, find, outside
 from replay.schemes.contract import CHECKS, examine
@@ -23,10 +22,6 @@ from replay.schemes.registry import COMPARED, TENSOR_SCHEMES
 
 PLAIN = Path(replay.schemes.ep.plain.__file__).read_text(encoding="utf-8")
 MINE = PLAIN.replace('name = "plain"', 'name = "mine"')
-
-
-def invoke(*arguments: object):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def one_line(text: str) -> str:
@@ -155,9 +150,7 @@ def test_a_scheme_that_cannot_be_built_leaves_checks_open(mine: Path) -> None:
     ],
 )
 def test_mistakes(arguments: list[str], said: str, mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main([word.replace("MINE", str(mine)) for word in arguments])
-    assert end.value.code == 2
+    assert end_of(*[word.replace("MINE", str(mine)) for word in arguments]) == 2
     assert said in capsys.readouterr().err
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import end_of
 
 import tracegen
-from replay.cli.app import main
 from tracegen.shared.screen import guard, plain, show, terminal
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202eevil\r[/bold] [red]"
@@ -77,9 +77,8 @@ def test_no_command_lets_a_stranger_steer(
     monkeypatch.chdir(tmp_path)
     (path,) = hostile.iterdir()
     given = [w.replace("TRACE", str(path)).replace("HOSTILE", HOSTILE) for w in words.split()]
-    with pytest.raises(SystemExit) as end:
-        main(given)
+    end = end_of(*given)
     said = capsys.readouterr()
     text = said.out + said.err
     assert text and not {*text} & {"\x1b", "\x07", "\x9b", "\u202e", "\r"}
-    assert end.value.code == (2 if "HOSTILE" in words or "/no" in words else 0), text
+    assert end == (2 if "HOSTILE" in words or "/no" in words else 0), text

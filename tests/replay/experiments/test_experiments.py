@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from command_line import end_of
 from pydantic import create_model
 from tiers import mostly_extended
 
 from hwmodel.draws import draw
-from replay.cli.app import main
 from replay.errors import UserError
 from replay.experiments.base.experiment import EXPERIMENTS
 from replay.experiments.base.load import load_result
@@ -484,9 +484,7 @@ def test_a_file_is_explained_by_the_names_in_it(name: str, tmp_path: Path) -> No
     names = CASES[name].schemes if name in CASES else ("ring, 64K", "tree, 64K")
     target = tmp_path / "e.json"
     words = ["explain", *names, str(tmp_path / "r.json"), "--json", str(target)]
-    with pytest.raises(SystemExit) as end:
-        main([*words, "--html", str(tmp_path / "e.html")])
-    assert not end.value.code
+    assert end_of(*words, "--html", tmp_path / "e.html") == 0
     found, again = explain(*two_of(name)), load_result(target)
     assert {one.where + one.what: one for one in again.path} == {one.where + one.what: one for one in found.path}
     assert (again.one, again.other_us) == (found.one, found.other_us)
@@ -577,9 +575,7 @@ def test_a_file_says_how_sure_it_is(name: str, tmp_path: Path) -> None:
     to_draw(name).save(tmp_path / "r.json")
     target = tmp_path / "u.json"
     words = ["uncertainty", str(tmp_path / "r.json"), "--draws", "1", "--json", str(target)]
-    with pytest.raises(SystemExit) as end:
-        main([*words, "--html", str(tmp_path / "u.html")])
-    assert not end.value.code
+    assert end_of(*words, "--html", tmp_path / "u.html") == 0
     found = load_result(target)
     assert found.experiment == name and found.to_json() == target.read_text()
     assert found.races[0].names[0] in (tmp_path / "u.html").read_text()

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
-
-from replay.cli.app import main
+from command_line import end_of
 
 
 class Said(NamedTuple):
@@ -22,10 +21,9 @@ def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
 
     def run(words: str) -> Said:
         capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            main(words.split())
+        end = end_of(*words.split())
         said = capsys.readouterr()
-        code = end.value.code
+        code = end
         assert isinstance(code, int)
         return Said(code, said.out, said.err)
 

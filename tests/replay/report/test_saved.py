@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import typer
-from command_tree import commands
+from command_line import commands, end_of
 from loops import every
 
 import replay
-from replay.cli.app import app, main
+from replay.cli.app import app
 from replay.experiments.base.documents import DocumentKind
 from replay.experiments.base.load import document_kinds
 from replay.experiments.base.load import load_result as load
@@ -121,22 +121,16 @@ def test_results_of_different_works_follow_one_another(compared: Comparison, cha
     assert len([name for name in names if name.startswith("1-")]) == len(ours) + len(list(page(compared).tables()))
 
 
-def run(*words: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    return int(ended.value.code or 0)
-
-
 def test_the_command_writes_a_file(compared: Comparison, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for one in compared.results:
         one.save(tmp_path / f"{one.scheme.name}.json")
     files = [str(tmp_path / f"{name}.json") for name in ("ideal", "deepep", "dysharp")]
     html = tmp_path / "report.html"
-    assert run("report", *files, "--html", str(html)) == 0
+    assert end_of("report", *files, "--html", str(html)) == 0
     assert capsys.readouterr().out == f"written: {html}\n"
     text = html.read_text("utf-8")
     assert "uniform routing for OLMoE-1B-7B: 3 schemes" in text
-    assert run("report", *files) == 2
+    assert end_of("report", *files) == 2
     assert capsys.readouterr().err.startswith("error: where to?")
 
 
@@ -156,7 +150,7 @@ SMALL = ("toy-zipf", "--layer", "0")
 )
 def test_commands_write_their_reports(words: tuple[str, ...], says: str, tmp_path: Path) -> None:
     html = tmp_path / "report.html"
-    assert run(*words, "--html", str(html)) == 0
+    assert end_of(*words, "--html", str(html)) == 0
     assert says in html.read_text("utf-8")
 
 
@@ -164,7 +158,7 @@ def test_a_difference_of_files_names_them(compared: Comparison, tmp_path: Path) 
     files = [str(tmp_path / name) for name in ("before.json", "after.json")]
     for file, scheme in zip(files, ("deepep", "dysharp"), strict=True):
         compared[scheme].save(file)
-    assert run("diff", *files, "--html", str(tmp_path / "report.html")) == 0
+    assert end_of("diff", *files, "--html", str(tmp_path / "report.html")) == 0
     assert f"moereplay diff {' '.join(files)}" in (tmp_path / "report.html").read_text("utf-8")
 
 
@@ -184,7 +178,7 @@ def test_what_is_no_result_is_refused(
 ) -> None:
     file = tmp_path / "x.json"
     file.write_text(content, encoding="utf-8")
-    assert run("report", str(file), "--html", str(tmp_path / "x.html")) == 2
+    assert end_of("report", str(file), "--html", str(tmp_path / "x.html")) == 2
     error = capsys.readouterr().err
     assert says in error and len(error.splitlines()) <= 2
     assert not (tmp_path / "x.html").exists()

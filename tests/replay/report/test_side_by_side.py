@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import end_of
 
 import replay
-from replay.cli.app import main
 from replay.experiments.collective.experiment import EXPERIMENT as COLLECTIVE
 from replay.experiments.layer.bands import Band, Uncertainty
 from replay.experiments.layer.page.several import page_of_several
@@ -180,9 +180,7 @@ def test_two_of_different_kinds_stand_one_behind_the_other(compared: Comparison,
     files = [tmp_path / "a.json", tmp_path / "b.json"]
     compared.save(files[0])
     collective.save(files[1])
-    with pytest.raises(SystemExit) as ended:
-        main(["report", *map(str, files), "--html", str(tmp_path / "both.html")])
-    assert not ended.value.code
+    assert end_of("report", *files, "--html", tmp_path / "both.html") == 0
     assert (tmp_path / "both.html").exists()
 
 
@@ -200,9 +198,7 @@ def test_the_command_on_the_page_makes_it_again(
     monkeypatch.chdir(tmp_path)
     compared.save("a.json")
     narrow.save("b.json")
-    with pytest.raises(SystemExit) as ended:
-        main(["report", "a.json", "b.json", "--html", "both.html"])
-    assert not ended.value.code
+    assert end_of("report", "a.json", "b.json", "--html", "both.html") == 0
     assert "moereplay report a.json b.json --html both.html" in Path("both.html").read_text("utf-8")
 
 

@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from command_line import invoke
 from loops import every
-from typer.testing import CliRunner
 
 import replay
 import tracegen
 from replay.chains.preparation import make_work
-from replay.cli.app import app
 from replay.errors import UserError
 from replay.experiments.ask import place as run_place
 from replay.experiments.place.result import PlacementResult
@@ -210,14 +209,10 @@ def test_what_cannot_be_fitted_is_refused(trace, settings: dict[str, object], sa
 # ---- the command -----------------------------------------------------------------------------
 
 
-def invoke(*arguments: object):
-    return CliRunner().invoke(app, ["place", *map(str, arguments)])
-
-
 @pytest.mark.parametrize("form", ["sglang", "vllm", "vllm-ascend", "tensorrt"])
 def test_the_command_writes_a_map_that_replays_take(trace, trace_file: Path, tmp_path: Path, form: str) -> None:
     out = tmp_path / ("map.yaml" if form == "tensorrt" else "map.json")
-    done = invoke(trace_file, "--slots", 80, "--windows", 2, "--out", out, "--format", form)
+    done = invoke("place", trace_file, "--slots", 80, "--windows", 2, "--out", out, "--format", form)
     assert done.exit_code == 0, done.exception
     assert "64 experts in 80 slots on 4 GPUs: eplb, fitted on all tokens" in done.output
     settings = {"layer": 1, "scheme": "ideal"}
@@ -227,8 +222,9 @@ def test_the_command_writes_a_map_that_replays_take(trace, trace_file: Path, tmp
 
 def test_the_command_looks_at_a_file(trace_file: Path, tmp_path: Path) -> None:
     out, again = tmp_path / "map.json", tmp_path / "again.yaml"
-    assert invoke(trace_file, "--slots", 80, "--fit", "0:2", "--out", out).exit_code == 0
+    assert invoke("place", trace_file, "--slots", 80, "--fit", "0:2", "--out", out).exit_code == 0
     done = invoke(
+        "place",
         trace_file,
         "--from",
         out,
@@ -258,7 +254,7 @@ def test_the_command_looks_at_a_file(trace_file: Path, tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_are_said_in_a_line(trace_file: Path, arguments: tuple[str, ...], said: str) -> None:
-    failed = invoke(trace_file, *arguments)
+    failed = invoke("place", trace_file, *arguments)
     assert failed.exit_code == 1
     assert isinstance(failed.exception, UserError)
     assert said in str(failed.exception)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import typer
+from command_line import invoke
 from hypothesis import given
 from hypothesis import strategies as st
 from loops import every
-from typer.testing import CliRunner
 
 import hwmodel
 import replay
@@ -166,10 +166,6 @@ def trace_file(tmp_path_factory: pytest.TempPathFactory, synthetic) -> Path:
     return path
 
 
-def run(*arguments: object):
-    return CliRunner().invoke(app, ["run", *map(str, arguments)])
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -187,7 +183,7 @@ def test_a_result_is_run_again_byte_for_byte(settings: dict, trace_file: Path, t
     again = replay.load_result(tmp_path / "a.json").spec
     assert again == first.spec
     (tmp_path / "a.toml").write_text(again.to_toml())
-    done = run("--spec", tmp_path / "a.toml", "--json", tmp_path / "b.json")
+    done = invoke("run", "--spec", tmp_path / "a.toml", "--json", tmp_path / "b.json")
     assert done.exit_code == 0, done.exception
     assert "note:" not in done.stderr
     assert (tmp_path / "b.json").read_bytes() == (tmp_path / "a.json").read_bytes()
@@ -197,7 +193,8 @@ def test_a_result_is_run_again_byte_for_byte(settings: dict, trace_file: Path, t
 def test_options_beside_a_spec_override_it(trace_file: Path, tmp_path: Path) -> None:
     settings = {"scheme": "comet", "options": {"message_rows": 8}, "layer": 1, "barrier": True}
     replay.run(trace_file, **settings, overrides={"switch.multicast": False}).save(tmp_path / "a.json")
-    done = run(
+    done = invoke(
+        "run",
         "--spec",
         tmp_path / "a.json",
         "--json",
@@ -215,7 +212,7 @@ def test_options_beside_a_spec_override_it(trace_file: Path, tmp_path: Path) -> 
     assert spec.options == {"message_rows": 8, "dispatch_sms": 20}
     assert spec.overrides == {"switch.multicast": False, "switch.reduction": False}
     assert (spec.layer, spec.barrier) == ((0, 1), False)
-    other = run("--spec", tmp_path / "a.json", "--scheme", "deepep", "--json", tmp_path / "c.json")
+    other = invoke("run", "--spec", tmp_path / "a.json", "--scheme", "deepep", "--json", tmp_path / "c.json")
     assert other.exit_code == 0, other.exception
     assert replay.load_result(tmp_path / "c.json").spec.options == {}
 
@@ -228,14 +225,14 @@ def test_another_trace_is_refused_unless_it_is_asked_for(trace_file: Path, tmp_p
     assert "\n" not in str(caught.value)
     other = tmp_path / "other.h5"
     tracegen.write(synthetic(ranks=4, tokens_per_rank=6), other)
-    done = run(other, "--spec", tmp_path / "a.json", "--json", tmp_path / "b.json")
+    done = invoke("run", other, "--spec", tmp_path / "a.json", "--json", tmp_path / "b.json")
     assert done.exit_code == 0, done.exception
     assert "note:" not in done.stderr
     assert replay.load_result(tmp_path / "b.json").spec.trace == str(other)
     trace_file_now = tmp_path / "moved.h5"
     tracegen.write(synthetic(ranks=4, tokens_per_rank=6), trace_file_now)
     (tmp_path / "c.toml").write_text(result.spec.changed(trace=str(trace_file_now)).to_toml(), encoding="utf-8")
-    assert "this is not the trace of the spec" in str(run("--spec", tmp_path / "c.toml").exception)
+    assert "this is not the trace of the spec" in str(invoke("run", "--spec", tmp_path / "c.toml").exception)
 
 
 def test_a_trace_in_memory_has_no_reference(tmp_path: Path, trace_file: Path, synthetic) -> None:
@@ -243,8 +240,8 @@ def test_a_trace_in_memory_has_no_reference(tmp_path: Path, trace_file: Path, sy
     result = replay.run(trace, scheme="ideal", layer=0)
     assert result.spec.trace is None and result.spec.content_id == trace.content_id
     result.save(tmp_path / "a.json")
-    assert "no trace is given" in str(run("--spec", tmp_path / "a.json").exception)
-    done = run(trace_file, "--spec", tmp_path / "a.json")
+    assert "no trace is given" in str(invoke("run", "--spec", tmp_path / "a.json").exception)
+    done = invoke("run", trace_file, "--spec", tmp_path / "a.json")
     assert done.exit_code == 0 and "note:" not in done.stderr
 
 
@@ -254,9 +251,9 @@ def test_a_system_that_has_changed_is_told(tmp_path: Path, trace_file: Path) -> 
     text += 'confidence = "user" }\n'
     system.write_text(text % 8)
     replay.run(trace_file, scheme="ideal", system=system, layer=0).save(tmp_path / "a.json")
-    assert "note:" not in run("--spec", tmp_path / "a.json").stderr
+    assert "note:" not in invoke("run", "--spec", tmp_path / "a.json").stderr
     system.write_text(text % 9)
-    assert "was made from another system" in run("--spec", tmp_path / "a.json").stderr
+    assert "was made from another system" in invoke("run", "--spec", tmp_path / "a.json").stderr
 
 
 def test_a_system_in_memory_is_its_preset_with_what_differs(synthetic) -> None:
@@ -274,10 +271,10 @@ def test_a_scheme_in_memory_is_its_name_with_what_differs(synthetic) -> None:
 
 def test_a_spec_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     for name, said in (("gone.toml", "cannot read"), ("gone.json", "cannot read")):
-        assert said in str(run("--spec", tmp_path / name).exception)
+        assert said in str(invoke("run", "--spec", tmp_path / name).exception)
     (tmp_path / "bad.toml").write_text("ranks = 0")
-    assert "bad.toml: ranks must be at least 1" in str(run("--spec", tmp_path / "bad.toml").exception)
+    assert "bad.toml: ranks must be at least 1" in str(invoke("run", "--spec", tmp_path / "bad.toml").exception)
     (tmp_path / "bad.json").write_text(json.dumps({"format": "moereplay-sweep/1"}))
-    assert str(run("--spec", tmp_path / "bad.json").exception).endswith(
+    assert str(invoke("run", "--spec", tmp_path / "bad.json").exception).endswith(
         "bad.json is a moereplay-sweep document; this takes: moereplay-result, moereplay-comparison"
     )

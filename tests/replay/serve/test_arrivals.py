@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import end_of
 
-from replay.cli.app import main
 from replay.errors import UserError
 from replay.experiments.serve.arrivals.experiment import EXPERIMENT
 from replay.experiments.serve.arrivals.replay import requests_of
@@ -185,9 +185,7 @@ def test_a_search_that_finds_no_rate_ranks_last() -> None:
 
 def moereplay(*arguments: str) -> int:
     """Run ``moereplay infer``; its exit code."""
-    with pytest.raises(SystemExit) as ended:
-        main(["infer", *arguments])
-    return int(str(ended.value.code))
+    return end_of("infer", *arguments)
 
 
 @pytest.mark.extended

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import end_of
 from loops import every
 
-from replay.cli.app import main
 from replay.errors import UserError
 from replay.experiments.serve.arrivals.replay import ArrivalSetup
 from replay.experiments.serve.arrivals.spec import ArrivalSpec
@@ -244,17 +244,14 @@ def test_the_command_shows_both_phases(capsys: pytest.CaptureFixture[str]) -> No
         "--scheme megatron-allgather --option deepep.num_sms=16 --baseline megatron-allgather",
     )
     words = " ".join(parts).split()
-    with pytest.raises(SystemExit) as ended:
-        main(words)
+    ended = end_of(*words)
     out = capsys.readouterr().out
-    assert ended.value.code == 0
+    assert ended == 0
     assert "speed-up over megatron-allgather" in out
     assert "deepep-ll: prompts run under deepep." in out
     assert max(map(len, out.splitlines())) <= 100
     for options in (["--option", "ll.K=V"], ["--baseline", "pangu"]):
-        with pytest.raises(SystemExit) as ended:
-            main([*words, *options])
-        assert ended.value.code == 2
+        assert end_of(*words, *options) == 2
         assert capsys.readouterr().err.startswith("error: ")
 
 

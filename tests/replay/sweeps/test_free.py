@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import invoke
 from loops import every
-from typer.testing import CliRunner
 
-from replay.cli.app import app
 from replay.errors import UserError
 from replay.experiments.base.load import load_result
 from replay.report.pages import page
@@ -307,22 +306,18 @@ def test_a_mistake_is_a_line_that_says_what_is_possible(old: str, new: str, says
     assert says in str(caught.value) and str(caught.value).count("\n") < 2
 
 
-def invoke(*arguments: object):
-    return CliRunner().invoke(app, ["sweep", *map(str, arguments)])
-
-
 def test_the_command_puts_the_table_into_a_page(swept: SweepResult, folder: Path) -> None:
     source, kept = folder.parent / "paper.toml", folder.parent / "page.md"
     source.write_text(STUDY, encoding="utf-8")
     kept.write_text("# Mine\n\n## Free inputs\n\nold\n\n## More\n\nkept\n", encoding="utf-8")
-    done = invoke(source, "--free", "-o", folder, "--into", kept)
+    done = invoke("sweep", source, "--free", "-o", folder, "--into", kept)
     assert done.exit_code == 0, done.exception
     text = kept.read_text()
     assert text.startswith("# Mine\n\n## Free inputs\n\n`moereplay sweep paper --free -o FOLDER`")
     assert text.endswith("\n\n## More\n\nkept\n") and "old" not in text
     assert "| DeepEP over the bound" in text
     before = text
-    assert invoke(source, "--free", "-o", folder, "--into", kept).exit_code == 0
+    assert invoke("sweep", source, "--free", "-o", folder, "--into", kept).exit_code == 0
     assert kept.read_text() == before
 
 
@@ -347,7 +342,7 @@ def test_what_has_no_place_for_the_table_is_refused_before_anything_is_replayed(
     kept.unlink(missing_ok=True)
     if page_text is not None:
         kept.write_text(page_text, encoding="utf-8")
-    done = invoke(source, "--free", "-o", out, "--into", kept)
+    done = invoke("sweep", source, "--free", "-o", out, "--into", kept)
     assert isinstance(done.exception, UserError) and says in str(done.exception)
     assert not out.exists()
 

@@ -14,14 +14,13 @@ from typing import Any
 
 import h5py
 import pytest
+from command_line import invoke
 from loops import every
 from tiers import mostly_extended
-from typer.testing import CliRunner
 
 import hwmodel
 import replay
 import tracegen
-from replay.cli.app import app
 from replay.errors import UserError
 from replay.experiments.base import identity as run_identity
 from replay.schemes import SCHEMES
@@ -786,26 +785,22 @@ def test_a_claim_about_what_is_not_there_is_a_mistake(old: str, new: str, says: 
 # ---- command -----------------------------------------------------------------------------------
 
 
-def invoke(*arguments: object):
-    return CliRunner().invoke(app, ["sweep", *map(str, arguments)])
-
-
 def test_the_command_writes_tables_and_json(study_file: Path, tmp_path: Path) -> None:
     out, copy = tmp_path / "out", tmp_path / "copy.json"
-    done = invoke(study_file, "-o", out, "--json", copy)
+    done = invoke("sweep", study_file, "-o", out, "--json", copy)
     assert done.exit_code == 0, done.exception
     assert (out / "table.txt").read_text().split() == done.stdout.split()  # a screen breaks long lines
     assert (out / "sweep.json").read_bytes() == copy.read_bytes()
     assert done.stderr == f"{out}: 24 replayed, 0 used again\n"
     before = files(out)
-    assert invoke(study_file, "-o", out).stderr == f"{out}: 0 replayed, 24 used again\n"
+    assert invoke("sweep", study_file, "-o", out).stderr == f"{out}: 0 replayed, 24 used again\n"
     assert files(out) == before
-    shown = invoke(study_file, "--dry-run", "-o", out).stdout
+    shown = invoke("sweep", study_file, "--dry-run", "-o", out).stdout
     assert "36 points, 24 different replays of 6 traces; 24 there already" in shown
 
 
 def test_a_dry_run_leaves_nothing(study_file: Path, tmp_path: Path) -> None:
-    done = invoke(study_file, "--dry-run", "-o", tmp_path / "out")
+    done = invoke("sweep", study_file, "--dry-run", "-o", tmp_path / "out")
     assert "24 different replays of 6 traces; 0 there already" in done.stdout
     assert done.stdout.count("deepep") == 2 * 2 * 3
     assert not (tmp_path / "out").exists()
@@ -813,19 +808,19 @@ def test_a_dry_run_leaves_nothing(study_file: Path, tmp_path: Path) -> None:
 
 def test_a_study_that_ships_can_be_copied_and_changed(tmp_path: Path) -> None:
     mine = tmp_path / "mine.toml"
-    assert invoke("in-switch", "--copy", mine).exit_code == 0
+    assert invoke("sweep", "in-switch", "--copy", mine).exit_code == 0
     copied = load_study(mine)
     assert copied.grids == load_study("in-switch").grids
-    again = invoke("low-latency", "--copy", mine)
+    again = invoke("sweep", "low-latency", "--copy", mine)
     assert isinstance(again.exception, UserError) and "is there already" in str(again.exception)
     assert load_study(mine) == copied
-    assert f"{copied.title}: 120 points" in invoke(mine, "--dry-run").stdout
+    assert f"{copied.title}: 120 points" in invoke("sweep", mine, "--dry-run").stdout
 
 
 def test_the_exit_code_tells_of_points_that_cannot_run(tmp_path: Path) -> None:
     path = tmp_path / "refused.toml"
     path.write_text(REFUSED)
-    done = invoke(path, "-o", tmp_path / "out")
+    done = invoke("sweep", path, "-o", tmp_path / "out")
     assert done.exit_code == 3
     assert "9 points cannot run" in done.stderr
 
@@ -840,12 +835,12 @@ def test_the_exit_code_tells_of_points_that_cannot_run(tmp_path: Path) -> None:
     ],
 )
 def test_the_commands_mistakes(arguments: tuple[str, ...], says: str) -> None:
-    done = invoke(*arguments)
+    done = invoke("sweep", *arguments)
     assert isinstance(done.exception, UserError) and says in str(done.exception)
 
 
 def test_a_sweep_needs_a_folder(study_file: Path) -> None:
-    done = invoke(study_file)
+    done = invoke("sweep", study_file)
     assert isinstance(done.exception, UserError) and "-o" in str(done.exception)
 
 
@@ -853,7 +848,7 @@ def test_a_sweep_needs_a_folder(study_file: Path) -> None:
 
 
 def test_every_study_is_listed() -> None:
-    shown = invoke("--list").stdout
+    shown = invoke("sweep", "--list").stdout
     for name in study_names():
         assert f"{name}: {load_study(name).title}" in shown
         assert load_study(name).question.strip() in shown

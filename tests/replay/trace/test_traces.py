@@ -13,15 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import invoke
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loops import every
-from typer.testing import CliRunner
 
 import replay
 import tracegen
 from replay.chains import replay as replays
-from replay.cli.app import app
 from replay.engine.scheduler import OutOfOrderError
 from replay.errors import UserError
 from replay.experiments.base.crews.store import PointOutcome, point_text
@@ -55,10 +54,6 @@ def trace() -> tracegen.RoutingTrace:
         skew=0.9,
         phase="decode",
     )
-
-
-def invoke(*arguments: object) -> Any:
-    return CliRunner().invoke(app, [*map(str, arguments)])
 
 
 # ---- which steps ---------------------------------------------------------------------------------

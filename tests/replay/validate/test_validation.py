@@ -12,9 +12,9 @@ from importlib import resources
 import networkx as nx
 import numpy as np
 import pytest
+from command_line import end_of
 from long_tables import by_length, is_long, kind_of, spread_rows
 
-from replay.cli.app import main
 from replay.errors import UserError
 from replay.studies.validate import custom_allreduce, report, validate
 from replay.studies.validate.bench import Bench, even_work, uniform_work
@@ -502,9 +502,7 @@ def test_an_unknown_table_is_refused_by_name():
 
 def command(capsys, *arguments):
     """Exit code of the command in this process, and what it wrote."""
-    with pytest.raises(SystemExit) as end:
-        main(["validate", *arguments])
-    return end.value.code, capsys.readouterr()
+    return end_of("validate", *arguments), capsys.readouterr()
 
 
 def test_the_command_ends_with_0_where_bounds_hold_and_1_where_not(tmp_path, capsys):

@@ -9,6 +9,7 @@ import sys
 import h5py
 import numpy as np
 import pytest
+from command_line import end_of
 from loops import every
 from typer.testing import CliRunner
 
@@ -354,7 +355,6 @@ def test_the_commands(tmp_path, remote, tiny_file):
 @pytest.mark.extended
 def test_what_was_fetched_has_its_name_from_then_on(tmp_path, remote, monkeypatch, capsys):
     """List, fetch, use: the lines of the page on sharing, with the address of a server."""
-    from replay.cli.app import main
 
     monkeypatch.delenv("MOEREPLAY_CATALOGUES")
     where = f"{remote.url}/t"
@@ -373,9 +373,7 @@ def test_what_was_fetched_has_its_name_from_then_on(tmp_path, remote, monkeypatc
         ("run", "one", "--layer", "3", "--scheme", "ideal"),
         ("place", "one", "--ranks", "2"),
     ):
-        with pytest.raises(SystemExit) as end:
-            main(list(line))
-        assert end.value.code == 0, (line, capsys.readouterr().err)
+        assert end_of(*line) == 0, (line, capsys.readouterr().err)
     assert not remote.log  # it was fetched
     named = {item["name"]: item for item in json.loads(run("list", "--json").stdout)}
     assert (named["one"]["cached"], named["one"]["catalogue"]) == (True, where)
