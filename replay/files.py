@@ -11,6 +11,7 @@ from tracegen.shared.regular import is_folder as is_folder
 from tracegen.shared.regular import parse_json as parse_json
 from tracegen.shared.regular import parse_toml as parse_toml
 from tracegen.shared.regular import read_bytes as read_bytes
+from tracegen.shared.regular import read_input as read_input
 from tracegen.shared.regular import read_text as read_text
 from tracegen.shared.regular import real as real
 
@@ -25,6 +26,7 @@ __all__ = [
     "parse_json",
     "parse_toml",
     "read_bytes",
+    "read_input",
     "read_text",
     "real",
     "write_text",

@@ -24,7 +24,6 @@ from replay.cli.options import (
     takes_settings,
 )
 from replay.cli.screen import progress, tell
-from replay.errors import UserError
 from replay.experiments.base.experiment import EXPERIMENTS, Experiment, SpecInputs
 from replay.experiments.base.host_memory import parse_size
 from replay.experiments.base.result import allowed_by
@@ -117,7 +116,7 @@ class ExperimentCommand:
         UserError
             If the file cannot be read, or is of another experiment.
         """
-        from replay.files import read_text
+        from replay.files import read_input
 
         path = self.words["spec"]
         if path is None:
@@ -127,12 +126,7 @@ class ExperimentCommand:
             results = getattr(loaded, "results", None) or [loaded]
             baseline = getattr(loaded, "baseline", None)
             return Before([one.spec for one in results], results, baseline)
-        try:
-            text = read_text(path)
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            message = f"cannot read the spec {path}: {reason}"
-            raise UserError(message) from None
+        text = read_input(path, "the spec")
         return Before([self.experiment.spec.from_toml(text, str(path))])
 
     def runs_again(self, made: str, settings: Callable[[Mapping[str, Any]], bool]) -> bool:

@@ -144,16 +144,10 @@ def sweep(
 
 def _read_page(path: Path, plan: Plan) -> str:
     """A page with the plan's table of free inputs in place of the one that it has."""
-    from replay.files import read_text
+    from replay.files import read_input
     from replay.studies.sweeps.free import replace_section
 
-    try:
-        text = read_text(path, encoding="utf-8")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        message = f"cannot read the page {path}: {reason}"
-        raise UserError(message) from None
-    return replace_section(text, plan.tables, str(path))
+    return replace_section(read_input(path, "the page"), plan.tables, str(path))
 
 
 class _ReplayCounter:

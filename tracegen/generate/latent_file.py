@@ -36,12 +36,7 @@ def read(path: str | Path) -> LatentModel | KindModel:
     UserError
         If it cannot be read, or a value is missing or not possible.
     """
-    try:
-        text = regular.read_text(path, MAX_FILE_BYTES)
-    except (OSError, UnicodeDecodeError) as error:
-        msg = f"cannot read the parameter file {path}: {error}"
-        raise UserError(msg) from error
-    return loads(text, where=str(path))
+    return loads(regular.read_input(path, "the parameter file", MAX_FILE_BYTES), where=str(path))
 
 
 def loads(text: str, where: str) -> LatentModel | KindModel:

@@ -77,11 +77,7 @@ class ModelCatalogue(Generic[Shape]):
         UserError
             If the file cannot be read, or a value is unknown, of the wrong type or inconsistent.
         """
-        try:
-            return self.parse(regular.read_text(path), where=str(path))
-        except (OSError, UnicodeDecodeError) as error:
-            msg = f"cannot read the model file {path}: {error}"
-            raise UserError(msg) from error
+        return self.parse(regular.read_input(path, "the model file"), where=str(path))
 
     def parse(self, text: str, where: str) -> Shape:
         """Read the text of a file, which errors call `where`.

@@ -82,6 +82,27 @@ def read_text(path: str | Path, most: int = MOST_TEXT_BYTES, *, encoding: str = 
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
+def read_input(path: str | Path, what: str, most: int = MOST_TEXT_BYTES, *, encoding: str = "utf-8") -> str:
+    """Read a text file that a user named; parameters as those of `read_text`.
+
+    Parameters
+    ----------
+    what
+        Words for it, such as "the study".
+
+    Raises
+    ------
+    UserError
+        If it cannot be read, with its name and the reason.
+    """
+    try:
+        return read_text(path, most, encoding=encoding)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        message = f"cannot read {what} {path}: {reason}"
+        raise UserError(message) from None
+
+
 def parse_toml(text: str) -> dict[str, Any]:
     """Read the text of a TOML file.
 

@@ -129,13 +129,7 @@ def load(name_or_path: str | Path) -> Space:
     if not given.endswith(".toml") and "/" not in given:
         message = f"{unknown('space', given, names())}; or the path of a .toml file"
         raise UserError(message)
-    try:
-        text = regular.read_text(Path(given))
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        message = f"cannot read the space {given}: {reason}"
-        raise UserError(message) from None
-    return parse(text, given)
+    return parse(regular.read_input(given, "the space"), given)
 
 
 def parse(text: str, where: str) -> Space:

@@ -38,7 +38,7 @@ from pydantic import Field, ValidationError
 
 from replay.errors import UserError, unknown
 from replay.experiments.base.spec import present_words
-from replay.files import is_file, parse_toml, read_text
+from replay.files import is_file, parse_toml, read_input
 from tracegen.shared.strict import StrictDocument
 
 PACKAGE = "replay.studies"
@@ -308,12 +308,7 @@ def study_text(name_or_path: str | Path) -> str:
         problem = unknown("study", given, study_names())
         message = f"{problem}; or the path of a .toml file"
         raise UserError(message)
-    try:
-        return read_text(path, encoding="utf-8-sig")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        message = f"cannot read the study {given}: {reason}"
-        raise UserError(message) from None
+    return read_input(given, "the study", encoding="utf-8-sig")
 
 
 def parse_study(text: str, name: str, where: str) -> Study:
