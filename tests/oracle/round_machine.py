@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from functools import cache
 
+import numpy as np
+
 import hwmodel
 from hwmodel import System
+from replay.engine import GraphBuilder, Timeline, schedule
+from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
+from replay.model.machine.times import Time
+from replay.model.work.layer import LayerWork
+from replay.schemes import Scheme
 
 NS = 1000  # picoseconds
 US = 1_000_000
@@ -81,3 +89,21 @@ ROUND = {
 def round_machine() -> System:
     """Eight GPUs: ports of one byte a picosecond, SMs that push a tenth of that."""
     return hwmodel.load("dgx-h100", ROUND)
+
+
+def memory_ps(nbytes: int) -> int:
+    """Streams, operands, and bytes that are not told apart: 5000 GB/s."""
+    return -(-nbytes // 5)
+
+
+def elementwise_ps(read: int, written: int) -> int:
+    """Kernels that copy and add: 8000 GB/s of reads, then 4000 GB/s of writes."""
+    return -(-read // 8) + -(-written // 4)
+
+
+def late_rank(layer: LayerWork, scheme: Scheme) -> Timeline:
+    """A layer of two ranks, of which the second begins 500 us late."""
+    machine = Machine(round_machine(), GraphBuilder(KIND_NAMES), 2)
+    late = Time(np.array([0, 500 * US]))
+    scheme.build(layer, machine, machine.delay(Kind.MARK, late, machine.mark(machine.ranks)))
+    return schedule(machine.graph.build())

@@ -8,9 +8,10 @@ import numpy as np
 from round_machine import ROUND, US
 
 import hwmodel
-from replay.engine import GraphBuilder, schedule
+from replay.engine import GraphBuilder, TaskGraph, schedule
 from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine
+from replay.model.machine.resources import ResourceClass
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes.contract import layers as small_layers
 
@@ -76,3 +77,9 @@ def put_ps(system: hwmodel.System, nbytes: int) -> int:
     one = np.zeros(1, np.int64)
     machine.sync.notify(one, one + 8, nbytes, machine.mark(one))
     return schedule(graph.build()).makespan_ps
+
+
+def leaving(graph: TaskGraph, machine: Machine) -> np.ndarray:
+    """(task,): whether it brings rows from a GPU to its network card."""
+    of_pcie = machine.resources.classes(graph)[graph.resource] == ResourceClass.PCIE_OUT
+    return of_pcie & (graph.resource >= 0) & (graph.payload_bytes > 0)

@@ -6,14 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from round_machine import NS, ROUND, US, round_machine
+from round_machine import NS, ROUND, US, late_rank, round_machine
 
 import hwmodel
 from replay.chains.layer import build_layer
-from replay.engine import GraphBuilder, Timeline, schedule
-from replay.model.machine.kinds import KIND_NAMES, Kind
-from replay.model.machine.machine import Machine
-from replay.model.machine.times import Time
+from replay.engine import Timeline, schedule
+from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
@@ -202,11 +200,7 @@ def test_nothing_is_got_before_all_ranks_have_filled_their_heap() -> None:
         layer.precision,
         is_backward=True,
     )
-    machine = Machine(round_machine(), GraphBuilder(KIND_NAMES), 2)
-    late = np.array([0, 500 * US])
-    start = machine.delay(Kind.MARK, Time(late), machine.mark(machine.ranks))
-    SCHEME.build(layer, machine, start)
-    timeline = schedule(machine.graph.build())
+    timeline = late_rank(layer, SCHEME)
     filled = max(end for _, end in times(timeline, Kind.PERMUTE, 1)[:1])
     assert filled > 500 * US
     assert times(timeline, Kind.DISPATCH_SEND)[0][0] > filled

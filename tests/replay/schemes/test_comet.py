@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 from loops import every
 from packets import write_packets
-from round_machine import NS, ROUND, US, round_machine
+from round_machine import NS, ROUND, US, elementwise_ps, late_rank, memory_ps, round_machine
 from tile_rule import Tile, sorted_key
 
 import hwmodel
 from replay.chains.layer import build_layer
-from replay.engine import GraphBuilder, Timeline, schedule
-from replay.model.machine.kinds import KIND_NAMES, Kind
-from replay.model.machine.machine import Machine
-from replay.model.machine.times import Time
+from replay.engine import Timeline, schedule
+from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
@@ -36,16 +34,6 @@ WIDE = ExpertShape(1024, 64)
 
 def barrier(num_ranks: int) -> int:
     return 1000 * NS + (num_ranks - 1) * 10 * NS
-
-
-def memory_ps(nbytes: int) -> int:
-    """Operands, and bytes that are not told apart: 5000 GB/s."""
-    return -(-nbytes // 5)
-
-
-def elementwise_ps(read: int, written: int) -> int:
-    """Kernels that copy and add: 8000 GB/s of reads, then 4000 GB/s of writes."""
-    return -(-read // 8) + -(-written // 4)
 
 
 @cache
@@ -354,11 +342,7 @@ def test_nothing_is_fetched_before_all_sources_have_begun(name: str) -> None:
     """Of a backward pass, in which nothing is exchanged that would wait for a late rank."""
     ids = np.array([[0], [0]], np.int32)
     layer = small_layers.work(ids, 2, 2, shape=WIDE, is_backward=True)
-    machine = Machine(round_machine(), GraphBuilder(KIND_NAMES), 2)
-    late = np.array([0, 500 * US])
-    start = machine.delay(Kind.MARK, Time(late), machine.mark(machine.ranks))
-    SCHEMES[name].build(layer, machine, start)
-    timeline = schedule(machine.graph.build())
+    timeline = late_rank(layer, SCHEMES[name])
     fetches = tasks(timeline, Kind.DISPATCH_SEND)
     filled = GAP + elementwise_ps(ROW, ROW) + SMALL_KERNEL if name == "flux" else 0
     assert timeline.start_ps[fetches].min() >= 500 * US + filled + GAP + barrier(2)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from loops import every
 from one_layer import replay_layer
-from round_nodes import nodes, put_ps
+from round_nodes import leaving, nodes, put_ps
 
 import hwmodel
 from replay.engine import GraphBuilder, TaskGraph, Timeline, schedule
@@ -84,8 +84,7 @@ def test_rows_go_to_a_node_in_chunks(phase: str, chunk: int, messages: list[int]
     )
     row = 2 * HIDDEN
     aligned = row + (32 if phase == "dispatch" else 16)  # source 8; ids and weights of 4, two each
-    of_pcie = machine.resources.classes(graph)[graph.resource] == ResourceClass.PCIE_OUT
-    chosen = of_pcie & (graph.resource >= 0) & (graph.payload_bytes > 0)
+    chosen = leaving(graph, machine)
     assert sorted(graph.payload_bytes[chosen] // row) == sorted(messages * 2)  # two channels
     assert sorted(graph.wire_bytes[chosen] // aligned) == sorted(messages * 2)
     assert (graph.wire_bytes[chosen] % aligned == 0).all()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from loops import every
-from round_nodes import nodes, put_ps, rows_to
+from round_nodes import leaving, nodes, put_ps, rows_to
 
 import hwmodel
 from replay.engine import GraphBuilder, TaskGraph, schedule
@@ -123,8 +123,7 @@ def test_the_sum_of_a_node_waits_for_all_of_its_rows() -> None:
 def test_a_node_is_told_after_six_rows_of_a_channel(phase: str) -> None:
     # 60 tokens on eight channels: four of eight tokens and four of seven, in sixes and the rest.
     graph, machine = built(rows_to(9, 60), phase, nodes(2))
-    of_pcie = machine.resources.classes(graph)[graph.resource] == ResourceClass.PCIE_OUT
-    chosen = of_pcie & (graph.resource >= 0) & (graph.payload_bytes > 0)
+    chosen = leaving(graph, machine)
     assert sorted(graph.payload_bytes[chosen] // ROW) == [1] * 4 + [2] * 4 + [6] * 8
 
 

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 from loops import every
 from one_layer import replay_layer
-from round_nodes import nodes, put_ps, rows_to
+from round_nodes import leaving, nodes, put_ps, rows_to
 
 import hwmodel
 from replay.engine import GraphBuilder, TaskGraph, schedule
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
-from replay.model.machine.resources import ResourceClass
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
@@ -94,8 +93,7 @@ def test_rows_of_a_chunk_cross_together_and_each_is_a_write(phase: str) -> None:
     # Ten tokens in chunks of four; a write takes a second of its own at the card.
     system = nodes(2, **{"nic.write_ns": 1e9})
     graph, machine = built(rows_to(9, 10), phase, system)
-    of_pcie = machine.resources.classes(graph)[graph.resource] == ResourceClass.PCIE_OUT
-    chosen = of_pcie & (graph.resource >= 0) & (graph.payload_bytes > 0)
+    chosen = leaving(graph, machine)
     assert (graph.payload_bytes[chosen] // ROW).tolist() == [4, 4, 2]
     assert schedule(graph).makespan_ps // 1_000_000_000_000 == 10
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from loops import every
 from packets import write_packets
-from round_machine import NS, ROUND, US, round_machine
+from round_machine import NS, ROUND, US, late_rank, round_machine
 
 import hwmodel
 from hwmodel.residency import BlockFootprint
@@ -16,7 +16,6 @@ from replay.chains.layer import build_layer
 from replay.engine import GraphBuilder, Timeline, schedule
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
-from replay.model.machine.times import Time
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
@@ -127,11 +126,7 @@ def test_numbers_of_rows_go_to_their_expert_and_counts_to_all() -> None:
 
 def test_rows_are_pulled_when_all_have_met() -> None:
     layer = work([[0], [0]], [1, 1], 2)
-    machine = Machine(round_machine(), GraphBuilder(KIND_NAMES), 2)
-    late = np.array([0, 500 * US])
-    start = machine.delay(Kind.MARK, Time(late), machine.mark(machine.ranks))
-    SCHEME.build(layer, machine, start)
-    timeline = schedule(machine.graph.build())
+    timeline = late_rank(layer, SCHEME)
     assert starts(timeline, Kind.DISPATCH_SEND)[0] > 500 * US + 6500 * NS + 2 * US
     grid = round_machine().overheads.grid_barrier_ps
     told = last(timeline, Kind.COUNT_DOWN)

@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 from loops import every
 from packets import write_packets
-from round_machine import NS, US, round_machine
+from round_machine import NS, US, elementwise_ps, memory_ps, round_machine
 
 import hwmodel
 from replay.chains.layer import build_layer
@@ -91,16 +91,6 @@ UP, DOWN, VISIBLE, POLL = 150 * NS, 100 * NS, 30 * NS, 5 * NS
 GAP, LAUNCH, HOST_WAIT, SMALL_KERNEL = 2 * US, 3 * US, 9 * US, 300 * NS
 LL_START, LL_PASS, COPY = 1 * US, 100, 20  # of a ring; ps a byte
 ROW = 2048  # bytes of 1024 BF16 values
-
-
-def memory_ps(nbytes: int) -> int:
-    """Operands, and copies of what comes: 5000 GB/s."""
-    return -(-nbytes // 5)
-
-
-def elementwise_ps(read: int, written: int) -> int:
-    """Kernels that copy and add: 8000 GB/s of reads, then 4000 GB/s of writes."""
-    return -(-read // 8) + -(-written // 4)
 
 
 @cache

@@ -11,13 +11,12 @@ from five_tokens import COPIES, HIDDEN, PAIRS, RATE, TOKENS, TOPK, build, layer,
 from loops import every
 from packets import write_packets
 from round_machine import NS
-from round_nodes import rows_to
+from round_nodes import leaving, rows_to
 
 import hwmodel
 from replay.engine import TaskGraph, schedule
 from replay.model.machine.kinds import Kind
 from replay.model.machine.machine import Machine
-from replay.model.machine.resources import ResourceClass
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
@@ -119,8 +118,7 @@ def test_a_row_takes_the_weights_of_a_node_s_experts_with_it() -> None:
     assert graph.wire_bytes[chosen].tolist() == (rows * write_packets(ROW + 4 * EXPERTS)).tolist()
     # Of sixteen experts eight are on the node.
     graph, machine = replay(rows_to(9), nodes=2)
-    of_card = machine.resources.classes(graph)[graph.resource] == ResourceClass.PCIE_OUT
-    chosen = of_card & (graph.resource >= 0) & (graph.payload_bytes > 0)
+    chosen = leaving(graph, machine)
     assert sorted(graph.wire_bytes[chosen].tolist()) == [ROW, ROW + 4 * 8]
 
 
@@ -155,8 +153,7 @@ def test_kernels_meet_behind_rows_that_go_out_and_before_those_that_come_back() 
 @every(("phase", "messages"), [("dispatch", [6, 64]), ("combine", [6] + [8] * 8)])
 def test_tokens_go_out_in_chunks_and_sums_come_back_in_eights(phase: str, messages: list[int]) -> None:
     graph, machine = replay(rows_to(9, 70), nodes=2)
-    of_card = machine.resources.classes(graph)[graph.resource] == ResourceClass.PCIE_OUT
-    chosen = of_card & (graph.resource >= 0) & (graph.payload_bytes > 0)
+    chosen = leaving(graph, machine)
     chosen &= np.isin(graph.rank, [0] if phase == "dispatch" else [8])
     assert sorted(graph.payload_bytes[chosen] // ROW) == messages
 

@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 from packets import response_packets, write_packets
-from round_machine import NS, US, round_machine
+from round_machine import NS, US, elementwise_ps, memory_ps, round_machine
 
 import hwmodel
 import replay
@@ -30,16 +30,6 @@ RELEASE = 9 * NS  # a fence behind stores that the switch copied
 PUSH, PULL = 10, 20  # ps a byte
 ROW = 2048  # bytes of 1024 BF16 values
 RANKS, EXPERTS = 8, 16
-
-
-def memory_ps(nbytes: int) -> int:
-    """Streams: 5000 GB/s."""
-    return -(-nbytes // 5)
-
-
-def elementwise_ps(read: int, written: int) -> int:
-    """Kernels that copy and add: 8000 GB/s of reads, then 4000 GB/s of writes."""
-    return -(-read // 8) + -(-written // 4)
 
 
 @cache
