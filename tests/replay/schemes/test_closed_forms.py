@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from loops import every
+from moments import begin, finish, tasks
 from packets import response_packets, write_packets
 from round_machine import NS, ROUND, US, round_machine
 
@@ -44,18 +45,6 @@ def adding(parts: int) -> int:
     """
     each = -(-ROW * (parts - 1) // parts)
     return parts * -(-each * 10 // 8)
-
-
-def tasks(timeline: Timeline, kind: Kind) -> np.ndarray:
-    return np.flatnonzero(timeline.graph.kind == kind)
-
-
-def begin(timeline: Timeline, kind: Kind) -> int:
-    return int(timeline.start_ps[tasks(timeline, kind)].min())
-
-
-def finish(timeline: Timeline, kind: Kind) -> int:
-    return int(timeline.visible_ps[tasks(timeline, kind)].max())
 
 
 def one_token(targets: list[int], num_ranks: int = 8) -> LayerWork:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from loops import every
+from moments import begin, finish, tasks
 from one_layer import replay_layer
 from packets import write_packets
 from round_machine import NS, ROUND, US, round_machine
@@ -60,19 +61,6 @@ def machine() -> hwmodel.System:
 
 def run(layer: LayerWork, system: hwmodel.System, **options: Any) -> Timeline:
     return schedule(build_layer(layer, system, SCHEMES["deepep-ll"].with_options(options)).graph)
-
-
-def tasks(timeline: Timeline, kind: Kind, rank: int | None = None) -> np.ndarray:
-    graph = timeline.graph
-    return np.flatnonzero((graph.kind == kind) & ((graph.rank == rank) | (rank is None)))
-
-
-def begin(timeline: Timeline, kind: Kind) -> int:
-    return int(timeline.start_ps[tasks(timeline, kind)].min())
-
-
-def finish(timeline: Timeline, kind: Kind) -> int:
-    return int(timeline.visible_ps[tasks(timeline, kind)].max())
 
 
 def busy(timeline: Timeline, kind: Kind, rank: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from loops import every
+from moments import tasks
 from one_layer import replay_layer
 from packets import response_packets, write_packets
 from round_machine import NS, ROUND, US, round_machine
@@ -58,10 +59,6 @@ def chained(layer: LayerWork, times: int, **options: Any) -> tuple[TaskGraph, Me
         ends = made.build(layer, machine, ends)
     timeline = schedule(builder.build())
     return timeline.graph, mechanisms(timeline, machine)
-
-
-def of_kind(timeline: Timeline, kind: Kind) -> np.ndarray:
-    return np.flatnonzero(timeline.graph.kind == kind)
 
 
 def bytes_of(result: Measures, *roles: str) -> int:
@@ -165,7 +162,7 @@ def test_bytes_of_every_way_to_name_targets(addressing: str, lists: str, answers
     wire = timeline.graph.wire_bytes
 
     def on(name: str) -> int:
-        return int(wire[of_kind(timeline, Kind[name])].sum())
+        return int(wire[tasks(timeline, Kind[name])].sum())
 
     for way in ("up", "down", "ack down"):
         assert on(f"DISPATCH_{way}".upper().replace(" ", "_")) == dispatch[way]
@@ -204,14 +201,14 @@ def test_results_from_memory_are_read_before_they_are_added(scheme: str) -> None
     # Token 0 of GPU 0 has two experts on GPU 1 and one on its own.
     ids = np.array([[0, 2, 3]], np.int32)
     layer = small_layers.work(ids, 2, 4, tokens_of_rank=[1, 0], shape=ExpertShape(1024, 64))
-    memory = of_kind(build(layer, scheme=scheme, results="cache")[1], Kind.COMBINE_MEMORY)
+    memory = tasks(build(layer, scheme=scheme, results="cache")[1], Kind.COMBINE_MEMORY)
     assert len(memory) == 1  # the sum
     _, timeline = build(layer, scheme=scheme)
-    own, other, total = of_kind(timeline, Kind.COMBINE_MEMORY)
+    own, other, total = tasks(timeline, Kind.COMBINE_MEMORY)
     durations, row = timeline.graph.duration_ps, 2048
     assert timeline.graph.rank[[own, other, total]].tolist() == [0, 1, 0]
     assert durations[[own, other, total]].tolist() == [row // 8, 2 * row // 8, row // 4]
-    (added,) = of_kind(timeline, Kind.COMBINE_RECEIVE)
+    (added,) = tasks(timeline, Kind.COMBINE_RECEIVE)
     before, after = timeline.graph.edges()
     assert {own, other} <= set(before[after == added])
 
@@ -223,7 +220,7 @@ def test_a_row_in_segments_is_pipelined_over_its_way() -> None:
     layer = small_layers.work(np.array([[1]], np.int32), 2, 2, tokens_of_rank=[1, 0], shape=ExpertShape(1024, 64))
     push, wire, gap = 4 * 128 * 10, 4 * (8 + 2) * FLIT, 2 * US
     _, timeline = build(layer, segment_packets=4, port_rate="line", gate_weights="free")
-    downs = of_kind(timeline, Kind.DISPATCH_DOWN)
+    downs = tasks(timeline, Kind.DISPATCH_DOWN)
     way = wire + UP + wire + DOWN + VISIBLE
     assert timeline.visible_ps[downs].tolist() == [gap + (i + 1) * push + way for i in range(4)]
 
@@ -254,12 +251,12 @@ def test_without_the_switch_every_answer_is_loaded_and_added() -> None:
     for answers, own, loaded in (("gpu", 1, [1, 1]), ("expert", 2, [2, 1])):
         _, timeline = build(layer, scheme="dysharp-fusion-only", answers=answers)
         graph = timeline.graph
-        sent = of_kind(timeline, Kind.COMBINE_UP)
+        sent = tasks(timeline, Kind.COMBINE_UP)
         assert graph.rank[sent].tolist() == [1, 2]
         assert graph.payload_bytes[sent].tolist() == [count * row for count in loaded]
         asking, added = (
-            of_kind(timeline, Kind.COMBINE_SEND),
-            of_kind(timeline, Kind.COMBINE_RECEIVE),
+            tasks(timeline, Kind.COMBINE_SEND),
+            tasks(timeline, Kind.COMBINE_RECEIVE),
         )
         assert graph.duration_ps[asking].tolist() == [count * row * 20 for count in loaded]
         assert graph.duration_ps[added].tolist() == [(own + sum(loaded)) * row * 5 + row * 20]
@@ -269,10 +266,10 @@ def test_without_the_switch_every_answer_is_loaded_and_added() -> None:
 def test_a_gpu_has_a_row_when_all_its_segments_are_there(segment_packets: int) -> None:
     layer = small_layers.work(np.array([[1]], np.int32), 2, 2, tokens_of_rank=[1, 0], shape=ExpertShape(1024, 64))
     _, timeline = build(layer, segment_packets=segment_packets)
-    arrived = timeline.visible_ps[of_kind(timeline, Kind.DISPATCH_DOWN)].max()
-    assert timeline.start_ps[of_kind(timeline, Kind.GEMM1)].min() == arrived + 5 * NS  # a poll
-    came = timeline.visible_ps[of_kind(timeline, Kind.COMBINE_DOWN)].max()
-    assert timeline.start_ps[of_kind(timeline, Kind.COMBINE_RECEIVE)].min() == came
+    arrived = timeline.visible_ps[tasks(timeline, Kind.DISPATCH_DOWN)].max()
+    assert timeline.start_ps[tasks(timeline, Kind.GEMM1)].min() == arrived + 5 * NS  # a poll
+    came = timeline.visible_ps[tasks(timeline, Kind.COMBINE_DOWN)].max()
+    assert timeline.start_ps[tasks(timeline, Kind.COMBINE_RECEIVE)].min() == came
 
 
 # ---- tables --------------------------------------------------------------------------------------
@@ -467,7 +464,7 @@ def test_a_missed_lookup_costs_an_access_to_memory() -> None:
     # is missed when it is pulled.
     layer = small_layers.work(np.array([[1], [1]], np.int32), 2, 2, tokens_of_rank=[2, 0], shape=ExpertShape(1024, 64))
     plain, missing = (build(layer, tlb_entries=entries)[1] for entries in (2, 1))
-    asked = [timeline.visible_ps[of_kind(timeline, Kind.COMBINE_REQUEST_DOWN)] for timeline in (plain, missing)]
+    asked = [timeline.visible_ps[tasks(timeline, Kind.COMBINE_REQUEST_DOWN)] for timeline in (plain, missing)]
     assert (asked[1] - asked[0]).tolist() == [60 * NS, 60 * NS]
 
 
@@ -549,11 +546,11 @@ def test_rows_that_the_owner_adds_up(experts: list[int], rows_in: int) -> None:
     layer = small_layers.work(np.array([experts], np.int32), 2, 4, tokens_of_rank=[1, 0], shape=ExpertShape(1024, 64))
     row, gap, push, poll = 2048, 2 * US, 2048 * 10, 5 * NS
     _, timeline = build(layer, results="cache")
-    written = of_kind(timeline, Kind.COMBINE_RECEIVE)
+    written = tasks(timeline, Kind.COMBINE_RECEIVE)
     spent = timeline.end_ps[written] - timeline.start_ps[written]
     assert spent.tolist() == [rows_in * row * 5 + row * 20]  # read at 200, written at 50 GB/s
     if max(experts) < 2:  # nothing leaves the GPU
-        gemms = of_kind(timeline, Kind.GEMM1), of_kind(timeline, Kind.GEMM2)
+        gemms = tasks(timeline, Kind.GEMM1), tasks(timeline, Kind.GEMM2)
         assert timeline.start_ps[gemms[0]].min() == gap + push + VISIBLE + poll
         assert timeline.start_ps[written].tolist() == [timeline.visible_ps[gemms[1]].max() + poll]
 
@@ -582,8 +579,8 @@ def test_an_sm_stops_issuing_when_its_queue_is_full() -> None:
     push = 2048 // 100 + 1
     for depth, third in ((1, "left"), (0, "issued"), (10**6, "issued")):
         _, timeline = build(layer, fast, dispatch_sms=1, multimem_queue=depth)
-        sends = of_kind(timeline, Kind.DISPATCH_SEND)
-        ups = of_kind(timeline, Kind.DISPATCH_UP)
+        sends = tasks(timeline, Kind.DISPATCH_SEND)
+        ups = tasks(timeline, Kind.DISPATCH_UP)
         expected = {
             "left": timeline.end_ps[ups[0]],
             "issued": timeline.start_ps[sends[0]] + 2 * push,
@@ -596,7 +593,7 @@ def test_groups_of_sms_run_one_gemm_each() -> None:
     built, timeline = build(layer, dispatch_sms=8, combine_sms=8, gemm2_sms=3)
     groups = np.array(built.graph.resources.groups)
     for kind, group, servers in ((Kind.GEMM1, "sm", 100 - 16 - 3), (Kind.GEMM2, "sm-2", 3)):
-        resource = built.graph.resource[of_kind(timeline, kind)]
+        resource = built.graph.resource[tasks(timeline, kind)]
         assert set(groups[resource]) == {group}
         assert set(built.graph.resources.servers[resource].tolist()) == {servers}
 
@@ -642,12 +639,11 @@ def test_overlap_as_in_comet_keeps_the_gemms_apart() -> None:
         assert timeline.start_ps[second].min() >= timeline.end_ps[first].max() + 2 * US
     # The first GEMM overlaps the dispatch, the second the combine.
     assert (
-        timeline.start_ps[of_kind(timeline, Kind.GEMM1)].min()
-        < timeline.end_ps[of_kind(timeline, Kind.DISPATCH_DOWN)].max()
+        timeline.start_ps[tasks(timeline, Kind.GEMM1)].min()
+        < timeline.end_ps[tasks(timeline, Kind.DISPATCH_DOWN)].max()
     )
     assert (
-        timeline.start_ps[of_kind(timeline, Kind.COMBINE_DOWN)].min()
-        < timeline.end_ps[of_kind(timeline, Kind.GEMM2)].max()
+        timeline.start_ps[tasks(timeline, Kind.COMBINE_DOWN)].min() < timeline.end_ps[tasks(timeline, Kind.GEMM2)].max()
     )
 
 
@@ -668,7 +664,7 @@ def test_evictions_occupy_the_port_of_the_reader() -> None:
     result = replayed(layer, small, port_rate="line")
     evictions = result.mechanisms.tables["reduction buffer"].evictions
     _, timeline = build(layer, small, port_rate="line")
-    downs = of_kind(timeline, Kind.COMBINE_DOWN)
+    downs = tasks(timeline, Kind.COMBINE_DOWN)
     # One byte a picosecond.
     served = int((timeline.end_ps[downs] - timeline.start_ps[downs]).sum())
     assert evictions > 0
@@ -736,8 +732,8 @@ def test_every_sm_has_a_queue_of_so_many_packets(phase: str, depth: int, sms: in
         "dispatch": (Kind.DISPATCH_SEND, Kind.DISPATCH_UP),
         "combine": (Kind.COMBINE_SEND, Kind.COMBINE_REQUEST_UP),
     }[phase]
-    issued, left = (np.sort(timeline.start_ps[of_kind(timeline, kind)]) for kind in kinds)
-    first = np.sort(timeline.end_ps[of_kind(timeline, kinds[1])])[0]
+    issued, left = (np.sort(timeline.start_ps[tasks(timeline, kind)]) for kind in kinds)
+    first = np.sort(timeline.end_ps[tasks(timeline, kinds[1])])[0]
     assert (issued < first).sum() == waits
     assert len(left) == 4
     use = replayed(layer, machine, "dysharp-basic", **options).mechanisms
@@ -751,7 +747,7 @@ def test_fixed_slots_wait_for_their_source() -> None:
     begun = {}
     for slots in ("arrival", "source"):
         built, timeline = build(layer, slots=slots, tile_rows=2, dispatch_sms=1, port_rate="line")
-        gemm = of_kind(timeline, Kind.GEMM1)
+        gemm = tasks(timeline, Kind.GEMM1)
         begun[slots] = np.unique(timeline.start_ps[gemm])
         assert len(built.graph.gates) == (slots == "arrival")
     assert begun["arrival"][1] - begun["arrival"][0] == push
@@ -779,7 +775,7 @@ def test_each_of_two_kernels_has_all_sms_but_those_that_move_its_rows() -> None:
         (Kind.GEMM1, "sm-2", 80),
         (Kind.WGRAD, "sm-2", 80),
     ):
-        used = np.unique(built.graph.resource[of_kind(timeline, kind)])
+        used = np.unique(built.graph.resource[tasks(timeline, kind)])
         assert {resources.groups[index] for index in used} == {group}
         assert set(resources.servers[used].tolist()) == {servers}
     all_sms: list[dict[str, Any]] = [{"dispatch_sms": 100}, {"combine_sms": 100}]
@@ -800,8 +796,8 @@ def test_a_kernel_ends_when_its_tiles_and_its_sends_have() -> None:
     slow = hwmodel.load("dgx-h100", {**ROUND, "gpu.sm_push_GB_per_s": 1.0})
     built, timeline = build(layer, slow, "dysharp-comet", dispatch_sms=1)
     graph = timeline.graph
-    sent = timeline.visible_ps[of_kind(timeline, Kind.DISPATCH_DOWN)].max()
-    second = of_kind(timeline, Kind.GEMM2)
+    sent = timeline.visible_ps[tasks(timeline, Kind.DISPATCH_DOWN)].max()
+    second = tasks(timeline, Kind.GEMM2)
     own, other = (timeline.start_ps[second[graph.rank[second] == gpu]] for gpu in (0, 1))
     assert own.min() == sent + 2 * US
     assert timeline.visible_ps[built.ends[1]] >= other.max()
@@ -811,8 +807,8 @@ def test_backward_ends_with_the_weight_gradients() -> None:
     layer = small_layers.ALL["backward several tiles"]()
     for scheme in ("dysharp", "dysharp-comet", "dysharp-fusion-only"):
         built, timeline = build(layer, scheme=scheme)
-        last = timeline.visible_ps[of_kind(timeline, Kind.WGRAD)]
-        gpu = timeline.graph.rank[of_kind(timeline, Kind.WGRAD)]
+        last = timeline.visible_ps[tasks(timeline, Kind.WGRAD)]
+        gpu = timeline.graph.rank[tasks(timeline, Kind.WGRAD)]
         for rank in range(layer.num_ranks):
             assert timeline.visible_ps[built.ends[rank]] >= last[gpu == rank].max()
 

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from five_tokens import HIDDEN, INTERMEDIATE, PAIRS, TOKENS, about, build, layer, memory_bytes
 from loops import every
+from moments import begin, finish
 from round_machine import ROUND
 
 import hwmodel
 from replay.chains.host_program import program
-from replay.engine import TaskGraph, Timeline, schedule
+from replay.engine import TaskGraph, schedule
 from replay.model.machine.kinds import Kind
 from replay.model.machine.machine import Machine
 from replay.model.work.layer import ExpertShape, LayerWork, Precision
@@ -94,12 +95,6 @@ def test_an_expert_is_multiplied_once_a_step() -> None:
 # ---- streams -------------------------------------------------------------------------------------
 
 
-def times(timeline: Timeline, kind: Kind, rank: int) -> tuple[int, int]:
-    graph = timeline.graph
-    mine = (graph.kind == kind) & (graph.rank == rank)
-    return int(timeline.start_ps[mine].min()), int(timeline.visible_ps[mine].max())
-
-
 def two_rows_here_many_there() -> LayerWork:
     """GPU 0 has all rows of step 0 long before those of step 1 have left."""
     ids = np.array([[0]] * 2 + [[1]] * 4000, np.int32)
@@ -109,12 +104,12 @@ def two_rows_here_many_there() -> LayerWork:
 def test_experts_of_a_step_run_beside_the_next_dispatch() -> None:
     graph, _ = replay(two_rows_here_many_there())
     timeline = schedule(graph)
-    sent = times(timeline, Kind.DISPATCH_UP, 0)[1]
-    assert times(timeline, Kind.GEMM2, 0)[1] < sent
-    assert times(timeline, Kind.COMBINE_SEND, 0)[0] > sent
+    sent = finish(timeline, Kind.DISPATCH_UP, 0)
+    assert finish(timeline, Kind.GEMM2, 0) < sent
+    assert begin(timeline, Kind.COMBINE_SEND, 0) > sent
     graph, _ = replay(two_rows_here_many_there(), group_size=2)
     timeline = schedule(graph)
-    assert times(timeline, Kind.GEMM1, 0)[0] > times(timeline, Kind.DISPATCH_DOWN, 1)[0]
+    assert begin(timeline, Kind.GEMM1, 0) > begin(timeline, Kind.DISPATCH_DOWN, 1)
 
 
 @pytest.mark.parametrize("is_backward", [False, True])
@@ -133,9 +128,9 @@ def test_a_combine_follows_the_experts_of_its_step(is_backward: bool) -> None:
     graph, _ = replay(work, group_size=2)
     timeline = schedule(graph)
     for rank in range(2):
-        combined = times(timeline, Kind.COMBINE_SEND, rank)[0]
-        assert combined > times(timeline, Kind.GEMM1, rank)[1]
-        assert combined > times(timeline, Kind.GEMM2, rank)[1]
+        combined = begin(timeline, Kind.COMBINE_SEND, rank)
+        assert combined > finish(timeline, Kind.GEMM1, rank)
+        assert combined > finish(timeline, Kind.GEMM2, rank)
 
 
 def test_experts_have_the_sms_that_nccl_leaves() -> None:

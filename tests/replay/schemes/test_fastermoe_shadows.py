@@ -20,10 +20,11 @@ import numpy as np
 import pytest
 from five_tokens import HIDDEN, INTERMEDIATE, about, build, memory_bytes
 from loops import every
+from moments import begin, finish
 from round_machine import ROUND
 
 import hwmodel
-from replay.engine import TaskGraph, Timeline, schedule
+from replay.engine import TaskGraph, schedule
 from replay.model.compute import shadows
 from replay.model.compute.shadows import Rates
 from replay.model.machine.kinds import Kind
@@ -237,12 +238,6 @@ def test_kernels_and_waits_of_the_host(is_backward: bool) -> None:
         assert (more, waits) == (1 + 1 + 2 + 2 + 2 + 1 + 4 + 4 + 2, 1)
 
 
-def times(timeline: Timeline, kind: Kind, rank: int) -> tuple[int, int]:
-    graph = timeline.graph
-    mine = (graph.kind == kind) & (graph.rank == rank)
-    return int(timeline.start_ps[mine].min()), int(timeline.visible_ps[mine].max())
-
-
 def tasks(graph: TaskGraph, kind: Kind, rank: int, *, tag: int | None = None) -> list[int]:
     mine = (graph.kind == kind) & (graph.rank == rank)
     return np.flatnonzero(mine if tag is None else mine & (graph.tag == tag)).tolist()
@@ -251,7 +246,7 @@ def tasks(graph: TaskGraph, kind: Kind, rank: int, *, tag: int | None = None) ->
 def test_weights_follow_the_dispatches_and_precede_their_rows() -> None:
     graph, _ = replay(layer())
     timeline = schedule(graph)
-    assert times(timeline, Kind.WEIGHTS_UP, HOME)[0] > times(timeline, Kind.DISPATCH_DOWN, HOME)[1]
+    assert begin(timeline, Kind.WEIGHTS_UP, HOME) > finish(timeline, Kind.DISPATCH_DOWN, HOME)
     before = Dependencies(timeline).before(tasks(graph, Kind.GEMM1, 0, tag=4))
     assert before >= {
         *tasks(graph, Kind.WEIGHTS_SEND, 0),

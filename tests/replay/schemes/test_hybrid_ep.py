@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from five_tokens import COPIES, HIDDEN, PAIRS, RATE, TOKENS, build, layer, memory_ps
 from loops import every
+from moments import begin, finish
 from packets import response_packets, write_packets
 from round_machine import NS, US
 
 import hwmodel
-from replay.engine import TaskGraph, Timeline, schedule
+from replay.engine import TaskGraph, schedule
 from replay.model.machine.kinds import Kind
 from replay.model.machine.machine import Machine
 from replay.model.work.layer import ExpertShape, LayerWork
@@ -33,16 +34,6 @@ def one_row(hidden: int = HIDDEN) -> LayerWork:
 def replay(work: LayerWork, **options: object) -> tuple[TaskGraph, Machine]:
     scheme = SCHEMES["hybrid-ep"].with_options({"num_sms": 4, **options})
     return build(work, scheme, {"overheads.row_copy_ns": 1.0, "overheads.grid_barrier_us": 0.7})
-
-
-def begin(timeline: Timeline, kind: Kind, rank: int) -> int:
-    graph = timeline.graph
-    return int(timeline.start_ps[(graph.kind == kind) & (graph.rank == rank)].min())
-
-
-def finish(timeline: Timeline, kind: Kind, rank: int) -> int:
-    graph = timeline.graph
-    return int(timeline.visible_ps[(graph.kind == kind) & (graph.rank == rank)].max())
 
 
 def wires(graph: TaskGraph, kind: Kind) -> list[tuple[int, int]]:

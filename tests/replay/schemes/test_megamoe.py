@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from loops import every
+from moments import finish, tasks
 from packets import write_packets
 from round_machine import NS, ROUND, US, late_rank, round_machine
 
@@ -39,17 +40,8 @@ def scheduled(layer: LayerWork, system: hwmodel.System | None = None, **options:
     return schedule(build_layer(layer, system or round_machine(), scheme)[0])
 
 
-def tasks(timeline: Timeline, kind: Kind, rank: int | None = None) -> np.ndarray:
-    graph = timeline.graph
-    return np.flatnonzero((graph.kind == kind) & ((graph.rank == rank) if rank is not None else True))
-
-
 def starts(timeline: Timeline, kind: Kind, rank: int | None = None) -> list[int]:
     return np.sort(timeline.start_ps[tasks(timeline, kind, rank)]).tolist()
-
-
-def last(timeline: Timeline, kind: Kind, rank: int | None = None) -> int:
-    return int(timeline.visible_ps[tasks(timeline, kind, rank)].max())
 
 
 # ---- tiles ---------------------------------------------------------------------------------------
@@ -129,7 +121,7 @@ def test_rows_are_pulled_when_all_have_met() -> None:
     timeline = late_rank(layer, SCHEME)
     assert starts(timeline, Kind.DISPATCH_SEND)[0] > 500 * US + 6500 * NS + 2 * US
     grid = round_machine().overheads.grid_barrier_ps
-    told = last(timeline, Kind.COUNT_DOWN)
+    told = finish(timeline, Kind.COUNT_DOWN)
     # Counts are acknowledged, all GPUs meet, then all blocks.
     met = told + UP + DOWN + 1010 * NS + grid
     assert starts(timeline, Kind.DISPATCH_SEND)[0] == met
@@ -226,7 +218,7 @@ def test_a_block_holds_its_sm_while_it_waits_for_rows(resident: int) -> None:
     gemm = tasks(timeline, Kind.GEMM1, 0)
     # Both SMs have a tile of expert 0, whose row comes last. A second block has them meanwhile.
     own = gemm[timeline.graph.tag[gemm] == 1]
-    waits = timeline.start_ps[own].min() >= last(timeline, Kind.DISPATCH_DOWN, 0) + SEEN
+    waits = timeline.start_ps[own].min() >= finish(timeline, Kind.DISPATCH_DOWN, 0) + SEEN
     assert waits == (resident == 1)
 
 
@@ -294,13 +286,13 @@ def test_sums_wait_for_the_flags_of_their_experts_alone() -> None:
 def test_flags_are_sent_when_a_gpus_stores_are_acknowledged(slower: int) -> None:
     system = hwmodel.load("dgx-h100", {**ROUND, "link.efficiency": 1 / slower})
     timeline = scheduled(work([[0]], [0, 1], 2), system)
-    stored = last(timeline, Kind.COMBINE_DOWN)
+    stored = finish(timeline, Kind.COMBINE_DOWN)
     grid = round_machine().overheads.grid_barrier_ps
     told = timeline.start_ps[tasks(timeline, Kind.NOTIFY_UP, 0)].max()
-    done = last(timeline, Kind.GEMM2) + grid
+    done = finish(timeline, Kind.GEMM2) + grid
     assert told == max(stored, done) and (slower == 1 or stored > done)
     flag = 2 * slower * write_packets(8) + UP + DOWN + VISIBLE + UP + DOWN + POLL
-    assert last(timeline, Kind.NOTIFY_DOWN, 1) == told + flag
+    assert finish(timeline, Kind.NOTIFY_DOWN, 1) == told + flag
     assert starts(timeline, Kind.COMBINE_MEMORY, 1)[0] == told + flag
 
 
@@ -309,8 +301,8 @@ def test_a_gpu_stays_until_all_have_done_their_tiles() -> None:
     machine = Machine(round_machine(), GraphBuilder(KIND_NAMES), 3)
     ends = SCHEME.build(layer, machine, machine.mark(machine.ranks))
     timeline = schedule(machine.graph.build())
-    done = last(timeline, Kind.GEMM2) + round_machine().overheads.grid_barrier_ps
-    sent = max(done, last(timeline, Kind.COMBINE_DOWN))
+    done = finish(timeline, Kind.GEMM2) + round_machine().overheads.grid_barrier_ps
+    sent = max(done, finish(timeline, Kind.COMBINE_DOWN))
     assert timeline.visible_ps[ends[2]] == sent + UP + DOWN + 1020 * NS
 
 

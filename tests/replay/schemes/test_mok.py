@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from loops import every
+from moments import tasks
 from round_machine import NS, ROUND
 
 import hwmodel
@@ -40,11 +41,6 @@ def scheduled(layer: LayerWork, changes: dict[str, float] | None = None, **optio
     chosen = {"forward_sms": 2, "backward_sms": 2, **options}
     few = hwmodel.load("dgx-h100", {**ROUND, "gpu.num_sms": 8, **(changes or {})})
     return schedule(build_layer(layer, few, SCHEME.with_options(chosen))[0])
-
-
-def tasks(timeline: Timeline, kind: Kind, rank: int) -> np.ndarray:
-    graph = timeline.graph
-    return np.flatnonzero((graph.kind == kind) & (graph.rank == rank))
 
 
 ROW, READ, WRITE = 2048, 8, 4  # bytes; of memory in a picosecond

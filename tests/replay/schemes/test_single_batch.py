@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from loops import every
+from moments import tasks
 from round_machine import NS, ROUND, US
 
 import hwmodel
@@ -43,11 +44,6 @@ def machine(**more: Any) -> hwmodel.System:
 def run(layer: LayerWork, system: hwmodel.System | None = None, sms: int = 3) -> Timeline:
     scheme = SCHEMES["deepep-ll"].with_options({"overlap_sms": sms})
     return schedule(build_layer(layer, system or machine(), scheme).graph)
-
-
-def tasks(timeline: Timeline, kind: Kind, rank: int | None = None) -> np.ndarray:
-    graph = timeline.graph
-    return np.flatnonzero((graph.kind == kind) & ((graph.rank == rank) | (rank is None)))
 
 
 def fp8(experts: list[int], num_experts: int, tokens: list[int], intermediate: int = 128):
