@@ -14,6 +14,7 @@ from tracegen.file import schema
 from tracegen.models import ModelShape
 from tracegen.shared import regular
 from tracegen.shared.errors import UserError
+from tracegen.shared.strict import mistake_in
 from tracegen.trace import provenance
 from tracegen.trace.tables import Kind, SlotOrder, TraceInfo, TraceModel
 
@@ -106,9 +107,7 @@ def read_model(values: dict[str, Any]) -> TraceModel:
     try:
         shape = ModelShape.model_validate_json(text)
     except ValidationError as error:
-        problem = error.errors()[0]
-        place = ".".join(str(part) for part in problem["loc"])
-        msg = f"/model: the attribute 'shape': {place}: {problem['msg']}"
+        msg = "/model: the attribute 'shape': {}: {}".format(*mistake_in(error))
         raise UserError(msg) from error
     if not shape.num_zero_experts:
         shape = shape.model_copy(update={"num_zero_experts": zeros})

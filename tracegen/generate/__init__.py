@@ -23,6 +23,7 @@ from tracegen.generate.zipf import Zipf
 from tracegen.models import ModelShape
 from tracegen.models import load as load_model
 from tracegen.shared.errors import UserError, unknown
+from tracegen.shared.strict import mistake_in
 from tracegen.trace import provenance
 from tracegen.trace.arrays import place_in_group
 from tracegen.trace.checks import boundaries
@@ -282,13 +283,11 @@ def _generator(kind: str, params: dict[str, Any]) -> Kind:
     try:
         return cast("Kind", chosen(**params))
     except ValidationError as error:
-        found = error.errors()[0]
-        cause = found.get("ctx", {}).get("error")
+        cause = error.errors()[0].get("ctx", {}).get("error")
         if isinstance(cause, UserError):
             raise cause from error
-        place = ".".join(str(part) for part in found["loc"])
-        of = place if place == kind else f"{kind}: {place}"
-        msg = f"{of}: {found['msg'].removeprefix('Value error, ')}"
+        place, problem = mistake_in(error)
+        msg = f"{place if place == kind else f'{kind}: {place}'}: {problem}"
         raise UserError(msg) from error
 
 

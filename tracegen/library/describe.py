@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from tracegen.library.catalogue import Entry, sha256_of
 from tracegen.shared.errors import UserError
+from tracegen.shared.strict import mistake_in
 from tracegen.trace.tables import PHASES
 
 
@@ -110,9 +111,8 @@ def entry(
     try:
         return Entry.model_validate(described)
     except ValidationError as error:
-        problem = error.errors()[0]
-        key = ".".join(map(str, problem["loc"]))
-        msg = f"{name}: {key}: {problem['msg']} ({described.get(key)!r:.80})"
+        key, problem = mistake_in(error)
+        msg = f"{name}: {key}: {problem} ({described.get(key)!r:.80})"
         raise UserError(msg) from error
 
 

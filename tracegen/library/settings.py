@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tracegen.shared import regular
 from tracegen.shared.errors import UserError
+from tracegen.shared.strict import mistake_in
 
 ENV_CATALOGUES = "MOEREPLAY_CATALOGUES"
 """Catalogues to search, separated by commas."""
@@ -137,10 +138,8 @@ def _read_file() -> FileSettings:
             raise UserError(msg) from None
         return FileSettings()
     except ValidationError as error:
-        problem = error.errors()[0]
-        key = ".".join(map(str, problem["loc"]))
-        known = ", ".join(FileSettings.model_fields)
-        msg = f"{path}: {key}: {problem['msg']}; possible keys: {known}"
+        key, problem = mistake_in(error)
+        msg = f"{path}: {key}: {problem}; possible keys: {', '.join(FileSettings.model_fields)}"
         raise UserError(msg) from error
     except (OSError, ValueError) as error:
         msg = f"{path}: {error}"

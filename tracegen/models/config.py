@@ -12,6 +12,7 @@ from tracegen.models import config_names as names
 from tracegen.models.schema import ModelShape
 from tracegen.shared import regular
 from tracegen.shared.errors import UserError
+from tracegen.shared.strict import mistake_in
 
 NAME = "config.json"
 """Of the file, in the folder of a checkpoint."""
@@ -152,9 +153,7 @@ class _Config:
                 **self._values,
             )
         except ValidationError as error:
-            problem = error.errors()[0]
-            place = ".".join(map(str, problem["loc"]))
-            message = problem["msg"].removeprefix("Value error, ")
+            place, message = mistake_in(error)
             raise self._error(f"{place}: {message}" if place else message) from error
 
     def _error(self, message: str) -> UserError:

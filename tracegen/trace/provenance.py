@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tracegen.shared.errors import UserError
+from tracegen.shared.strict import mistake_in
 
 
 class DroppedRows(BaseModel):
@@ -101,7 +102,5 @@ def check(document: dict[str, Any]) -> None:
     try:
         Provenance.model_validate(document)
     except ValidationError as error:
-        problem = error.errors()[0]
-        place = ".".join(str(part) for part in problem["loc"])
-        msg = f"provenance: {place}: {problem['msg']}"
+        msg = "provenance: {}: {}".format(*mistake_in(error))
         raise UserError(msg) from error

@@ -16,6 +16,7 @@ from replay.model.work.batch import DEFAULT_TOKENS_PER_RANK
 from replay.studies.sweeps.points import TRACE_SETTINGS
 from tracegen.library import open_trace, verify
 from tracegen.models import ModelShape
+from tracegen.shared.strict import mistake_in
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -194,7 +195,7 @@ def _parameters(kind: str, given: Mapping[str, Scalar]) -> tuple[BaseModel, dict
     try:
         complete: BaseModel = tracegen.GENERATORS[kind](**parameters)
     except ValidationError as error:
-        where, problem = _first(error, "trace")
+        where, problem = mistake_in(error, "trace")
         message = f"{where}: {problem.lower()}"
         raise UserError(message) from None
     return complete, parameters
@@ -212,12 +213,6 @@ def _shape(model: str, changes: Mapping[str, Scalar]) -> ModelShape:
     try:
         return ModelShape(**{**shape.model_dump(), **changes, "sources": sources})
     except ValidationError as error:
-        where, problem = _first(error, "shape")
+        where, problem = mistake_in(error, "shape")
         message = f"{where} of model {model!r}: {problem}"
         raise UserError(message) from None
-
-
-def _first(error: ValidationError, group: str) -> tuple[str, str]:
-    """Setting that is wrong first, and what is wrong with it."""
-    first = error.errors(include_url=False)[0]
-    return ".".join((group, *map(str, first["loc"]))), first["msg"].removeprefix("Value error, ")
