@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from tracegen.cli.common import refuse_existing, user_errors
+from tracegen.cli.common import Force, refuse_existing, user_errors
 from tracegen.cli.outputs import file_option
 from tracegen.shared import regular, screen
 from tracegen.shared.errors import UserError
@@ -48,7 +48,7 @@ def capture(
         bool,
         typer.Option("--gate-logits", help="Derive experts from the gates' scores, as transformers below 5 needs."),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    force: Force = False,
 ) -> None:
     """Run a Hugging Face model on prompts and record its routing."""
     with user_errors(), _stopped_by_signals(out):
@@ -219,7 +219,7 @@ def recover(
         Path | None,
         file_option("--out", help="Trace file to write [that of the capture]."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    force: Force = False,
 ) -> None:
     """Make a trace of what a killed capture had recorded."""
     from tracegen.capture import recover as finish

@@ -13,6 +13,10 @@ from tracegen.shared.screen import error_line, plain
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 """Option of the commands that describe something."""
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the file.")]
+"""Option of the commands that write a file."""
+TraceName = Annotated[str, typer.Argument(help="A name of `moereplay trace list`, or a file.")]
+"""The trace that a command reads."""
 
 
 @contextlib.contextmanager

@@ -7,15 +7,15 @@ from typing import Annotated
 
 import typer
 
-from tracegen.cli.common import refuse_existing, user_errors
+from tracegen.cli.common import Force, TraceName, refuse_existing, user_errors
 from tracegen.cli.outputs import file_option
 
 
 def export_trace(
-    trace: Annotated[str, typer.Argument(help="A name of `moereplay trace list`, or a file.")],
+    trace: TraceName,
     to: Annotated[str, typer.Option("--to", help="Format: vllm, sglang, sglang-counts (.pt) or slime (.pt).")],
     out: Annotated[Path, file_option("--out", help="File to write: .npz, or .pt.")],
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    force: Force = False,
 ) -> None:
     """Write a trace as routing that an engine can follow."""
     with user_errors():

@@ -9,18 +9,18 @@ from typing import Annotated
 
 import typer
 
-from tracegen.cli.common import AsJson, refuse_existing, user_errors
+from tracegen.cli.common import AsJson, Force, TraceName, refuse_existing, user_errors
 from tracegen.cli.outputs import file_option
 from tracegen.shared.errors import UserError
 
 
 def graph(
-    trace: Annotated[str, typer.Argument(help="A name of `moereplay trace list`, or a file.")],
+    trace: TraceName,
     layers: Annotated[str | None, typer.Option(help="Positions among the MoE layers, A:B [all].")] = None,
     steps: Annotated[str | None, typer.Option(help="Positions of steps, A:B [all].")] = None,
     tokens: Annotated[str | None, typer.Option(help="Token rows, A:B [all].")] = None,
     out: Annotated[Path | None, file_option("--out", help="GraphML file to write.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Count and write the token-expert graph of part of a trace."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tracegen.cli.common import refuse_existing, tell_assumed, user_errors
+from tracegen.cli.common import Force, refuse_existing, tell_assumed, user_errors
 from tracegen.cli.outputs import file_option
 from tracegen.shared.errors import UserError
 
@@ -73,7 +73,7 @@ def import_dump(
     license: Annotated[str, typer.Option(help="SPDX identifier of the dump's licence.")] = "",
     dataset: Annotated[str, typer.Option(help="Origin of the prompts.")] = "",
     source: Annotated[str, typer.Option(help="Origin of the dump: a URL and commit.")] = "",
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    force: Force = False,
 ) -> None:
     """Make a trace of another tool's routing dump, and check it."""
     with user_errors():

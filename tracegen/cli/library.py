@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracegen.cli.common import AsJson, user_errors
+from tracegen.cli.common import AsJson, Force, TraceName, user_errors
 from tracegen.cli.outputs import file_argument, folder_argument, folder_option
 from tracegen.shared import screen
 
@@ -146,7 +146,7 @@ def _progress(name: str) -> Iterator[Callable[[int, int | None], None]]:
 
 def add(
     folder: Annotated[Path, folder_argument("Folder of the catalogue; made if there is none.")],
-    trace: Annotated[str, typer.Argument(help="A name of `moereplay trace list`, or a file.")],
+    trace: TraceName,
     name: Annotated[str | None, typer.Option(help="Name in the catalogue [that of the trace].")] = None,
     dataset: Annotated[str, typer.Option(help="Origin of the texts that were routed.")] = "",
     citation: Annotated[str, typer.Option(help="Publication to cite.")] = "",
@@ -247,7 +247,7 @@ def convert(
         list[str] | None,
         typer.Option(help="Columns to leave out: token_id, gate_weights, rank, flags or requests; repeatable."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    force: Force = False,
 ) -> None:
     """Rewrite a trace, whole or in part, in any format version."""
     with user_errors():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracegen.cli.common import AsJson, user_errors
+from tracegen.cli.common import AsJson, TraceName, user_errors
 from tracegen.cli.delivery import Delivery, delivers
 from tracegen.shared.screen import show
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @delivers
 def stats(
-    trace: Annotated[str, typer.Argument(help="A name of `moereplay trace list`, or a file.")],
+    trace: TraceName,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the samples and batches drawn.")] = 0,
     per_layer: Annotated[bool, typer.Option("--per-layer", help="Add a column with the range over layers.")] = False,
     gpus: Annotated[

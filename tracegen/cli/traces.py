@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tracegen.cli.common import AsJson, refuse_existing, tell_assumed, user_errors
+from tracegen.cli.common import AsJson, Force, TraceName, refuse_existing, tell_assumed, user_errors
 from tracegen.cli.outputs import file_option
 from tracegen.shared import screen
 from tracegen.shared.errors import UserError
@@ -114,7 +114,7 @@ def generate(
             "and experts (.json, .csv, .npy, .pt, .parquet, TensorRT-LLM's folder).",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    force: Force = False,
 ) -> None:
     """Make a synthetic trace with a source GPU for every token."""
     with user_errors():
@@ -163,7 +163,7 @@ def generate(
 
 
 def info(
-    trace: Annotated[str, typer.Argument(help="A name of `moereplay trace list`, or a file.")],
+    trace: TraceName,
     as_json: AsJson = False,
 ) -> None:
     """Describe a trace by its header and summary alone."""
