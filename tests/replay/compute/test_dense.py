@@ -13,6 +13,7 @@ from functools import cache
 import numpy as np
 import pytest
 from round_machine import NS, ROUND, US
+from small_shape import small_shape
 
 import hwmodel
 from replay.engine import GraphBuilder, schedule
@@ -24,17 +25,8 @@ from tracegen.models.schema import ModelShape
 
 GAP, SMALL = 2 * US, 300 * NS
 MEMORY, GEMM, CORE = Kind.BETWEEN, Kind.DENSE_GEMM, Kind.ATTENTION
-GROUPED = ModelShape(
-    name="grouped",
-    hidden=128,
-    moe_intermediate=64,
-    num_experts=96,
-    topk=3,
-    num_layers=4,
-    gated=True,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=32,
+GROUPED = small_shape(
+    name="grouped", hidden=128, moe_intermediate=64, num_experts=96, topk=3, num_heads=4, num_kv_heads=2, head_dim=32
 )
 LATENT = ModelShape(
     name="latent",

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from loops import every
 from round_machine import NS, ROUND, US
+from small_shape import small_shape
 
 import hwmodel
 from replay.engine import GraphBuilder, Timeline, schedule
@@ -39,14 +40,12 @@ MEMORY, GEMM, CORE = Kind.BETWEEN, Kind.DENSE_GEMM, Kind.ATTENTION
 TOKENS, PAIRS = 128, 40_000
 TRAINING = [name for name, (listed, _) in STACKS.items() if load(listed).trains]
 assert TRAINING == ["megatron-plain", "megatron-tuned", "automodel", "deepseek"]
-GROUPED = ModelShape(
+GROUPED = small_shape(
     name="grouped",
     hidden=128,
     moe_intermediate=64,
     num_experts=96,
     topk=3,
-    num_layers=4,
-    gated=True,
     num_heads=4,
     num_kv_heads=2,
     head_dim=32,

@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from small_shape import small_shape
 
 import hwmodel
 from replay.chains.layer import build_layer
@@ -19,7 +20,6 @@ from replay.schemes import SCHEMES, find
 from replay.schemes.contract.case import system_for
 from replay.schemes.contract.layers import draw, work
 from replay.schemes.ep.staged_schemes import StagedScheme
-from tracegen.models.schema import ModelShape
 
 ABLE = [name for name in SCHEMES if isinstance(find(name), StagedScheme) and "backward" in find(name).passes]
 TIMELESS = {Kind.MARK, Kind.LAUNCH}
@@ -105,15 +105,11 @@ def test_a_layer_keeps_what_it_puts_off(layer) -> None:
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
 def test_dense_parts_are_cut_into_products(precision: str) -> None:
-    shape = ModelShape(
+    shape = small_shape(
         name="between",
         hidden=256,
         moe_intermediate=64,
-        num_experts=8,
-        topk=2,
         num_layers=2,
-        gated=True,
-        num_heads=8,
         head_dim=64,
         num_shared_experts=1,
         shared_intermediate=128,

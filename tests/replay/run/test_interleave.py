@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from loops import every
+from small_shape import small_shape
 from tiers import mostly_extended
 
 import hwmodel
@@ -34,7 +35,6 @@ from replay.schemes.contract.order import experts_wait, tokens_wait
 from replay.schemes.contract.sms import most_in_use
 from replay.schemes.ep.staged_schemes import STAGES, StagedScheme
 from replay.schemes.registry import EXAMPLES
-from tracegen.models.schema import ModelShape
 
 ABLE = [name for name in (*SCHEMES, *EXAMPLES) if isinstance(scheme := find(name), StagedScheme) and scheme.interleaves]
 EVERY_TIME = ("deepep", "deepep-ll", "nccl-alltoall")
@@ -228,17 +228,7 @@ def test_micro_batches_keep_the_contract(scheme: str, cut: Cut) -> None:
 def test_both_streams_together_never_have_more_sms_than_there_are(scheme: str) -> None:
     system = hwmodel.load("dgx-h100", {"gpu.num_sms": 64})
     layer = work(draw(800, 8, 2, skew=0.7), 4, 8, shape=ExpertShape(1024, 256))
-    shape = ModelShape(
-        name="between",
-        hidden=1024,
-        moe_intermediate=256,
-        num_experts=8,
-        topk=2,
-        num_layers=3,
-        gated=True,
-        num_heads=8,
-        head_dim=64,
-    )
+    shape = small_shape(name="between", num_layers=3, head_dim=64)
     places = halves_of(layer)
     parts = tuple(
         MicroBatch(tokens, Context(count, count, 40_000_000 * (1 + np.arange(4))))
@@ -272,17 +262,7 @@ def test_both_streams_together_never_have_more_sms_than_there_are(scheme: str) -
 
 def test_attention_has_the_sms_that_rows_leave_as_long_as_they_travel() -> None:
     layer = work(draw(4096, 8, 2), 4, 8, shape=ExpertShape(4096, 64))
-    shape = ModelShape(
-        name="between",
-        hidden=4096,
-        moe_intermediate=64,
-        num_experts=8,
-        topk=2,
-        num_layers=1,
-        gated=True,
-        num_heads=8,
-        head_dim=64,
-    )
+    shape = small_shape(name="between", hidden=4096, moe_intermediate=64, num_layers=1, head_dim=64)
     counts = np.full(4, 512)
     parts = tuple(MicroBatch(tokens, Context(counts, counts, np.full(4, 100_000_000))) for tokens in halves_of(layer))
     link = ChainLink(lambda: layer, between=Between(shape, "bf16"), context=parts[0].context, micro_batches=parts)

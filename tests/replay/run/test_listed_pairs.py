@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from small_shape import small_shape
 
 import hwmodel
 import replay
@@ -25,19 +26,13 @@ from replay.model.machine.host import UNSTAGED, Calls, StageCalls
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import Time
 from replay.model.work.kernel_lists import load
-from tracegen.models.schema import ModelShape
 
-SHAPE = ModelShape(
+SHAPE = small_shape(
     name="latent",
     hidden=512,
-    moe_intermediate=256,
     num_experts=16,
-    topk=2,
     num_layers=2,
-    gated=True,
-    num_heads=8,
     num_kv_heads=8,
-    head_dim=128,
     num_shared_experts=1,
     shared_intermediate=256,
     q_lora_rank=256,

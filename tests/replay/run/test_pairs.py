@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from loops import every
+from small_shape import small_shape
 
 import hwmodel
 import replay
@@ -30,7 +31,6 @@ from replay.schemes import SCHEMES, find
 from replay.schemes.contract.layers import draw, work
 from replay.schemes.contract.sms import most_in_use
 from replay.schemes.ep.staged_schemes import StagedScheme
-from tracegen.models.schema import ModelShape
 
 ABLE = [name for name in SCHEMES if isinstance(find(name), StagedScheme) and "dualpipe" in find(name).interleaves]
 PS = 1_000_000  # of a microsecond
@@ -212,18 +212,8 @@ def test_time_of_both_streams() -> None:
 
 # ---- every scheme --------------------------------------------------------------------------------
 
-SHAPE = ModelShape(
-    name="between",
-    hidden=512,
-    moe_intermediate=256,
-    num_experts=8,
-    topk=2,
-    num_layers=3,
-    gated=True,
-    num_heads=8,
-    head_dim=64,
-    num_shared_experts=1,
-    shared_intermediate=128,
+SHAPE = small_shape(
+    name="between", hidden=512, num_layers=3, head_dim=64, num_shared_experts=1, shared_intermediate=128
 )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from loops import every
+from small_shape import small_shape
 from tiers import mostly_extended
 
 import hwmodel
@@ -38,22 +39,10 @@ from replay.model.work.stacks.stack import SERVED
 from replay.report.text import render, summary
 from replay.schemes import SCHEMES, Scheme, find
 from replay.schemes.ep.staged_schemes import STAGES
-from tracegen.models import ModelShape
 
 Synthetic = Callable[..., tracegen.RoutingTrace]
 H100 = hwmodel.load("dgx-h100")
-SHAPE = ModelShape(
-    name="small",
-    hidden=1024,
-    moe_intermediate=512,
-    num_experts=16,
-    topk=2,
-    num_layers=2,
-    gated=True,
-    num_heads=8,
-    num_kv_heads=4,
-    head_dim=128,
-)
+SHAPE = small_shape(moe_intermediate=512, num_experts=16, num_layers=2, num_kv_heads=4)
 TOKENS, RANKS = 64, 4
 PASSES: Mapping[Pass, bool] = {"forward": False, "backward": True}
 KNOWN = ("nccl-alltoall", "megatron", "deepep", "hybrid-ep")

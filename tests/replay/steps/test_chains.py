@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from loops import every
+from small_shape import small_shape
 
 import hwmodel
 from replay.chains.replay import Replay
@@ -19,10 +20,8 @@ from replay.schemes.registry import COMPARED
 from replay.steps.layer_passes import LayerPasses
 from replay.steps.times import PassTime
 from tracegen.generate import generate
-from tracegen.models import ModelShape
 
-SMALL = ModelShape(
-    name="small",
+SMALL = small_shape(
     hidden=4096,
     moe_intermediate=1024,
     num_experts=16,
@@ -32,10 +31,8 @@ SMALL = ModelShape(
     num_layers=3,
     dense_layers=(0,),
     dense_intermediate=4096,
-    gated=True,
     num_heads=32,
     num_kv_heads=8,
-    head_dim=128,
 )
 H100 = hwmodel.load("dgx-h100")
 # One of each way to wait for others.

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from small_shape import small_shape
 
 import hwmodel
 from hwmodel.attention import Scores
@@ -26,21 +27,15 @@ from tracegen import models
 from tracegen.models import ModelShape
 
 H100 = hwmodel.load("dgx-h100")
-SHAPE = ModelShape(
-    name="small",
+SHAPE = small_shape(
     hidden=2048,
     moe_intermediate=512,
-    num_experts=8,
-    topk=2,
     num_shared_experts=1,
     shared_intermediate=512,
-    num_layers=4,
     dense_layers=(0,),
     dense_intermediate=4096,
-    gated=True,
     num_heads=16,
     num_kv_heads=4,
-    head_dim=128,
     vocab=32_000,
 )
 LATENT = models.load("deepseek-v2-lite")

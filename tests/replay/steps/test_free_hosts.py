@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from loops import every
+from small_shape import small_shape
 
 import hwmodel
 from hwmodel.quantity import Quantity
@@ -22,26 +23,11 @@ from replay.steps.plan import ParallelPlan
 from replay.steps.replays import StepReplays
 from replay.steps.shared_times import SharedTimes
 from replay.steps.times import PassTime, PassTimes, StepParts
-from tracegen.models import ModelShape
 
 FREE = {f"overheads.{name}_us": 0.0 for name in ("launch", "graph_launch", "host_sync", "poll_pinned")}
 MACHINE, PAYS = hwmodel.load("dgx-h100", FREE), hwmodel.load("dgx-h100")
 TOKENS = 128
-GROUPED = ModelShape(
-    name="small",
-    hidden=1024,
-    moe_intermediate=512,
-    num_experts=8,
-    topk=2,
-    num_layers=4,
-    dense_layers=(0,),
-    dense_intermediate=2048,
-    gated=True,
-    num_heads=8,
-    num_kv_heads=4,
-    head_dim=128,
-    vocab=32_000,
-)
+GROUPED = small_shape(moe_intermediate=512, dense_layers=(0,), dense_intermediate=2048, num_kv_heads=4, vocab=32_000)
 PLAN: dict[str, Any] = {"dp": 4, "ep": 4, "pp": 2, "layers": (2, 2)}
 VIRTUAL: dict[str, Any] = {**PLAN, "vpp": 2, "layers": (0, 2, 2, 0), "recompute": "selective"}
 STEPS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {

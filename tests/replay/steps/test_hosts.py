@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from loops import every
+from small_shape import small_shape
 
 import hwmodel
 from replay.measure.activity import Activity
@@ -20,23 +21,9 @@ from replay.steps.plan import ParallelPlan
 from replay.steps.replays import StepReplays
 from replay.steps.stretches import Stretch
 from replay.steps.times import Cause, PassTime, PassTimes
-from tracegen.models import ModelShape
 
 RANKS, TOKENS = 4, 64
-SHAPE = ModelShape(
-    name="small",
-    hidden=1024,
-    moe_intermediate=256,
-    num_experts=8,
-    topk=2,
-    num_layers=2,
-    dense_layers=(0,),
-    dense_intermediate=2048,
-    gated=True,
-    num_heads=8,
-    num_kv_heads=8,
-    head_dim=128,
-)
+SHAPE = small_shape(num_layers=2, dense_layers=(0,), dense_intermediate=2048, num_kv_heads=8)
 FREE = {f"overheads.{name}_us": 0.0 for name in ("launch", "graph_launch", "host_sync", "poll_pinned")}
 SCHEMES = ("nccl-alltoall", "deepep", "dysharp")
 

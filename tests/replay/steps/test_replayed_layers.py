@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from loops import every
+from small_shape import small_shape
 
 import hwmodel
 from replay.errors import UserError
@@ -26,19 +27,13 @@ H100 = hwmodel.load("dgx-h100")
 
 def shape_of(moe_layers: int) -> ModelShape:
     """A dense layer, and some with experts behind it."""
-    return ModelShape(
-        name="small",
-        hidden=1024,
-        moe_intermediate=256,
+    return small_shape(
         num_experts=EXPERTS,
         topk=TOPK,
         num_layers=1 + moe_layers,
         dense_layers=(0,),
         dense_intermediate=2048,
-        gated=True,
-        num_heads=8,
         num_kv_heads=8,
-        head_dim=128,
     )
 
 

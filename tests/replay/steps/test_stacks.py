@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 from loops import every
+from small_shape import small_shape
 
 import hwmodel
 from replay.chains.chain import ChainLink
@@ -29,22 +30,9 @@ from replay.steps.replays import StepReplays
 from replay.steps.stretches import MoePart, Stretch
 from replay.steps.times import StepParts
 from tracegen import models
-from tracegen.models import ModelShape
 
 H100 = hwmodel.load("dgx-h100")
-SHAPE = ModelShape(
-    name="small",
-    hidden=1024,
-    moe_intermediate=512,
-    num_experts=8,
-    topk=2,
-    num_layers=4,
-    gated=True,
-    num_heads=8,
-    num_kv_heads=4,
-    head_dim=128,
-    vocab=32_000,
-)
+SHAPE = small_shape(moe_intermediate=512, num_kv_heads=4, vocab=32_000)
 TOKENS = 256
 PLAN = {"dp": 4, "ep": 4, "pp": 2, "layers": (2, 2)}
 
