@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_search import made_cost
 
 import hwmodel
 from hwmodel.draws import uncertain
 from replay.experiments.base.crews.store import PointOutcome
 from replay.experiments.choose.candidate import Candidate
-from replay.experiments.choose.cost import Cost
 from replay.experiments.choose.ranking import WAVE, BoundedCandidate, difference, rank
 from replay.experiments.choose.sensitivity import changes, turns
 from replay.experiments.train.spec import TrainSpec
@@ -27,19 +27,8 @@ def bounded(number: int, least_us: float, flop: int = 10) -> BoundedCandidate:
     return BoundedCandidate(candidate(number), least_us, 1000, flop, 1e9, 0, 0)
 
 
-def cost(step_us: float, **spent: float) -> Cost:
-    return Cost(
-        step_us=step_us,
-        spent_us=spent,
-        tokens_per_s=0.0,
-        mfu=0.0,
-        flop_per_token=1,
-        memory_gib=0.0,
-    )
-
-
 def outcome(step_us: float) -> PointOutcome:
-    return PointOutcome(cost(step_us).model_dump(), None)
+    return PointOutcome(made_cost(step_us, {}).model_dump(), None)
 
 
 class Costs:
@@ -98,7 +87,8 @@ def test_a_limit_is_counted() -> None:
 
 
 def test_differences_are_by_cause_most_first() -> None:
-    best, other = cost(10.0, experts=6.0, exchange=4.0), cost(13.0, experts=5.0, exchange=8.0)
+    best = made_cost(10.0, {"experts": 6.0, "exchange": 4.0})
+    other = made_cost(13.0, {"experts": 5.0, "exchange": 8.0})
     assert difference(best, other) == [("exchange", 4.0), ("experts", -1.0)]
 
 

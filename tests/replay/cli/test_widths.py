@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from made_search import made_cost, made_row, made_search
 from rich.console import RenderableType
 from typer.testing import CliRunner
 
@@ -12,9 +13,7 @@ import replay
 from replay.cli.app import app
 from replay.experiments import dense as tensor
 from replay.experiments import train as training
-from replay.experiments.choose.cost import Cost
-from replay.experiments.choose.result import CandidateRow, SearchResult, SystemFindings
-from replay.experiments.choose.spec import ChooseSpec
+from replay.experiments.choose.result import SearchResult
 from replay.experiments.choose.tables import tables as of_search
 from replay.experiments.dense import tables as of_tensor
 from replay.experiments.layer import tables as layers
@@ -102,45 +101,20 @@ def shown(synthetic: Any) -> dict[str, RenderableType]:
 
 def choice() -> SearchResult:
     """A search with two candidates."""
-    rows = [
-        CandidateRow(
-            sizes={"num_layers": 61, "hidden": 7168, "num_experts": 256, "num_heads": 128},
-            plan="tp=1,pp=16,dp=128,ep=64",
-            schedule="dualpipe",
-            total_parameters=718_000_000_000,
-            active_parameters=39_000_000_000,
-            least_us=11e6,
-            cost=Cost(
-                step_us=31.5e6 + place,
-                tokens_per_s=2_029_135.1,
-                mfu=0.305,
-                flop_per_token=270_000_000_000,
-                memory_gib=58.2,
-                spent_us={"experts": 20e6, "exchange": 11.5e6 + place},
-            ),
+    sizes = {"num_layers": 61, "hidden": 7168, "num_experts": 256, "num_heads": 128}
+    costs = [
+        made_cost(
+            31.5e6 + place,
+            {"experts": 20e6, "exchange": 11.5e6 + place},
+            tokens_per_s=2_029_135.1,
+            flop_per_token=270_000_000_000,
         )
         for place in range(2)
     ]
-    found = SystemFindings(
-        system="cloudmatrix384",
-        scheme="pangu",
-        rows=rows,
-        looked_at=2,
-        left_out={"no": 1},
-        refused={},
-        failed={},
-        pruned=0,
-        skipped=0,
-    )
-    return SearchResult(
-        run_id="",
-        version="",
-        spec=ChooseSpec(),
-        space={"model": "pangu"},
-        by="mfu",
-        top=2,
-        systems=[found],
-    )
+    parameters = {"total_parameters": 718_000_000_000, "active_parameters": 39_000_000_000}
+    given = {"plan": "tp=1,pp=16,dp=128,ep=64", "schedule": "dualpipe", "least_us": 11e6, **parameters}
+    rows = [made_row(cost, sizes, **given) for cost in costs]
+    return made_search(rows, "mfu", system="cloudmatrix384", scheme="pangu")
 
 
 NAMES = (

@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_search import made_cost, made_row, made_search
 from typer.testing import CliRunner
 
 from replay.cli.app import app
 from replay.experiments import dense as tensor
 from replay.experiments import train as training
 from replay.experiments.ask import collective
-from replay.experiments.choose.cost import Cost
-from replay.experiments.choose.result import CandidateRow, SearchResult, SystemFindings
-from replay.experiments.choose.spec import ChooseSpec
 from replay.experiments.collective.result import CollectiveResult
 from replay.experiments.collective.spec import size_text, sizes_of
 from replay.experiments.dense.result import TensorComparison
@@ -211,46 +209,19 @@ def test_requests_that_arrive_are_drawn_and_served_again(tmp_path: Path) -> None
 
 def test_a_search_has_its_best_named_and_every_candidate_drawn() -> None:
     rows = [
-        CandidateRow(
-            sizes={"num_layers": layers, "hidden": 512},
-            plan="pp=2,ep=4",
-            schedule="1f1b",
-            total_parameters=layers * 10**9,
-            active_parameters=10**9,
-            least_us=1000.0,
-            cost=Cost(
-                step_us=2000.0 + layers,
-                spent_us={"experts": 1500.0, "exchange": 500.0 + layers},
+        made_row(
+            made_cost(
+                2000.0 + layers,
+                {"experts": 1500.0, "exchange": 500.0 + layers},
                 tokens_per_s=1e6 / layers,
                 mfu=0.4 / layers,
-                flop_per_token=1,
-                memory_gib=10.0,
             ),
+            {"num_layers": layers, "hidden": 512},
+            total_parameters=layers * 10**9,
         )
         for layers in (2, 3, 4)
     ]
-    found = SystemFindings(
-        system="dgx-h100",
-        scheme="deepep",
-        rows=rows,
-        looked_at=9,
-        left_out={"no": 2},
-        refused={},
-        failed={},
-        pruned=4,
-        skipped=0,
-    )
-    shown = page(
-        SearchResult(
-            run_id="",
-            version="",
-            spec=ChooseSpec(),
-            space={"model": "small"},
-            by="tokens",
-            top=2,
-            systems=[found],
-        )
-    )
+    shown = page(made_search(rows, "tokens", looked_at=9, left_out={"no": 2}, pruned=4))
     best, others = chart(shown, "mfu-1").lines
     assert best.labels == ["2 layers"] and list(best.y) == [100 * rows[0].cost.mfu]
     assert len(others.x) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 
 import pytest
+from made_search import made_cost, made_row
 
 import hwmodel
 import replay
@@ -12,8 +13,7 @@ import tracegen
 from replay.experiments.base.load import document_kinds
 from replay.experiments.base.result import SchemeDescription, SystemDescription
 from replay.experiments.base.rows import NOT_IN_ROWS
-from replay.experiments.choose.cost import Cost
-from replay.experiments.choose.result import CandidateRow, SearchResult, SystemFindings
+from replay.experiments.choose.result import SearchResult, SystemFindings
 from replay.experiments.collective.result import CollectiveResult
 from replay.experiments.dense.result import TensorComparison, TensorResult
 from replay.experiments.serve.arrivals.result import ArrivalComparison, ArrivalResult
@@ -209,23 +209,7 @@ def test_rows_of_serving_and_of_candidates_have_paths() -> None:
     frame = InferComparison.model_construct(baseline="deepep", results=[served]).to_dataframe()
     assert frame["prefill.spent_us.experts"][0] == 2.0 and frame.scheme[0] == served.name
     assert not [name for name in frame if "values" in name]
-    cost = Cost(
-        step_us=2.0,
-        spent_us={"experts": 1.0},
-        tokens_per_s=3.0,
-        mfu=0.5,
-        flop_per_token=6,
-        memory_gib=7.0,
-    )
-    row = CandidateRow(
-        sizes={"num_layers": 3},
-        plan="p",
-        schedule="s",
-        total_parameters=9,
-        active_parameters=5,
-        least_us=1.0,
-        cost=cost,
-    )
+    row = made_row(made_cost(2.0, {"experts": 1.0}, mfu=0.5), {"num_layers": 3})
     found = SystemFindings.model_construct(system="m", scheme="deepep", rows=[row])
     frame = SearchResult.model_construct(systems=[found]).to_dataframe()
     assert frame["cost.mfu"][0] == 0.5 and frame["sizes.num_layers"][0] == 3
