@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,23 +47,23 @@ class RowBlocks:
         What a row is.
     fields
         By name, the narrowest element type, and the smallest and largest value.
+
+    Attributes
+    ----------
+    columns
+        By name; whoever knows a nearer smallest or largest value sets it there.
     """
 
     def __init__(self, what: str, fields: Mapping[str, tuple[type[np.generic], int, int]]) -> None:
         self._what = what
-        self._columns = {name: GrowingColumn(dtype) for name, (dtype, _, _) in fields.items()}
-        self._ordered = [*self._columns.values()]
+        self.columns = {name: GrowingColumn(dtype) for name, (dtype, _, _) in fields.items()}
+        self._ordered = [*self.columns.values()]
         self._count = 0
         for name, (_, low, high) in fields.items():
-            self.limit(name, low, high)
+            self.columns[name].low, self.columns[name].high = low, high
 
     def __len__(self) -> int:
         return self._count
-
-    def limit(self, name: str, low: int, high: int) -> None:
-        """Set the smallest and the largest value of a field."""
-        column = self._columns[name]
-        column.low, column.high = low, high
 
     def put(self, count: int, values: Iterable[Any]) -> bool:
         """Add a block if all its values are possible, else nothing; return whether it was added.
@@ -82,12 +82,14 @@ class RowBlocks:
                 if value == column.last:
                     continue
                 least = most = value
-            elif type(value) is not np.ndarray or value.shape != shape or value.dtype.kind not in "iub":
+            elif type(value) is not np.ndarray or value.shape != shape:
                 return False
-            elif column.low <= 0 and value.dtype is INT64 and (most := value.item(value.view(UNSIGNED).argmax())) >= 0:
+            elif value.dtype is INT64 and column.low <= 0 and (most := value.item(value.view(UNSIGNED).argmax())) >= 0:
                 least = 0  # as `span_of`, without the call
-            else:
+            elif value.dtype.kind in "iub":
                 least, most = span_of(value, column.low)
+            else:
+                return False
             if least < column.low or most > column.high:
                 return False
             new.append((column, value, least, most))
@@ -103,7 +105,7 @@ class RowBlocks:
         """Add the rows from ``first`` on again, so often; fields that are tasks are each time so much later."""
         size = self._count
         if times and size > first:
-            for name, column in self._columns.items():
+            for name, column in self.columns.items():
                 column.repeat(first, size, times, later if name in tasks else 0)
             self._count += times * (size - first)
 
@@ -126,7 +128,7 @@ class RowBlocks:
         """
         if count and not self.put(count, given.values()):
             named = self._count if first is None else first
-            for name, column in self._columns.items():
+            for name, column in self.columns.items():
                 check_range(_WORDS.get(name, name), given[name], column.low, column.high, named, self._what)
 
     def join(self, room: int = 0, first: int = 0, tasks: Collection[str] = ()) -> dict[str, npt.NDArray[Any]]:
@@ -143,7 +145,7 @@ class RowBlocks:
         """
         size, self._count = self._count, 0
         joined = {}
-        for name, column in self._columns.items():
+        for name, column in self.columns.items():
             column.repeat_to(size)
             joined[name] = column.join(room, first if name in tasks else 0)
         return joined
@@ -215,9 +217,9 @@ class TakeBlocks:
         *,
         least: int,
     ) -> None:
-        self._rows.limit("pool", 0, num_pools - 1)
-        self._rows.limit("units", least, INT64_MAX)
-        _append(self._rows, {"task": takers, "pool": pool, "units": units, "released_by": by, "share": share})
+        self._rows.columns["pool"].high = num_pools - 1
+        self._rows.columns["units"].low = least
+        _append(self._rows, takers, pool, units, by, share)
 
     def join(self, room: int = 0, first: int = 0) -> CreditTakes:
         """All takes; see `RowBlocks.join`."""
@@ -255,26 +257,25 @@ class TouchBlocks:
         table: Numbers,
         key: Numbers,
         units: Numbers,
-        costs: dict[str, Numbers],
+        costs: Sequence[Numbers],
         charged: Numbers | None,
         drops: Numbers,
     ) -> None:
         """Add touches; arrays broadcast."""
-        given = {"task": task, "table": table, "key": key, **costs, "units": units}
-        self._rows.limit("table", 0, num_tables - 1)
-        _append(self._rows, given | {"charged": task if charged is None else charged, "drops": drops})
+        self._rows.columns["table"].high = num_tables - 1
+        _append(self._rows, task, table, key, *costs, units, task if charged is None else charged, drops)
 
     def join(self, room: int = 0, first: int = 0) -> Touches:
         """All touches; see `RowBlocks.join`."""
         return Touches(**self._rows.join(room, first, ("task", "charged")))
 
 
-def _append(rows: RowBlocks, block: Mapping[str, Numbers]) -> None:
-    """Check a block whose arrays broadcast, by name in the order of the fields, and add it."""
-    first = block["task"]
-    if type(first) is np.ndarray and first.size and rows.put(first.size, block.values()):
+def _append(rows: RowBlocks, *block: Numbers) -> None:
+    """Check a block whose arrays broadcast, field by field, tasks first, and add it."""
+    first = block[0]
+    if type(first) is np.ndarray and first.size and rows.put(first.size, block):
         return
-    given: Given = {name: as_ints(name, value) for name, value in block.items()}
+    given: Given = {name: as_ints(name, value) for name, value in zip(rows.columns, block, strict=True)}
     sizes = {value.size for value in given.values() if type(value) is np.ndarray}
     if len(sizes) > 1:
         sizes = {broadcast_length(given)}

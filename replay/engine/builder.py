@@ -15,7 +15,7 @@ import numpy.typing as npt
 from replay.engine.arguments import (
     INT32_MAX,
     Numbers,
-    are_tasks,
+    are_few_ids,
     as_ints,
     block_length,
     broadcast_length,
@@ -117,7 +117,8 @@ class GraphBuilder(Supplies):
         self._is_left_out = bytearray()  # of each task, where any kinds are
         self._num_tasks = 0
         self._rows = RowBlocks("task", _FIELDS)
-        self._rows.limit("kind", 0, len(self.kind_names) - 1)
+        self._rows.columns["kind"].high = len(self.kind_names) - 1
+        self._resource = self._rows.columns["resource"]
         self._edges = EdgeBlocks()
         self._takes = TakeBlocks()
         self._touches = TouchBlocks()
@@ -190,7 +191,7 @@ class GraphBuilder(Supplies):
         first = self._num_tasks
         if self.on_block is not None:
             self.on_block(first)
-        self._rows.limit("resource", NULL_RESOURCE, len(self._resources.columns[0]) - 1)
+        self._resource.high = len(self._resources.columns[0]) - 1
         if isinstance(kind, IntEnum):
             kind = int(kind)
         values = (resource, kind, duration_ps, latency_ps, priority, payload_bytes, wire_bytes, rank, tag)
@@ -200,7 +201,7 @@ class GraphBuilder(Supplies):
         is_plain = count is not None and count > 0 and first + count <= INT32_MAX
         if is_plain and self.left_out:
             is_plain = type(kind) is int
-        is_plain = is_plain and (before is None or are_tasks(before, size))
+        is_plain = is_plain and (before is None or are_few_ids(before, size))
         if not (is_plain and self._rows.put(size, (*_MARK.values(), rank, tag) if is_left_out else values)):
             size, before = self._add_checked(size, values, after)
         elif self.left_out:
@@ -300,7 +301,7 @@ class GraphBuilder(Supplies):
         if self._is_built:
             self._check_open()
         count = src.size if type(src) is np.ndarray else 0
-        if count and are_tasks(src, count) and are_tasks(dst, count):
+        if count and are_few_ids(src, count) and are_few_ids(dst, count):
             self._edges.append(src, dst, count)
             return
         ends = {"src": as_ints("src", src), "dst": as_ints("dst", dst)}
@@ -420,13 +421,7 @@ class GraphBuilder(Supplies):
             If lengths differ, a table is unknown, or a key, its units or a time is not possible.
         """
         self._check_open()
-        costs = {
-            "miss_latency_ps": miss_latency_ps,
-            "miss_duration_ps": miss_duration_ps,
-            "evict_duration_ps": evict_duration_ps,
-            "port_duration_ps": port_duration_ps,
-            "lag_ps": lag_ps,
-        }
+        costs = (miss_latency_ps, miss_duration_ps, evict_duration_ps, port_duration_ps, lag_ps)
         self._touches.append(len(self._tables), tasks, table, key, units, costs, charged, _as_numbers(drops))
 
     def gate(
@@ -508,7 +503,7 @@ class GraphBuilder(Supplies):
             from replay.engine.kernels.layout import SIGNAL
 
             seen = as_ints("watched", watched) - first
-            edges.append(seen, SIGNAL, np.size(seen))
+            edges.append_events(np.atleast_1d(seen), SIGNAL, np.size(seen))
         self._gates = [_from_first(block, first) for block in self._gates]
         graph = self._join(count, edges, first, room)
         part = GraphPart(

@@ -99,11 +99,11 @@ class CriticalPath:
                 yield task, self.kind_names[kind], groups[where], length
 
     def _by(self, names: list[str]) -> dict[str, dict[str, int]]:
-        numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-        rows = np.array([numbers[name] for name in names], np.int64)
-        sums = np.zeros((len(numbers), len(CAUSES)), np.int64)
-        np.add.at(sums, rows, np.stack([self.of(cause) for cause in CAUSES], axis=1))
-        return {name: dict(zip(CAUSES, row, strict=True)) for name, row in zip(numbers, sums.tolist(), strict=True)}
+        sums = {name: dict.fromkeys(CAUSES, 0) for name in names}
+        for cause in CAUSES:
+            for name, time in zip(names, self.of(cause).tolist(), strict=True):
+                sums[name][cause] += time
+        return sums
 
 
 @dataclass(frozen=True, eq=False)
@@ -412,9 +412,8 @@ def _full_length(begin: Int64s, end: Int64s, servers: int) -> int:
     if servers == 1:
         return int((end - begin).sum())
     times = np.concatenate([begin, end])
-    step = np.concatenate([np.ones(begin.size, np.int64), -np.ones(end.size, np.int64)])
-    order = np.argsort(times, kind="stable")
-    busy = np.cumsum(step[order])
+    order = times.argsort(kind="stable")
+    busy = np.where(order < begin.size, 1, -1).cumsum()
     return int((np.diff(times[order]) * (busy[:-1] == servers)).sum())
 
 

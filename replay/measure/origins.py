@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from operator import itemgetter
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,15 +22,6 @@ if TYPE_CHECKING:
 OVERHEAD = frozenset(KIND_NAMES[kind] for kind in Kind if KINDS[kind].role == "overhead")
 UNSENT = frozenset(KIND_NAMES[kind] for kind in Kind if KINDS[kind].on_wire is None and kind != Kind.MARK)
 """Kinds of tasks that are no messages; a mark is where one arrives, or takes no time."""
-
-
-class _Alike(NamedTuple):
-    """Properties that tasks in one row have in common."""
-
-    kind: str
-    group: str
-    length_ps: int
-    values: tuple[str, ...]
 
 
 CAUSES = ("compute", "serialisation", "copying", "overhead", "queueing", "latency", "credits")
@@ -95,13 +86,14 @@ class _TaskOrigins:
 
     def by_place_us(self) -> dict[str, dict[str, dict[str, float]]]:
         """Time of the path by place, kind and cause; what nobody noted has an empty name."""
-        # Of every link of every replay, so that nothing is called in this loop.
-        path, spent = self._path, defaultdict[tuple[str, str, str], int](int)
-        tasks, kinds = path.task.tolist(), path.kind.tolist()
+        # Of every link of every replay, so that little is called in this loop.
+        path, spent = self._path, dict[tuple[str, str, str], int]()
+        tasks, kinds = path.task.tolist(), [KIND_NAMES[kind] for kind in path.kind.tolist()]
         for cause in PATH_CAUSES:
             for task, kind, time in zip(tasks, kinds, path.of(cause).tolist(), strict=True):
                 if time:
-                    spent[self._place[task], KIND_NAMES[kind], cause] += time
+                    key = self._place[task], kind, cause
+                    spent[key] = time + spent[key] if key in spent else time
         found: dict[str, dict[str, dict[str, float]]] = {}
         for (place, name, cause), time in spent.items():
             found.setdefault(place, {}).setdefault(name, {})[cause] = us(time)
@@ -115,21 +107,22 @@ class _TaskOrigins:
         return sorted(every - on_path - {OWN})
 
     def _rows(self, kinds: Collection[str], cause: str) -> list[OverheadTasks]:
-        found: dict[_Alike, Counter[str]] = defaultdict(Counter)
+        # By kind, group, picoseconds of each and values, which tasks in one row have in common: how many by place.
+        found: dict[tuple[str, str, int, tuple[str, ...]], dict[str, int]] = {}
         for task, kind, group, length in self._path.lengths(kinds, cause):
-            block = self._block[task]
+            block, place = self._block[task], self._place[task]
             values = () if block is None else block.latency if cause == "latency" else block.service
             for each, count in [(length, 1)] if block is None else block.single(task, length):
-                one = _Alike(kind, group, each, () if values == (OWN,) else values)
-                found[one][self._place[task]] += count
+                places = found.setdefault((kind, group, each, () if values == (OWN,) else values), {})
+                places[place] = places.get(place, 0) + count
         return [
             OverheadTasks(
-                kind=one.kind,
-                group=one.group,
-                each_us=us(one.length_ps),
-                count=places.total(),
-                values=list(one.values),
-                places=dict(places.most_common()),
+                kind=kind,
+                group=group,
+                each_us=us(each),
+                count=sum(places.values()),
+                values=list(values),
+                places=dict(sorted(places.items(), key=itemgetter(1), reverse=True)),
             )
-            for one, places in found.items()
+            for (kind, group, each, values), places in found.items()
         ]
