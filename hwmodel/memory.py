@@ -122,6 +122,8 @@ class L2Cache:
         takes a whole slot.
         """
         served = -(-piece_bytes // SLICE_BYTES) * SLICE_BYTES
+        if served == piece_bytes:
+            return nbytes
         slots: Whole = -(-nbytes * served // piece_bytes)
         return slots
 

@@ -251,40 +251,41 @@ def _divide(low: int, until: Ints, tiles: Intervals, parts: Ints, busy: Interval
 
     num_ranks = until.size
     anybody = union(busy._replace(owner=np.zeros_like(busy.owner)))
-    flag, owner = np.divmod(busy.owner, num_ranks)
-    some = flag != TILES
+    # Flags come one after the other, that of tiles first: those are told by tiles themselves.
+    others = slice(int(busy.owner.searchsorted(num_ranks * (TILES + 1))), None)
+    flag, owner = np.divmod(busy.owner[others], num_ranks)
     every = np.arange(num_ranks)
     # The whole time of each GPU is a flag of its own, so that nothing lies between two GPUs.
-    rank = np.concatenate((every, tiles.owner, owner[some], np.repeat(every, anybody.owner.size)))
-    start, stop = (
-        np.concatenate((whole, of_tiles, of_busy[some], np.tile(of_anybody, num_ranks)))
-        for whole, of_tiles, of_busy, of_anybody in (
-            (np.full(num_ranks, low), tiles.start, busy.start, anybody.start),
-            (until, tiles.end, busy.end, anybody.end),
-        )
-    )
-    what = np.repeat(
-        [WITHIN, PARTLY, WHOLLY, TRAVELS, COPIED, BETWEEN, HELD_UP, ANYBODY],
+    rank = np.concatenate((every, tiles.owner, owner, every.repeat(anybody.owner.size)))
+    end = np.maximum(until, low)
+    both = np.empty((2, rank.size), np.int64)
+    for row, whole, of_tiles, of_busy, of_anybody in (
+        (both[0], np.full(num_ranks, low), tiles.start, busy.start, anybody.start),
+        (both[1], end, tiles.end, busy.end, anybody.end),
+    ):
+        np.concatenate((whole, of_tiles, of_busy[others], *[of_anybody] * num_ranks), out=row)
+    what = np.array([WITHIN, PARTLY, WHOLLY, TRAVELS, COPIED, BETWEEN, HELD_UP, ANYBODY], np.int8).repeat(
         [
             num_ranks,
             tiles.owner.size,
-            *np.bincount(flag[some], minlength=LATE + 1)[WHOLE:],
+            *np.bincount(flag, minlength=LATE + 1)[WHOLE:].tolist(),
             num_ranks * anybody.owner.size,
-        ],
+        ]
     )
     amount = np.ones(what.size, np.int64)
     amount[num_ranks : num_ranks + parts.size] = parts
     # Each GPU's time lies past that of the GPU before, so that one sort serves all.
-    end = np.maximum(until, low)
-    ahead = every * (int(end.max()) + 1 - low) - low
-    time = np.concatenate([np.minimum(np.maximum(one, low), end[rank]) + ahead[rank] for one in (start, stop)])
+    np.maximum(both, low, out=both)
+    np.minimum(both, end[rank], out=both)
+    both += (every * (int(end.max()) + 1 - low) - low)[rank]
+    time = both.reshape(-1)
     shares = np.zeros((num_ranks, NUM_SUMS), np.int64)
     divide_time(
         Flags(
             num_flags=what.size,
-            order=np.argsort(time, kind="stable"),  # merges what is in order
+            order=time.argsort(kind="stable"),  # merges what is in order
             time=time,
-            what=what.astype(np.int8),
+            what=what,
             amount=amount,
             owner=rank,
             most=of_gpu,

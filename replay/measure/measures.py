@@ -296,7 +296,7 @@ def _utilisation(pools: Pools, share: npt.NDArray[np.float64]) -> dict[str, Util
     for group, of_pool in zip(pools.groups, share.tolist(), strict=True):
         of_group.setdefault(group, []).append(of_pool)
     return {
-        group: Utilisation(mean=float(np.array(shares).mean()), max=max(shares))
+        group: Utilisation(mean=float(np.add.reduce(shares)) / len(shares), max=max(shares))
         for group, shares in sorted(of_group.items())
     }
 

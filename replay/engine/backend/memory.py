@@ -99,6 +99,9 @@ _word_at = c_size_t.from_address
 _IS_LAID_OUT_SO = sys.implementation.name == "cpython" and _holds_address()
 
 
+_MISSING = object()
+
+
 class MemoryPart:
     """A declared part of a memory: one word that kernels read."""
 
@@ -223,8 +226,9 @@ class KernelMemory:
 
     parts: ClassVar[dict[str, MemoryPart]] = {}
     offsets: ClassVar[dict[str, int]] = {}
-    # With their types of whole arrays, and whether they are numbers.
-    _bound: ClassVar[list[tuple[str, MemoryPart, np.dtype[Any] | None, bool]]] = []
+    # With their names in picoseconds, what they are by default, their types of whole arrays, and whether they are
+    # numbers.
+    _bound: ClassVar[list[tuple[str, str, Any, MemoryPart, np.dtype[Any] | None, bool]]] = []
 
     def __init_subclass__(cls) -> None:
         cls.parts = {name: part for name, part in vars(cls).items() if isinstance(part, MemoryPart)}
@@ -236,6 +240,8 @@ class KernelMemory:
         cls._bound = [
             (
                 name,
+                f"{name}_ps",
+                0 if isinstance(part, Number) else _MISSING,
                 part,
                 part.dtype if _IS_LAID_OUT_SO and isinstance(part, Vector | Records) else None,
                 isinstance(part, FixedNumber),
@@ -245,11 +251,19 @@ class KernelMemory:
 
     def __init__(self, *sources: object, **values: Any) -> None:
         words: list[int] = []
-        for name, part, dtype, is_number in self._bound:
-            if name in values:
-                value = values[name]
-            else:
-                value = values[name] = 0 if isinstance(part, Number) else _value_of(part, name, sources)
+        for name, in_ps, default, part, dtype, is_number in self._bound:
+            value = values.get(name, default)
+            if value is _MISSING:
+                for source in sources:
+                    value = getattr(source, name, _MISSING)
+                    if value is _MISSING:
+                        value = getattr(source, in_ps, _MISSING)
+                    if value is not _MISSING:
+                        break
+                else:
+                    message = f"{part.name} is missing"
+                    raise TypeError(message)
+            values[name] = value
             # As `words`, without calls for nearly all that kernels read.
             if is_number:
                 words.append(int(value))
@@ -281,21 +295,6 @@ class KernelMemory:
             if IS_PLAIN:
                 setattr(self, name, part.plain(value))
         self.arrays |= values
-
-
-_MISSING = object()
-
-
-def _value_of(part: MemoryPart, name: str, sources: tuple[object, ...]) -> Any:
-    """Attribute of the first source that has one for a part."""
-    for source in sources:
-        value = getattr(source, name, _MISSING)
-        if value is _MISSING:
-            value = getattr(source, f"{name}_ps", _MISSING)
-        if value is not _MISSING:
-            return value
-    message = f"{part.name} is missing"
-    raise TypeError(message)
 
 
 # --- Plain Python -------------------------------------------------------------------------------

@@ -111,7 +111,13 @@ class Buffers:
 
         def make() -> Ints:
             shape = (self._num_ranks, self._num_ranks, num_channels)
-            names = [f"ring {src}->{dst} channel {channel}" for src, dst, channel in np.ndindex(*shape)]
+            ranks = range(self._num_ranks)
+            names = [
+                f"ring {src}->{dst} channel {channel}"
+                for src in ranks
+                for dst in ranks
+                for channel in range(num_channels)
+            ]
             return self._graph.credit_pools(names, [rows] * len(names)).reshape(shape)
 
         return self._resources.once("rings", (num_channels, rows), make)

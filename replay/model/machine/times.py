@@ -87,8 +87,9 @@ class Time:
         """Values that both are made of, and `OWN` where one of them is of none; nothing has none."""
         if self.of == other.of:
             return self.of
-        both = [(one.of or (OWN,)) if _is_some(one.ps) else () for one in (self, other)]
-        return tuple(sorted({*both[0], *both[1]}))
+        mine = (self.of or (OWN,)) if _is_some(self.ps) else ()
+        more = (other.of or (OWN,)) if _is_some(other.ps) else ()
+        return tuple(sorted({*mine, *more}))
 
     @staticmethod
     def where(chosen: npt.NDArray[np.bool_], then: Time, otherwise: Time) -> Time:
@@ -268,15 +269,14 @@ class Costs:
         All barriers and flags pay it (`Sync.fence`, `Sync.flag`, `Sync.barrier`), and the tails of
         rings and of NCCL's chunks, which are times without a message of their own.
         """
-        way = self._system.fabric.uplink_latency_ps + self._system.fabric.downlink_latency_ps
-        behind = {
-            "nothing": NO_TIME,
-            "each": Time(way, WAY),
-            "multicast": Time(way, WAY)
-            + Time.from_keys(self._system.switch.multicast_release_ps, "switch.multicast_release_ns"),
-            "any": Time(self._system.overheads.fence_ps, ("overheads.fence_us",)),
-        }
-        return behind[stored]
+        if stored == "nothing":
+            return NO_TIME
+        if stored == "any":
+            return Time(self._system.overheads.fence_ps, ("overheads.fence_us",))
+        way = Time(self._system.fabric.uplink_latency_ps + self._system.fabric.downlink_latency_ps, WAY)
+        if stored == "each":
+            return way
+        return way + Time.from_keys(self._system.switch.multicast_release_ps, "switch.multicast_release_ns")
 
     def write_through(self) -> Time:
         """Time from a store to a peer until its source knows that it is in the peer's memory.
