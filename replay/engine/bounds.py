@@ -99,7 +99,7 @@ def _longest_chain_ps(graph: TaskGraph, ready: Int64s) -> int:
     gates = graph.gates
     is_forward = graph.is_numbered_forward and len(gates) == 0  # then ids are the order
     order = np.empty(0, np.int32) if is_forward else graph.order
-    most_members = int(np.diff(gates.member_indptr).max(initial=0))
+    most_members = int(np.diff(gates.member_indptr).max()) if len(gates) else 0
     chain = Chain(
         graph,
         gates,

@@ -289,7 +289,7 @@ def _add(several: Iterable[dict[str, int]]) -> dict[str, int]:
 
 def waiting(links: Links) -> Int64s:
     """Links that waited at a resource."""
-    return np.flatnonzero((links.start_ps > links.ready_ps) & (links.resource >= 0))
+    return ((links.start_ps > links.ready_ps) & (links.resource >= 0)).nonzero()[0]
 
 
 def _check(path: CriticalPath, graph: TaskGraph, makespan_ps: int) -> None:
@@ -328,7 +328,7 @@ class ServedTasks:
         resource, self._kind = resource[order], kind[order]
         self._start_ps, self._end_ps = start_ps[order], end_ps[order]
         size = int(resource.max(initial=-1)) + 1
-        self._first = np.searchsorted(resource, np.arange(size + 1))
+        self._first = resource.searchsorted(np.arange(size + 1))
         self._longest = np.zeros(size, np.int64)
         np.maximum.at(self._longest, resource, self._end_ps - self._start_ps)
 

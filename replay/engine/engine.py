@@ -101,7 +101,7 @@ def timeline_of(graph: TaskGraph, plan: RunPlan) -> Timeline:
     arrays = plan.arrays
     landed = np.full(graph.gates.num_members, -1, np.int32)
     slot = arrays["members"]["slot"]
-    has_slot = np.flatnonzero(slot >= 0)
+    has_slot = (slot >= 0).nonzero()[0]
     landed[has_slot] = arrays["gate_slots"]["tile"][slot[has_slot]]
     records, late, found = (arrays[name] for name in ("tasks", "extra_latency", "found"))
     drawn = LineDraws.of(graph, arrays["port_served"], arrays["backing_served"])

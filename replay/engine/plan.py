@@ -77,7 +77,7 @@ def make_plan(graph: TaskGraph, state: State | None = None) -> tuple[k.RunPlan, 
     lane_rule[rule == k.TURNS] = k.BY_POOLS
     is_single = has_lane & (lane_rule == k.ONE_LANE)
     # Streams have the first lanes, so that the kernel tells them by their number.
-    of_single = np.concatenate([np.flatnonzero(is_stream), np.flatnonzero(is_single & ~is_stream)])
+    of_single = np.concatenate([is_stream.nonzero()[0], (is_single & ~is_stream).nonzero()[0]])
     most = int(found["most_takes"].max()), int(found["most_gives"].max())
     packed = _pack(graph, by_task, lane_rule, of_single, is_stream, most)
     _forget_takes(by_task, packed)
@@ -85,7 +85,7 @@ def make_plan(graph: TaskGraph, state: State | None = None) -> tuple[k.RunPlan, 
     if state is not None:
         add_channel_of_returns(packed, state, is_stream)
     lane_resource = np.concatenate([of_single, packed.lanes["a"]])
-    of_station = np.flatnonzero(is_station)  # the null resource, if it is one, comes last
+    of_station = is_station.nonzero()[0]  # the null resource, if it is one, comes last
     station_of = np.full(null + 1, -1, np.int64)
     station_of[of_station] = np.arange(of_station.size)
     channels = _channels(packed, is_stream, np.minimum(servers, found["tasks"])[of_station])
@@ -291,7 +291,7 @@ def _forget_takes(by_task: SimpleNamespace, packed: SimpleNamespace) -> None:
 def _shares(graph: TaskGraph) -> npt.NDArray[Any]:
     """Takes that several tasks give back together (share,), of which nobody has left yet."""
     takes = graph.takes
-    rows = np.flatnonzero(takes.share >= 0)
+    rows = (takes.share >= 0).nonzero()[0]
     share, is_first = takes.share[rows], takes.units[rows] > 0
     shares = np.zeros(int(is_first.sum()), k.SHARE.dtype)
     shares["left"] = np.bincount(share, minlength=shares.size)
@@ -305,7 +305,7 @@ def _add_late_channels(packed: SimpleNamespace, late: Int64s) -> Int64s:
 
     Everybody else keeps the order of leaving, and with it the queue of its latency.
     """
-    where = np.flatnonzero(late)
+    where = late.nonzero()[0]
     classes = np.zeros(where.size, k.CLASS.dtype)
     classes["next"] = -1
     classes["count"] = late[where]
@@ -394,10 +394,10 @@ def _gate_parts(graph: TaskGraph) -> Parts:
     """Parts from which the kernels hand out the gates' slots."""
     gates = graph.gates
     members = k.MEMBER.unset(gates.num_members)
-    members["gate"] = np.repeat(np.arange(len(gates)), np.diff(gates.member_indptr))
+    members["gate"] = np.arange(len(gates)).repeat(np.diff(gates.member_indptr))
     members["waiter"] = gates.member_waiter
     gate_slots = k.SLOT.unset(gates.num_members)
-    gate_slots["tile"] = np.repeat(np.arange(gates.num_tiles), gates.tile_slots)
+    gate_slots["tile"] = np.arange(gates.num_tiles).repeat(gates.tile_slots)
     tiles = np.zeros(gates.num_tiles + 1, k.TILE.dtype)
     tiles["base"] = _offsets(gates.tile_slots)
     tiles["open"][:-1] = gates.tile_slots

@@ -185,7 +185,7 @@ def busy_by_window(
                 filled=filled.reshape(-1),
             )
         )
-    busy += window_ps * np.cumsum(filled, axis=1)
+    busy += window_ps * filled.cumsum(axis=1)
     return busy
 
 

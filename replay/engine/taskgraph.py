@@ -169,7 +169,7 @@ class Gates:
     @classmethod
     def from_blocks(cls, blocks: list[tuple[IntArray, IntArray, IntArray, IntArray, IntArray]]) -> Gates:
         """Concatenate (members, waiters, tile slots, first tasks, last tasks) of every gate."""
-        orders = [np.argsort(block[0], kind="stable") for block in blocks]
+        orders = [block[0].argsort(kind="stable") for block in blocks]
 
         def join(parts: list[IntArray]) -> Int32s:
             return np.concatenate([np.empty(0, np.int32), *parts]).astype(np.int32)

@@ -120,7 +120,7 @@ class ExposureCollector:
         timeline = progress.timeline
         on_sm = classes == ResourceClass.SM
         flag, owner = activities(timeline.graph, on_sm, _FLAG_OF_KIND, self._num_ranks, progress.is_done)
-        multiplies = np.flatnonzero(flag == TILES)
+        multiplies = (flag == TILES).nonzero()[0]
         tiles = _of_tasks(timeline, multiplies)
         # When something of a flag is under way for a GPU; owners are the GPUs, flag after flag.
         busy = coverage(LATE * self._num_ranks, owner, timeline.start_ps, timeline.visible_ps)

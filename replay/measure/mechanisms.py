@@ -182,7 +182,7 @@ def _by_role(ports: PortSums) -> dict[str, PortBytes]:
 def _in_tables(timeline: Timeline, of: EndedTouches) -> Block:
     """Changes of how many entries of tables are in use, of those that something is noted of."""
     touches = timeline.graph.touches
-    noted = np.flatnonzero(of.noted["group"] >= 0)
+    noted = (of.noted["group"] >= 0).nonzero()[0]
     touch = of.touch[noted]
     outcome = timeline.touched[touch]
     is_hit = (outcome & OUTCOME) == HIT

@@ -53,7 +53,7 @@ class Pools:
         parts = _queues_of_sm(machine, count)
         is_sm = np.zeros(count, np.bool_)
         is_sm[machine.sms.resources] = True
-        others = np.flatnonzero(~is_sm)
+        others = (~is_sm).nonzero()[0]
         pool = np.where(is_sm, resources.owner.astype(np.int64), 0)
         pool[others] = machine.num_ranks + np.arange(len(others))
         gpus = range(machine.num_ranks)

@@ -222,16 +222,16 @@ def up(nbytes: Bytes, multiple: IntsLike) -> Ints:
 def cut(nbytes: Bytes, most: Ints) -> tuple[Ints, Ints, Ints]:
     """Cut wholes of `nbytes` (whole,) into pieces of `most`: (piece,) whole, offset, size."""
     count = -(-nbytes // most)
-    whole = np.repeat(np.arange(len(nbytes)), count)
+    whole = np.arange(len(nbytes)).repeat(count)
     offset = places(count) * most[whole]
     return whole, offset, np.minimum(most[whole], nbytes[whole] - offset)
 
 
 def cut_pairs(away: Ints, rules: PairRules, ranks: Communicators) -> Parcels:
     """Cut what pairs (source, destination) send one another."""
-    src, dst = np.nonzero(away)
+    src, dst = away.nonzero()
     # In NCCL's order: everybody's next neighbour first, so that the blocks do not meet at one rank.
-    order = np.argsort(ranks.distance(src, dst), kind="stable")
+    order = ranks.distance(src, dst).argsort(kind="stable")
     src, dst = src[order], dst[order]
     nbytes, leaves_node = away[src, dst], ranks.node[src] != ranks.node[dst]
     channels, is_ll = rules.of_pairs(nbytes, ranks.size, is_one_node=ranks.is_one_node)

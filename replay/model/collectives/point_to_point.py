@@ -57,9 +57,9 @@ class ExchangeTasks:
         width = int(max(offset.max(initial=0), parcels.offset.max())) + 1
         lane = parcels.lane_of_piece
         place = (parcels.src[lane] * num_ranks + parcels.dst[lane]) * width + parcels.offset
-        order = np.argsort(place, kind="stable")
+        order = place.argsort(kind="stable")
         wanted = (src * num_ranks + dst) * width + offset
-        piece = order[np.searchsorted(place[order], wanted, "right") - 1]
+        piece = order[place[order].searchsorted(wanted, "right") - 1]
         return np.where(src == dst, self._own[src], self._sent[piece])
 
 
@@ -146,7 +146,7 @@ class _LeavingChunks(NamedTuple):
 
 def _leaving(machine: Machine, rules: PairRules, parcels: Parcels) -> _LeavingChunks | None:
     """Chunks that leave their nodes; None if there are none."""
-    chunk = np.flatnonzero(parcels.leaves_node[parcels.chunk_lane])
+    chunk = parcels.leaves_node[parcels.chunk_lane].nonzero()[0]
     if not len(chunk):
         return None
     lane = parcels.chunk_lane[chunk]
@@ -189,7 +189,7 @@ def _send(
         via = parcels.dst[parcels.chunk_lane]
         via[leaving.chunk] = leaving.crossing.via
         to = via[parcels.piece_chunk]
-    landed, moves = sent.copy(), np.flatnonzero(src != to)
+    landed, moves = sent.copy(), (src != to).nonzero()[0]
     rows = nbytes if payload else 0 * nbytes
     stored = np.where(is_ll, ll_protocol.stored_bytes(nbytes), nbytes)
     landed[moves] = machine.transfers.store(
@@ -229,7 +229,7 @@ def _receive(
     machine.order(landed[stays], known[parcels.piece_chunk[stays]])
     if crossed:
         known[~inside] = crossed.known
-    simple = np.flatnonzero(~is_ll)
+    simple = (~is_ll).nonzero()[0]
     copied = known.copy()
     copied[simple] = machine.serve(
         channels[dst[simple], parcels.channel[lane[simple]]],
@@ -242,7 +242,7 @@ def _receive(
     memory = machine.stream(kinds.memory, 2 * parcels.chunk_bytes, dst, known)
     # A chunk takes the room of the one that was sent so many slots before it.
     of_lane = np.bincount(lane, minlength=len(parcels.src))
-    late = np.flatnonzero((places(of_lane) >= slots) & inside)
+    late = ((places(of_lane) >= slots) & inside).nonzero()[0]
     if len(late):
         returned = machine.delay(kinds.sync, costs.flag(), copied[late - slots], dst[late])
         first_piece = firsts(np.bincount(parcels.piece_chunk, minlength=len(lane)))
@@ -259,7 +259,7 @@ def _copy_own(
     begun: Tasks,
 ) -> tuple[Ints, Ints, Ints]:
     """Copy the ranks' own shares: (rank,) marks of the begin; (task,) the last ones, and whose."""
-    rank = np.flatnonzero(own_bytes)
+    rank = own_bytes.nonzero()[0]
     if not len(rank):
         return begun, rank, rank
     started = machine.delay(kinds.sync, machine.costs.pair_start(is_ll=True), begun[rank], rank)

@@ -88,8 +88,8 @@ class GemmCalls:
         self._tiles = tiles = _tiles(machine, work, gemm, calls)
         self._plan = plan_tiles(machine, work, gemm, tiles, raster="groups")
         ends = machine.num_ranks * np.arange(len(calls) + 1)
-        self._rows = np.searchsorted(tiles.kernel, ends).tolist()
-        self._tasks = np.searchsorted(tiles.kernel[self._plan.tile], ends).tolist()
+        self._rows = tiles.kernel.searchsorted(ends).tolist()
+        self._tasks = tiles.kernel[self._plan.tile].searchsorted(ends).tolist()
         self._added: dict[int, list[Ints]] = {}
 
     def add(self, call: ExpertCall, after: Tasks) -> Ints:
@@ -244,7 +244,7 @@ def _on_streams(
     for place, call in enumerate(calls):
         stream = place % len(ends)
         ends[stream] = one(call, ends[stream])
-    return machine.gather(np.concatenate(ends), np.tile(machine.ranks, len(ends)), after)
+    return machine.gather(np.concatenate(ends), np.concatenate([machine.ranks] * len(ends)), after)
 
 
 def _tiles(machine: Machine, work: LayerWork, gemm: Gemm, calls: Sequence[ExpertCall]) -> RowTiles:
@@ -272,18 +272,18 @@ def _tiles(machine: Machine, work: LayerWork, gemm: Gemm, calls: Sequence[Expert
     ]
     cut = [grid.rows_in_tile for grid in grids]
     absents = [compute.absent_rows(in_tile, grid.block_m, gemm.n) for in_tile, grid in zip(cut, grids, strict=True)]
-    busy = np.flatnonzero(rows)
+    busy = rows.nonzero()[0]
     grid_of = of_kernel[busy].tolist()
     tiles = np.zeros(len(rows), np.int64)
     tiles[busy] = [len(cut[one]) for one in grid_of]
     in_tile = np.concatenate([nothing, *(cut[one] for one in grid_of)])
-    kernel = np.repeat(np.arange(len(rows)), tiles)
+    kernel = np.arange(len(rows)).repeat(tiles)
     return RowTiles(
         expert=expert[kernel],
         rank=kernel % machine.num_ranks,
         rows=in_tile,
         moved_rows=in_tile,
-        first_of_expert=np.concatenate(([0], np.cumsum(tiles))),
+        first_of_expert=np.concatenate(([0], tiles.cumsum())),
         block_m=np.array([grid.block_m for grid in grids], np.int64)[of_kernel],
         block_n=np.array([grid.block_n for grid in grids], np.int64)[of_kernel],
         absent_rows=np.concatenate([nothing, *(absents[one] for one in grid_of)]),
@@ -314,7 +314,7 @@ def gradient_call(
 def _mark_end(machine: Machine, tasks: Tasks, rank: Ranks, begun: Tasks, on: Bools) -> Tasks:
     """(rank,): marks behind a call's tasks, or what precedes it where a GPU has none."""
     ends = begun.copy()
-    ranks = np.flatnonzero(on)
+    ranks = on.nonzero()[0]
     ends[ranks] = machine.mark(ranks, begun[ranks])
     machine.order(tasks, ends[rank])
     return ends

@@ -248,7 +248,7 @@ def _in_raster(tiles: RowTiles, num_columns: Ints, raster: Raster, *, num_sms: i
             kernel_of_matrix = np.zeros(len(tiles.first_of_expert) - 1, np.int64)
             kernel_of_matrix[tiles.matrix] = tiles.kernel
             which, most = tiles.matrix, most[kernel_of_matrix]
-        ordered, count = np.argsort(which, kind="stable"), np.bincount(which, minlength=len(most))
+        ordered, count = which.argsort(kind="stable"), np.bincount(which, minlength=len(most))
         most = np.maximum(count, 1) if raster == "columns" else most
         full, rest = np.divmod(count, most)
         num_groups = full + (rest > 0)
@@ -344,7 +344,7 @@ def read_operands(
     activations: Ints = compute.activation_bytes(tiles.moved_rows, gemm.k, number_type)[tile]
     share = compute.cluster_tiles if clusters else 1
     slots = partial(machine.system.l2.slots_bytes, piece_bytes=path.step_bytes)
-    has_next_row = (np.diff(tiles.first_of_expert) >= share)[matrix]
+    has_next_row = (tiles.first_of_expert[1:] - tiles.first_of_expert[:-1] >= share)[matrix]
     of_weights = np.where(has_next_row & (weights >= activations), share, 1)
     of_activations = np.where(of_weights > 1, 1, share)
     from_memory = (
@@ -377,7 +377,7 @@ def read_operands(
                 from_memory_ps=from_memory if what == "weights" else None,
             )
     # Each column tile writes its own part; who reads the row tile finds it by its first.
-    wrote = np.arange(len(tile)) if kept is None else np.flatnonzero(kept[tile])
+    wrote = np.arange(len(tile)) if kept is None else kept[tile].nonzero()[0]
     column, whole = plan.column[wrote], (tiles.moved_rows * gemm.out_bytes)[tile[wrote]]
     begin = column * tiles.block_n[tiles.kernel[tile[wrote]]]
     end = begin + plan.width[wrote]

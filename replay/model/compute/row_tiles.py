@@ -170,8 +170,8 @@ def row_tiles(
     height_of_rank, width_of_rank = np.array(shapes, dtype=np.int64).T
     block_m = height_of_rank[rank_of]
     tiles = -(-rows // block_m)
-    first = np.concatenate(([0], np.cumsum(tiles))).astype(np.int64)
-    expert = np.repeat(np.arange(work.num_experts, dtype=np.int64), tiles)
+    first = np.concatenate(([0], tiles.cumsum()))
+    expert = np.arange(work.num_experts, dtype=np.int64).repeat(tiles)
     filled = np.minimum(block_m[expert], rows[expert] - places(tiles) * block_m[expert])
     moved = block_m[expert] if layout in (*PADDED, "masked") else filled
     if layout == "received":

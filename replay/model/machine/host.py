@@ -116,18 +116,18 @@ class _KernelRow(NamedTuple):
     @property
     def single(self) -> Time | None:
         """Time of one kernel, where all take the same; else None."""
-        return Time(self.each[0], self.of) if np.all(self.each == self.each[0]) else None
+        return Time(self.each[0], self.of) if (self.each == self.each[0]).all() else None
 
     def busy(self, first: IntsLike, past: IntsLike) -> IntsLike:
         """Picoseconds of kernels `first` up to, without, `past`, on all GPUs or on each."""
-        done = np.concatenate([np.zeros_like(self.each[:1]), np.cumsum(self.each, axis=0)])
+        done = np.concatenate([0 * self.each[:1], self.each.cumsum(axis=0)])
         ranks = (np.arange(done.shape[1]),) if done.ndim > 1 else ()
         return _plain(done[(past, *ranks)] - done[(first, *ranks)])
 
     def held_up(self, launch: Time, lead_ps: IntsLike) -> IntsLike:
         """Number of the kernel whose launch, with all kernels from there on, ends last; of all GPUs or (rank,)."""
         gap_ps, count = int(self.gap.ps), len(self.each)
-        left = np.cumsum((self.each + gap_ps)[::-1], axis=0)[::-1] - gap_ps
+        left = (self.each + gap_ps)[::-1].cumsum(axis=0)[::-1] - gap_ps
         launches = np.asarray(launch.ps)[..., None] * np.arange(1, count + 1)
         arrived = np.maximum(0, launches - np.asarray(lead_ps)[..., None])
         return _plain((arrived + left.T).argmax(axis=-1))

@@ -88,7 +88,7 @@ class InputBuffers:
         if not copies.all():  # to nobody: there is nothing to wait for
             alone = np.flatnonzero(~copies)
             self._graph.take(left[alone], pools[rank[alone]], units[alone])
-        number = np.cumsum(copies) - 1
+        number = copies.cumsum() - 1
         self._graph.take_until_last(left[copies], pools[rank[copies]], units[copies], number[of], freed_by)
 
     def hold_on(self, issued: Ints, on: Ints, left: Ints, *, lanes: bool = False) -> None:
@@ -104,7 +104,7 @@ class InputBuffers:
         lanes
             Whether `on` numbers warps that serve one peer each.
         """
-        waits = np.flatnonzero(on != NOBODY)
+        waits = (on != NOBODY).nonzero()[0]
         if self.are_finite and len(waits):
             outboxes = self._buffers.outboxes_of(on[waits], lanes=lanes)
             self._graph.take(issued[waits], outboxes, released_by=left[waits])

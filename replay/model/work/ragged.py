@@ -15,7 +15,7 @@ __all__ = ["Ints", "RunPieces", "cut_runs", "firsts", "order_by", "pieces_from",
 
 def firsts(counts: Counts) -> Ints:
     """First entry of each group, where groups of `counts` (group,) follow one another: (group,)."""
-    begin: Ints = np.cumsum(counts) - counts
+    begin: Ints = counts.cumsum() - counts
     return begin
 
 
