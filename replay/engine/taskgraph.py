@@ -170,19 +170,19 @@ class Gates:
     def from_blocks(cls, blocks: list[tuple[IntArray, IntArray, IntArray, IntArray, IntArray]]) -> Gates:
         """Concatenate (members, waiters, tile slots, first tasks, last tasks) of every gate."""
         orders = [block[0].argsort(kind="stable") for block in blocks]
+        nothing = np.empty(0, np.int32)
 
         def join(parts: list[IntArray]) -> Int32s:
-            return np.concatenate([np.empty(0, np.int32), *parts]).astype(np.int32)
+            return np.concatenate([nothing, *parts], dtype=np.int32, casting="unsafe") if parts else nothing
 
         def indptr(column: int) -> Int64s:
-            sizes = [block[column].size for block in blocks]
-            return np.concatenate([[0], np.cumsum(np.array(sizes, np.int64))]).astype(np.int64)
+            return np.array([0, *(block[column].size for block in blocks)], np.int64).cumsum()
 
         return cls(
             indptr(0),
             join([block[0][order] for block, order in zip(blocks, orders, strict=True)]),
             join([block[1][order] for block, order in zip(blocks, orders, strict=True)]),
-            join(list(orders)),
+            join(orders),
             indptr(2),
             join([block[2] for block in blocks]),
             join([block[3] for block in blocks]),

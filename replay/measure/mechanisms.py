@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from replay.model.machine.notes import Notes
 
 
+_IS_OF_ROLE = np.stack([place == WIRE_ROLE_OF_KIND for place in range(len(WIRE_ROLES))]).astype(np.int64)
+"""(role, kind): 1 for the kinds that are sent in each role."""
+
+
 class MechanismCollector:
     """The report of a scheme's mechanisms, of a schedule that may come in pieces."""
 
@@ -169,7 +173,8 @@ def _by_role(ports: PortSums) -> dict[str, PortBytes]:
     """Bytes on the ports by what they are for."""
     nvlink = slice(len(NVLINK))
     payload, wire, evicted = (sums[:, nvlink] for sums in (ports.payload, ports.wire, ports.evicted))
-    of_role = {name: wire[place == WIRE_ROLE_OF_KIND].sum(axis=0) for place, name in enumerate(WIRE_ROLES)}
+    by_role = _IS_OF_ROLE @ wire.reshape(len(wire), -1)
+    of_role = dict(zip(WIRE_ROLES, by_role.reshape(-1, *wire.shape[1:]), strict=True))
     rows = payload[IS_ROW].sum(axis=0)
     of_role["headers"] += of_role["payload"] - rows
     of_role["payload"] = rows

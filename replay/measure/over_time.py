@@ -55,25 +55,23 @@ class OverTime:
         """Share of the servers of each group in service; the pools are those of the whole graph."""
         count = max(1, -(-self._last_ps // self._window_ps))
         names = sorted(set(pools.groups))
-        servers = dict.fromkeys(names, 0)
+        servers, busy = dict.fromkeys(names, 0), np.zeros((len(names), count), np.int64)
         for group, capacity in zip(pools.groups, pools.capacity.tolist(), strict=True):
             servers[group] += capacity
-        busy = {name: np.zeros(count, np.int64) for name in names}
         for (group, parts), row in self._rows.items():
-            busy[group] += pools.whole // parts * self._busy[row, :count]
-        return UtilisationOverTime(
-            window_us=self._window_ps / 1e6,
-            groups={
-                name: np.round(busy[name] / (servers[name] * self._window_ps * pools.whole), 6).tolist()
-                for name in names
-            },
-        )
+            busy[names.index(group)] += pools.whole // parts * self._busy[row, :count]
+        offered = np.array([*servers.values()], np.int64) * (self._window_ps * pools.whole)
+        shares = np.round(busy / offered[:, None], 6).tolist()
+        return UtilisationOverTime(window_us=self._window_ps / 1e6, groups=dict(zip(names, shares, strict=True)))
 
     def _row_of_resource(self, pools: Pools) -> Ints:
         """(resource,): the row that its services are added to."""
         names = list(dict.fromkeys(pools.groups))
         number = {name: index for index, name in enumerate(names)}
         group = np.array([number[name] for name in pools.groups], np.int64)[pools.pool]
-        key, inverse = np.unique(group * (1 << 32) + pools.parts, return_inverse=True)
-        rows = [self._rows.setdefault((names[one >> 32], one % (1 << 32)), len(self._rows)) for one in key.tolist()]
-        return np.array(rows, np.int64)[inverse]
+        width = int(pools.parts.max()) + 1
+        key = group * width + pools.parts
+        row = np.bincount(key)
+        for one in row.nonzero()[0].tolist():
+            row[one] = self._rows.setdefault((names[one // width], one % width), len(self._rows))
+        return row[key]

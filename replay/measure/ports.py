@@ -24,6 +24,14 @@ COMMUNICATION = ("dispatch", "combine")
 IS_ROW, IS_ACK = among(ROWS), among(ACKS)
 _IN_PHASE = {name: np.equal(PHASE_OF_KIND, place) for place, name in enumerate(PHASES)}
 _IN_PHASE["both"] = PHASE_OF_KIND >= 0
+# Nobody waits for acknowledgements: they may be under way after the phase.
+_COUNTED = {"payload": IS_ROW, "wire": True, "duration": True, "awaited": ~IS_ACK}
+_IS_COUNTED = {
+    (phase, what): (is_in & counted).astype(np.int64)
+    for phase, is_in in _IN_PHASE.items()
+    for what, counted in _COUNTED.items()
+}
+"""(kind,): 1 for the kinds that sums of a phase add up."""
 _INDEX_OF_CLASS = np.full(max(ResourceClass) + 1, -1, np.int64)
 _INDEX_OF_CLASS[[*PORTS, ResourceClass.SM]] = np.arange(len(PORTS) + 1)
 
@@ -114,7 +122,13 @@ class PortSums:
 
         self.payload, self.wire = of_ports(sums.payload_bytes), of_ports(sums.wire_bytes)
         self.evicted = np.zeros_like(self.wire) if evicted is None else of_ports(evicted)
-        self._least, self._duration = of_ports(sums.duration_ps), of_ports(sums.service_ps)
+        least, duration = of_ports(sums.duration_ps), of_ports(sums.service_ps)
+        self._sums = {
+            "payload": self.payload,
+            "wire": self.wire + self.evicted,
+            "duration": duration,
+            "awaited": least,
+        }
         self._of_ports: dict[tuple[str, str], Ints] = {}
 
     @classmethod
@@ -131,17 +145,9 @@ class PortSums:
     def of_port(self, phase: str, what: str) -> Ints:
         """Bytes or picoseconds of a phase, or of all ("both"): (port, gpu)."""
         if (phase, what) not in self._of_ports:
-            is_in = _IN_PHASE[phase]
-            if what == "payload":
-                sums = self.payload[is_in & IS_ROW]
-            elif what == "wire":
-                sums = self.wire[is_in] + self.evicted[is_in]
-            elif what == "duration":
-                sums = self._duration[is_in]
-            else:  # nobody waits for acknowledgements: they may be under way after the phase
-                assert what == "awaited"
-                sums = self._least[is_in & ~IS_ACK]
-            self._of_ports[phase, what] = sums.sum(axis=0)
+            sums = self._sums[what]
+            added = _IS_COUNTED[phase, what] @ sums.reshape(len(sums), -1)
+            self._of_ports[phase, what] = added.reshape(sums.shape[1:])
         return self._of_ports[phase, what]
 
     def bytes(self, phase: str, what: str) -> PortBytes:
