@@ -96,7 +96,7 @@ class RowBlocks:
         self._count = size + count
         for column, value, least, most in new:
             if type(value) is int:
-                column.put_number(size, value, count)
+                column.put_number(size, value)
             else:
                 column.put_rows(size, value, count, least, most)
         return True

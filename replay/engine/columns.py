@@ -20,7 +20,7 @@ FEW_EDGES = 4096
 #: How much more room a column gets at a time. What is not written costs no memory: pages come when
 #: they are touched.
 _GROWTH = 4
-_FEWEST_ROWS = 4096
+_FEWEST_ROWS = 1 << 15
 
 #: Smallest and largest number of each type of a column, and the next wider type.
 _LIMITS: dict[np.dtype[Any], Span] = {np.dtype(np.bool_): (0, 1)} | {
@@ -99,11 +99,11 @@ class GrowingColumn:
         self._room, self._expected = room, size
         self._least, self._most = _LIMITS[dtype]
         self._filled = room  # rows that are written, those that are left free in front included
-        self.last: int | None = None
-        self._count = 0  # rows with the last number behind these, which are not written
+        self.last: int | None = None  # of those behind, which are not written until others follow
+        self._size = 0  # as far as it is known
 
     def __len__(self) -> int:
-        return self._filled - self._room + self._count
+        return self._size
 
     def append(self, value: int | IntArray, count: int, span: Span | None = None) -> None:
         """Add rows.
@@ -118,20 +118,20 @@ class GrowingColumn:
             Smallest and largest value of the array if it may not fit.
         """
         if count and isinstance(value, int):
-            self.put_number(len(self), value, count)
+            if value != self.last:
+                self.put_number(self._size, value)
         elif count and not isinstance(value, int):
-            self.put_rows(len(self), value, count, *(span or (0, 0)))
+            self.put_rows(self._size, value, count, *(span or (0, 0)))
+        self._size += count
 
-    def put_number(self, size: int, value: int, count: int) -> None:
-        """Add rows of one number behind the first ``size``, which end with the last number."""
-        if value != self.last:
-            if value < self._least or value > self._most:
-                self._hold(value, value)
-            self._count = size - (self._filled - self._room)
-            if self._count:
-                self._write_equals()
-            self.last = value
-        self._count = size + count - (self._filled - self._room)
+    def put_number(self, size: int, value: int) -> None:
+        """Begin rows of one number, which is not the last, behind the first ``size``."""
+        if value < self._least or value > self._most:
+            self._hold(value, value)
+        high = size + self._room
+        if high > self._filled:
+            self._write_last(high)
+        self.last = value
 
     def put_rows(self, size: int, rows: IntArray, count: int, least: int, most: int) -> None:
         """Add rows behind the first ``size``, with their smallest and largest number."""
@@ -145,29 +145,27 @@ class GrowingColumn:
         if middle > low:
             own[low:middle] = self.last
         own[middle:high] = rows
-        self._filled, self.last, self._count = high, None, 0
+        self._filled, self.last = high, None
 
     def repeat(self, first: int, size: int, times: int, more: int = 0) -> None:
         """Add the rows from ``first`` up to ``size`` again, so often, each time larger by ``more``."""
         if not more and first >= self._filled - self._room:
             return  # the last number goes on
-        self.repeat_to(size)
-        if self._count:
-            self._write_equals()
+        self._write_last(size + self._room)
         rows = self._rows[self._room + first : self._room + size].astype(np.int64)
         again = (rows + more * np.arange(1, times + 1)[:, None]).reshape(-1)
         self.put_rows(size, again, again.size, int(rows.min()), int(again.max()))
 
     def repeat_to(self, size: int) -> None:
         """Have so many rows, further ones with the number of the last block."""
-        self._count = size - (self._filled - self._room)
+        self._size = size
 
-    def _write_equals(self) -> None:
-        assert self.last is not None
-        high = self._filled + self._count
-        rows = self._rows if high <= self._rows.size else self._grow(high)
-        rows[self._filled : high] = self.last
-        self._filled, self._count = high, 0
+    def _write_last(self, high: int) -> None:
+        """Write the last number into rows that have it."""
+        if high > self._filled:
+            rows = self._rows if high <= self._rows.size else self._grow(high)
+            rows[self._filled : high] = self.last
+            self._filled = high
 
     def _grow(self, high: int) -> npt.NDArray[Any]:
         """Get room for so many rows at least."""
@@ -200,13 +198,12 @@ class GrowingColumn:
             What is taken off every value.
         """
         count, dtype = len(self), self._rows.dtype
-        if count == self._count > 0:
+        if count and self._filled == self._room:
             assert self.last is not None
             value = self.last - less
             self._begin(dtype, self._room, self._expected)
             return constant(dtype.type(value), count)
-        if self._count:
-            self._write_equals()
+        self._write_last(count + self._room)
         rows, free = self._rows, self._room
         room_next = max(room, free)
         self._begin(dtype, room_next, room_next + count)
@@ -365,7 +362,7 @@ class EdgeBlocks:
         count, few = self._num_few, self._few[:, : self._num_few]
         if count:
             most = _LIMITS[np.dtype(np.int32)][1]
-            if int(few.min()) < 0 or int(few.max()) > most:
+            if few.min() < 0 or few.max() > most:
                 bad = few[(few < 0) | (few > most)][0]
                 message = f"an edge names task {bad}; possible: 0 to {most}"
                 raise GraphError(message)

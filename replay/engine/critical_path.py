@@ -99,7 +99,7 @@ class CriticalPath:
                 yield task, self.kind_names[kind], groups[where], length
 
     def _by(self, names: list[str]) -> dict[str, dict[str, int]]:
-        sums = {name: dict.fromkeys(CAUSES, 0) for name in names}
+        sums = {name: dict.fromkeys(CAUSES, 0) for name in dict.fromkeys(names)}
         for cause in CAUSES:
             for name, time in zip(names, self.of(cause).tolist(), strict=True):
                 sums[name][cause] += time
