@@ -286,9 +286,10 @@ class EdgeBlocks:
 
     def append_events(self, src: IntArray, events: int | IntArray, count: int) -> None:
         """Add edges to what is no task, whose numbers are negative."""
-        self._close()
-        self._count += count
-        self._blocks.append((count, _end(src, count), _end(events, count)))
+        if count:
+            self._close()
+            self._count += count
+            self._blocks.append((count, _end(src, count), _end(events, count)))
 
     def repeat(self, first: int, times: int, later: int, earliest: int) -> None:
         """Add the edges from number ``first`` on again, so often, between tasks each time so much later.

@@ -110,6 +110,16 @@ def test_successors_keep_the_order_they_were_added_in() -> None:
     assert graph.successors[graph.indptr[0] : graph.indptr[1]].tolist() == [3, 1, 2]
 
 
+@every("end", [-1, 2**31, 2**32 + 1])
+def test_edges_of_few_are_looked_at_together(end: int) -> None:
+    """Numbers that a narrower type would turn into tasks are none."""
+    builder = _builder()
+    tasks = builder.add(3, resource=0, after=np.array([end, 0, 0]))
+    builder.edges(tasks[:2], tasks[1:])
+    with pytest.raises(GraphError, match=f"an edge names task {end}; possible: 0 to 2147483647"):
+        builder.build()
+
+
 @every(
     ("make", "what"),
     [
