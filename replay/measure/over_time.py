@@ -74,4 +74,5 @@ class OverTime:
         row = np.bincount(key)
         for one in row.nonzero()[0].tolist():
             row[one] = self._rows.setdefault((names[one // width], one % width), len(self._rows))
-        return row[key]
+        of_resource: Ints = row[key]
+        return of_resource

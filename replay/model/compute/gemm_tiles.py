@@ -347,9 +347,10 @@ def read_operands(
     has_next_row = (tiles.first_of_expert[1:] - tiles.first_of_expert[:-1] >= share)[matrix]
     of_weights = np.where(has_next_row & (weights >= activations), share, 1)
     of_activations = np.where(of_weights > 1, 1, share)
-    from_memory = (
-        compute.weights_from_memory_ps(plan.width, gemm.k // num_steps, number_type, path) if path.reads_rows else None
-    )
+    from_memory = None
+    if path.reads_rows:
+        least = compute.weights_from_memory_ps(plan.width, gemm.k // num_steps, number_type, path)
+        from_memory = np.tile(least, num_steps)
     columns, rows = blocks + matrix * num_columns + plan.column, (ours if inputs is None else inputs)[tile]
     # Of each operand: blocks of the first step, how far behind are those of the next, bytes in memory, bytes drawn.
     behind = len(tiles) if inputs is None else 0
@@ -363,19 +364,19 @@ def read_operands(
             slots(-(-activations // (num_steps * of_activations))),
         ),
     )
-    for step, tasks in enumerate(steps):
-        for what, first, each, nbytes, drawn in operands:
-            machine.l2.read(
-                what,
-                tasks,
-                rank,
-                first + step * each,
-                nbytes,
-                drawn_bytes=drawn,
-                reads_on=step < num_steps - 1,
-                is_found=what in found,
-                from_memory_ps=from_memory if what == "weights" else None,
-            )
+    tasks, reader = np.concatenate(steps), np.concatenate([rank] * num_steps)
+    for what, first, each, nbytes, drawn in operands:
+        machine.l2.read(
+            what,
+            tasks,
+            reader,
+            np.concatenate([first + step * each for step in range(num_steps)]),
+            np.concatenate([nbytes] * num_steps),
+            drawn_bytes=np.concatenate([drawn] * num_steps),
+            reads_on=np.arange(len(tasks)) < len(tasks) - len(tile),
+            is_found=what in found,
+            from_memory_ps=from_memory if what == "weights" else None,
+        )
     # Each column tile writes its own part; who reads the row tile finds it by its first.
     wrote = np.arange(len(tile)) if kept is None else kept[tile].nonzero()[0]
     column, whole = plan.column[wrote], (tiles.moved_rows * gemm.out_bytes)[tile[wrote]]

@@ -22,6 +22,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from replay.model.arrays import Ints, Ranks, Tasks
 from replay.model.machine.resources import IntsLike, ResourceClass
@@ -61,7 +62,7 @@ class L2Caches:
         nbytes: IntsLike,
         *,
         drawn_bytes: IntsLike | None = None,
-        reads_on: bool = False,
+        reads_on: bool | npt.NDArray[np.bool_] = False,
         is_found: bool = False,
         from_memory_ps: IntsLike | None = None,
     ) -> None:
@@ -80,14 +81,14 @@ class L2Caches:
             (read,): bytes that are read from the cache, if not all of the block: where tiles of one
             cluster share a load, each draws its share.
         reads_on
-            Whether tiles have slices to come: what they do at their end is behind the last alone.
+            Whether tiles, (read,) or all, have slices to come: what they do at their end is behind the last alone.
         is_found
             Whether the blocks are in the cache from the start, by who ran before.
         from_memory_ps
             (read,): least time of a block that memory serves, where few reads of it are under way at a time.
         """
         l2, hbm = self._system.l2, self._system.hbm
-        lag_ps: IntsLike = 0 if reads_on else self._ending_ps
+        lag_ps: IntsLike = (1 - reads_on) * self._ending_ps
         if from_memory_ps is not None:
             lag_ps = lag_ps + np.maximum(from_memory_ps - hbm.stream_ps(nbytes), 0)
         self._caches.read(
