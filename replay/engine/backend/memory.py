@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import sys
+from array import array as word_array
 from ctypes import c_size_t
 from typing import Any, ClassVar
 
@@ -153,14 +154,15 @@ class StridedColumn(MemoryPart):
 
     def words(self, value: Any) -> list[int]:
         """Content of the part's words; nothing where a word would begin on a page before, which may not exist."""
-        free_bits = _FREE_BITS.get(value.dtype)
-        if free_bits is None or not value.flags.aligned or value.ndim != 1:
+        free_bits, strides = _FREE_BITS.get(value.dtype), value.strides
+        if free_bits is None or len(strides) != 1 or not value.flags.aligned:
             message = f"{self.name} must be a column of whole numbers, not {value.dtype}"
             raise TypeError(message)
-        known = _IS_LAID_OUT_SO and value.size
-        address = _word_at(id(value) + _DATA).value if known else _address(value)
-        before, stride = free_bits >> 3, value.strides[0]
-        if value.size and (address % _PAGE_BYTES < before or stride < 0):
+        if not value.size:
+            return [0, 0, free_bits]
+        address = _word_at(id(value) + _DATA).value if _IS_LAID_OUT_SO else _address(value)
+        before, stride = free_bits >> 3, strides[0]
+        if address % _PAGE_BYTES < before or stride < 0:
             return []
         return [address - before, stride, free_bits]
 
@@ -226,9 +228,9 @@ class KernelMemory:
 
     parts: ClassVar[dict[str, MemoryPart]] = {}
     offsets: ClassVar[dict[str, int]] = {}
-    # With their names in picoseconds, what they are by default, their types of whole arrays, and whether they are
-    # numbers.
-    _bound: ClassVar[list[tuple[str, str, Any, MemoryPart, np.dtype[Any] | None, bool]]] = []
+    # With their names in picoseconds, what they are by default, types and strides of whole arrays, and whether they
+    # are numbers.
+    _bound: ClassVar[list[tuple[str, str, Any, MemoryPart, np.dtype[Any] | None, tuple[int, ...], bool]]] = []
 
     def __init_subclass__(cls) -> None:
         cls.parts = {name: part for name, part in vars(cls).items() if isinstance(part, MemoryPart)}
@@ -244,6 +246,7 @@ class KernelMemory:
                 0 if isinstance(part, Number) else _MISSING,
                 part,
                 part.dtype if _IS_LAID_OUT_SO and isinstance(part, Vector | Records) else None,
+                (part.dtype.itemsize,),
                 isinstance(part, FixedNumber),
             )
             for name, part in cls.parts.items()
@@ -251,7 +254,7 @@ class KernelMemory:
 
     def __init__(self, *sources: object, **values: Any) -> None:
         words: list[int] = []
-        for name, in_ps, default, part, dtype, is_number in self._bound:
+        for name, in_ps, default, part, dtype, strides, is_number in self._bound:
             value = values.get(name, default)
             if value is _MISSING:
                 for source in sources:
@@ -267,9 +270,13 @@ class KernelMemory:
             # As `words`, without calls for nearly all that kernels read.
             if is_number:
                 words.append(int(value))
-            elif dtype is not None and value is not None and value.dtype is dtype and value.size:
-                if not value.flags.c_contiguous:
-                    part.words(value)
+            elif (
+                dtype is not None
+                and value is not None
+                and value.dtype is dtype
+                and value.strides == strides
+                and value.size
+            ):
                 words.append(_word_at(id(value) + _DATA).value)
             else:
                 of_part = part.words(value)
@@ -283,15 +290,15 @@ class KernelMemory:
             message = f"{type(self).__name__} has no {sorted(values.keys() - self.parts.keys())}"
             raise TypeError(message)
         self.arrays = values
-        self._words = np.array(words, np.int64)
-        self._as_parameter_ = _address(self._words)  # what compiled code gets
+        self._words = word_array("q", words)
+        self._as_parameter_ = self._words.buffer_info()[0]  # what compiled code gets
 
     def put(self, **values: Any) -> None:
         """Bind parts anew, but for columns."""
         for name, value in values.items():
             part = self.parts[name]
             first = self.offsets[name] // WORD_BYTES
-            self._words[first : first + part.num_words] = part.words(value)
+            self._words[first : first + part.num_words] = word_array("q", part.words(value))
             if IS_PLAIN:
                 setattr(self, name, part.plain(value))
         self.arrays |= values

@@ -188,11 +188,11 @@ class Notes:
         self.places += [(first, place)]  # for each block of tasks, as the look above
 
     def spend(
-        self, task: Tasks, service: tuple[str, ...], latency: tuple[str, ...], each_ps: IntsLike | None = None
+        self, first: int, past: int, service: tuple[str, ...], latency: tuple[str, ...], each_ps: IntsLike | None = None
     ) -> None:
-        """Remember values of the system that the times of tasks, numbered in a row, are made of."""
-        if len(task):
-            self.spent.append(SpentValues(int(task[0]), int(task[-1]) + 1, service, latency, each_ps))
+        """Remember values of the system that the times of tasks, from one up to another, are made of."""
+        if past > first:
+            self.spent.append(SpentValues(first, past, service, latency, each_ps))
 
     def repeat(self, first: int, count: int, times: int) -> None:
         """Copy notes of `count` tasks from `first` to each of `times` repetitions.

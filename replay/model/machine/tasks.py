@@ -61,7 +61,8 @@ class TaskBuilder:
         each
             Time of one, where each task is several of the same, as launches in a row; see `SpentValues`.
         """
-        added = self._graph.add(
+        first, graph = self._graph.num_tasks, self._graph
+        added = graph.add(
             len(rank),
             resource=servers,
             duration_ps=time.ps,
@@ -72,7 +73,7 @@ class TaskBuilder:
             after=after,
         )
         if time.of or late.of or each is not None:
-            self._notes.spend(added, time.of, late.of, None if each is None else each.ps)
+            self._notes.spend(first, graph.num_tasks, time.of, late.of, None if each is None else each.ps)
         return added
 
     def mark(self, rank: Ranks, after: Tasks | None = None) -> Ints:
