@@ -17,6 +17,8 @@ End: TypeAlias = tuple[IntArray, int]
 
 #: Edges of a block at most that are put together with others.
 FEW_EDGES = 4096
+#: Edges of a block of several at most.
+_TOGETHER = 1 << 16
 #: How much more room a column gets at a time. What is not written costs no memory: pages come when
 #: they are touched.
 _GROWTH = 4
@@ -259,7 +261,7 @@ class EdgeBlocks:
     def __init__(self) -> None:
         self._blocks: list[tuple[int, End, End]] = []
         self._few = np.empty((2, 0), np.int64)  # both ends of few edges, not yet in a block
-        self._num_few = self._count = 0
+        self._num_few = self._num_checked = self._count = 0
 
     def __len__(self) -> int:
         return self._count
@@ -279,17 +281,16 @@ class EdgeBlocks:
             if high > few.shape[1]:
                 self._close()
                 low, high = 0, count
-                self._few = few = np.empty((2, _GROWTH * FEW_EDGES), np.int64)
+                self._few = few = np.empty((2, _TOGETHER), np.int64)
             self._num_few = high
             few[0, low:high] = np.arange(src.start, src.stop) if type(src) is range else src
             few[1, low:high] = np.arange(dst.start, dst.stop) if type(dst) is range else dst
 
     def append_events(self, src: IntArray, events: int | IntArray, count: int) -> None:
         """Add edges to what is no task, whose numbers are negative."""
-        if count:
-            self._close()
-            self._count += count
-            self._blocks.append((count, _end(src, count), _end(events, count)))
+        self._check()
+        self.append(src, events, count)
+        self._num_checked = self._num_few
 
     def repeat(self, first: int, times: int, later: int, earliest: int) -> None:
         """Add the edges from number ``first`` on again, so often, between tasks each time so much later.
@@ -353,23 +354,27 @@ class EdgeBlocks:
         return inner, np.concatenate(outer_src), np.concatenate(outer_dst)
 
     def _close(self) -> None:
-        """Make a block of what is not yet in one.
+        """Make a block of what is not yet in one; see `_check`."""
+        self._check()
+        if self._num_few:
+            src, dst = self._few[:, : self._num_few].astype(np.int32)
+            self._blocks.append((self._num_few, (src, 0), (dst, 0)))
+            self._few, self._num_few, self._num_checked = np.empty((2, 0), np.int64), 0, 0
+
+    def _check(self) -> None:
+        """Look at edges that are not yet in a block.
 
         Raises
         ------
         GraphError
-            If an edge names what cannot be a task.
+            If one names what cannot be a task.
         """
-        count, few = self._num_few, self._few[:, : self._num_few]
-        if count:
-            most = _LIMITS[np.dtype(np.int32)][1]
-            if few.min() < 0 or few.max() > most:
-                bad = few[(few < 0) | (few > most)][0]
-                message = f"an edge names task {bad}; possible: 0 to {most}"
-                raise GraphError(message)
-            src, dst = few.astype(np.int32)
-            self._blocks.append((count, (src, 0), (dst, 0)))
-            self._few, self._num_few = np.empty((2, 0), np.int64), 0
+        few, most = self._few[:, self._num_checked : self._num_few], _LIMITS[np.dtype(np.int32)][1]
+        if few.size and (few.min() < 0 or few.max() > most):
+            bad = few[(few < 0) | (few > most)][0]
+            message = f"an edge names task {bad}; possible: 0 to {most}"
+            raise GraphError(message)
+        self._num_checked = self._num_few
 
 
 def _end(ids: int | IntArray | range, count: int) -> End:
