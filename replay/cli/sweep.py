@@ -12,7 +12,7 @@ import typer
 from replay.cli.crews import ClusterOption, JobsOption, SchedulerOption, going_on_later, tell
 from replay.cli.experiments import SOME_REFUSED
 from replay.cli.options import AllowCodeOption
-from replay.cli.screen import progress, show
+from replay.cli.screen import progress, show, tell
 from replay.errors import UserError
 from tracegen.cli.delivery import Delivery, delivers
 from tracegen.cli.outputs import file_option, folder_option
@@ -150,6 +150,10 @@ def _read_page(path: Path, plan: Plan) -> str:
     return replace_section(read_input(path, "the page"), plan.tables, str(path))
 
 
+MANY = 100
+"""Replays of a sweep that take minutes, so that it says beforehand how many they are."""
+
+
 class _ReplayCounter:
     """Tells a bar how many replays are done, of which the first were in the folder."""
 
@@ -160,6 +164,10 @@ class _ReplayCounter:
     def __call__(self, done: int, total: int) -> None:
         if self._done is None:
             self._bar.resume(done, total)
+            if total - done > MANY:
+                tell(
+                    f"{total - done} replays to do; --dry-run lists them, --shard takes a part, a copy can ask for less"
+                )
         else:
             self._bar.update(done - self._done)
         self._done = done

@@ -78,7 +78,7 @@ def sureness(
     progress
         Called for every replay.
     report
-        Told in a line what long draws take, of other experiments than layers.
+        Told in a line what long draws take: of layers before the first, of other experiments behind it.
     allow_code
         Whether files of schemes that the results name may be executed, those that they were made
         with.
@@ -100,7 +100,7 @@ def sureness(
         if jobs > 1:
             message = f"layers are drawn in one process: jobs must be 1, not {jobs}"
             raise UserError(message)
-        return _of_layers(found, draws, seed, chosen, max_memory, progress, allow_code=allow_code)
+        return _of_layers(found, draws, seed, chosen, max_memory, progress, report, allow_code=allow_code)
     results = list(found.results) if isinstance(found, ComparisonBase) else [found]
     again = _Again(experiment, results, seed, _allow(experiment, results, allow_code=allow_code))
     notes = again.notes()
@@ -130,6 +130,7 @@ def _of_layers(
     of: Sequence[str],
     max_memory: float | None,
     progress: Callable[[], object] | None,
+    report: Callable[[str], object] | None,
     *,
     allow_code: bool,
 ) -> Sureness:
@@ -144,7 +145,8 @@ def _of_layers(
         allowed = allowed_by([one], allow_code=allow_code)
         like = next(iter(setups.values()), None)
         setups[name] = LAYER.setup(one.spec, SpecInputs({"trace": trace}, like, allowed))
-    LAYER.check_fit(setups, max_memory)
+    less = "less with fewer draws, or fewer schemes in the file"
+    LAYER.check_fit(setups, max_memory, report and (lambda line: report(f"{line}; {less}")), replays=draws)
     assessed = assess(compared, trace, draws=draws, seed=seed, of=of, progress=progress, allow_code=allow_code)
     assert assessed.uncertainty is not None
     names = row_names(assessed.ranking, marked=False)
