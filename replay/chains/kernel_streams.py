@@ -88,6 +88,7 @@ class StageStreams:
             ready = self._machine.mark(self._machine.ranks, ready)
         ends, is_over = _next(stages, ready)
         assert is_over == (stage == STAGES[-1]), f"a layer has the stages {', '.join(STAGES)}"
+        ends = self._machine.leave(ends)
         if ready is not offered:
             assert offered is not None
             assert ready is not None

@@ -201,11 +201,5 @@ def calls_of(
         for is_backward in sorted({link.is_backward for link in links})
     }
     found = stage_calls(stack, scheme, sizes, scripts, system)
-    stages = {
-        stage: calls._replace(
-            nbytes=calls.nbytes * part // max(1, whole),
-            late_ps=calls.late_ps * part // max(1, whole),
-        )
-        for stage, calls in found.stages.items()
-    }
+    stages = {stage: calls.share(part, max(1, whole)) for stage, calls in found.stages.items()}
     return dataclasses.replace(found, stages=stages)

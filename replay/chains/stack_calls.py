@@ -5,11 +5,13 @@ its own, allocations, copies and waits, and Python: its kernel list (`replay.mod
 all of a layer. Rows of the list belong to stages of the scheme's layer; their time on the host is
 spread evenly over what is launched in the stage. A kernel of the scheme is the row of its name
 (`tests/replay/run/test_scheme_kernels.py` holds both to that). Kernels that the scheme does not
-have are small ones at the beginning of the stage, with the bytes that the scheme's own kernels lack
-and the time that laws of theirs take beside these. A list that does not know a scheme as a dispatcher says
-nothing of how the scheme moves rows: kernels that move rows are then calls of an extension. So are
-the scheme's experts, unless they are a stage of their own and the host knows their rows: then they
-are the list's.
+have are launched where the list has them: before the scheme's next kernel that is a row of the list,
+or at the end of the stage. They move the bytes of their rows, and take what laws of theirs take beside
+these. What the scheme's elementwise kernels lack of their rows' bytes comes before them.
+
+A list that does not know a scheme as a dispatcher says nothing of how the scheme moves rows: kernels
+that move rows are then calls of an extension. So are the scheme's experts, unless they are a stage of
+their own and the host knows their rows: then they are the list's.
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ import numpy as np
 from replay.chains.host_program import can_be_captured, typical_program
 from replay.engine import GraphBuilder
 from replay.model.compute import laws
-from replay.model.machine.host import OUTSIDE, UNSTAGED, Calls, StageCalls
-from replay.model.machine.kinds import KIND_NAMES
+from replay.model.machine.host import OUTSIDE, UNSTAGED, AddedRow, Calls, Operation, StageCalls
+from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
 from replay.schemes.ep.staged_schemes import STAGES, StagedScheme
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.model.machine.host_script import HostScript, StageCounts
+    from replay.model.machine.host_script import HostScript, KernelRun, StageKey
     from replay.model.work.kernel_lists import KernelSizes, ListedOperation
     from replay.model.work.kernel_lists.lists import Pass
     from replay.model.work.stacks import Stack
@@ -66,7 +68,8 @@ def stage_calls(
     for direction, script in scripts.items():
         is_backward = direction == "backward"
         found[OUTSIDE, is_backward] = StageCalls(stack.costs.call_ps("torch", direction))
-        extension = StageCalls(stack.costs.call_ps("library", direction))
+        library, inner = (stack.costs.call_ps(call, direction) for call in ("library", "launch"))
+        extension = StageCalls(library, inner_ps=inner)
         found |= {(stage, is_backward): extension for stage in (UNSTAGED, *STAGES)}
         if known is not None:
             groups = _groups(known, sizes, direction)
@@ -74,12 +77,12 @@ def stage_calls(
             groups = {EXPERTS: stack.experts(sizes, direction, shared=False)}
         else:
             continue
-        counts = script().counts
+        every = script()
         machine = Machine(system, GraphBuilder(KIND_NAMES), 1)  # for laws of rows
         for stages, rows in groups.items():
-            if not rows:  # kernels there are the scheme's own
-                continue
-            found |= _spread(stack, stages, rows, counts, machine, is_backward=is_backward)
+            if rows:  # else kernels there are the scheme's own
+                keys = [(stage, is_backward) for stage in stages]
+                found |= _spread(stack, keys, rows, every, machine)
     return Calls(found)
 
 
@@ -116,42 +119,75 @@ def _groups(stack: Stack, sizes: KernelSizes, direction: Pass) -> dict[Stages, L
 
 
 def _spread(
-    stack: Stack,
-    stages: Sequence[str],
-    rows: Listed,
-    counts: StageCounts,
-    machine: Machine,
-    *,
-    is_backward: bool,
-) -> dict[tuple[str, bool], StageCalls]:
+    stack: Stack, stages: Sequence[StageKey], rows: Listed, script: HostScript, machine: Machine
+) -> dict[StageKey, StageCalls]:
     """Spread what the host does for rows over what is launched in their stages."""
-    own = sum(counts.launched[stage, is_backward] for stage in stages)
-    waited = sum(counts.waited[stage, is_backward] for stage in stages)
-    moved = sum(counts.moved[stage, is_backward] for stage in stages)
-    late_ps = sum(counts.late_ps[stage, is_backward] for stage in stages)
-    small = [row for row in rows if row.kind != "gemm"]
-    others = _beyond(small, sum((counts.named[stage, is_backward] for stage in stages), Counter()))
-    nbytes = max(0, sum(row.moves for row in small) - moved)
-    late_ps = max(0, sum(_late_ps(machine, row) for row in small) - late_ps)
-    waits = max(0, sum(row.waits for row in rows) - waited)
-    each = sum(stack.costs.ps(row) for row in rows) // max(1, own + others)
-    first, *rest = stages
-    return {
-        (first, is_backward): StageCalls(each, others, nbytes, waits, late_ps),
-        **{(stage, is_backward): StageCalls(each) for stage in rest},
-    }
-
-
-def _beyond(rows: Listed, launched: Counter[str]) -> int:
-    """Kernels of rows that a scheme does not launch.
-
-    It launches those of their names. Kernels of other names stand in for rows that it has not.
-    """
-    listed: Counter[str] = Counter()
+    runs, waits = script.runs(stages), sum(script.counts.waited[stage] for stage in stages)
+    added: dict[StageKey, list[AddedRow]] = {stage: [] for stage in stages}
+    remainder, place = _Remainder(rows, runs, waits, machine), 0
+    coming: list[AddedRow] = []  # before the next row that the scheme has
     for row in rows:
-        listed[row.name] += row.kernels  # none of memsets, and of copies to the host
-    strange = sum(count for name, count in launched.items() if name not in listed)
-    return max(0, (listed - launched).total() - strange)
+        at = next((i for i in range(place, len(runs)) if _is_of(runs[i], row)), None)
+        if (one := remainder.of(row)) is not None:
+            coming.append(one)
+        if at is not None:
+            place, run = at + 1, runs[at]
+            added[run.stage] += [one._replace(behind=run.behind) for one in coming]
+            coming = []
+    added[stages[-1]] += [one._replace(behind=len(runs)) for one in coming]
+    launches = sum(run.kernels for run in runs) + sum(one.what.launches for of in added.values() for one in of)
+    each = sum(stack.costs.ps(row) for row in rows) // max(1, launches)
+    return {stage: StageCalls(each, tuple(found)) for stage, found in added.items()}
+
+
+def _is_of(run: KernelRun, row: ListedOperation) -> bool:
+    """Tell whether kernels of a scheme are a row: products of rows or of weights, or of its name."""
+    if row.kind == "gemm":
+        return run.is_product and row.weights == (run.name == KIND_NAMES[Kind.WGRAD])
+    return run.name == row.name and not run.is_product
+
+
+class _Remainder:
+    """Parts of a list's rows that a scheme leaves to the stack; rows are asked for in their order.
+
+    It launches kernels of their names. Kernels of other names stand in for rows that it has not, and
+    its waits for those of rows: the first of them.
+    """
+
+    def __init__(self, rows: Listed, runs: Sequence[KernelRun], waits: int, machine: Machine) -> None:
+        self._machine, self._waits = machine, Counter(waits=waits)
+        self._kernels, self._bytes, self._late_ps = Counter[str](), Counter[str](), Counter[str]()
+        for run in runs:
+            if not run.is_product:
+                self._kernels[run.name] += run.kernels
+                self._bytes[run.name] += run.nbytes
+                self._late_ps[run.name] += run.late_ps
+        self._own = set(self._kernels)
+        strange = self._own - {row.name for row in rows}
+        self._strange = Counter(kernels=sum(self._kernels[name] for name in strange))
+
+    def of(self, row: ListedOperation) -> AddedRow | None:
+        """Kernels, bytes and waits of a row that are left; None if there are none."""
+        is_own = row.kind == "gemm" or row.name in self._own
+        launches = 0 if row.kind == "gemm" else row.kernels - _take(self._kernels, row.name, row.kernels)
+        stood_for = _take(self._strange, "kernels", launches)
+        launches -= stood_for
+        nbytes, late_ps = row.moves, _late_ps(self._machine, row)
+        if is_own and row.kind == "memory":
+            nbytes -= _take(self._bytes, row.name, nbytes)
+            late_ps -= _take(self._late_ps, row.name, late_ps)
+        elif is_own or stood_for:  # who moves rows says of how many bytes
+            nbytes, late_ps = (each * launches // max(1, row.kernels) for each in (nbytes, late_ps))
+        waits = row.waits - _take(self._waits, "waits", row.waits)
+        found = AddedRow(Operation(row.name, launches, source=row.source), nbytes, late_ps, waits)
+        return found if launches or nbytes or late_ps or waits else None
+
+
+def _take(of: Counter[str], name: str, wanted: int) -> int:
+    """Take so many, or what there is."""
+    taken = min(wanted, of[name])
+    of[name] -= taken
+    return taken
 
 
 def _late_ps(machine: Machine, row: ListedOperation) -> int:

@@ -26,6 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.model.machine.host_script import (
+    AddedRow,
+    AddedRows,
     Calls,
     GraphCapture,
     HostScript,
@@ -52,9 +54,10 @@ Bools = npt.NDArray[np.bool_]
 __all__ = [
     "FREE_HOSTS",
     "NO_CALLS",
-    "OTHERS",
     "OUTSIDE",
     "UNSTAGED",
+    "AddedRow",
+    "AddedRows",
     "Bools",
     "Calls",
     "Host",
@@ -65,7 +68,6 @@ __all__ = [
 ]
 
 
-OTHERS = "other kernels of the stack"
 LAUNCH, GRAPH_LAUNCH = ("overheads.launch_us",), ("overheads.graph_launch_us",)
 FREE_HOSTS = Time(1 << 62)
 """A lead without end, which no wait takes away: launches and waits cost such hosts nothing, and
@@ -152,6 +154,8 @@ class Host:
         What every thread has done since it came to the layer, in order.
     last
         (rank,): the last task of each thread; None before the first.
+    added
+        What the stack is still to do in the stage.
     """
 
     def __init__(
@@ -172,7 +176,7 @@ class Host:
         # Kernels that were launched, as they begin, with the number of their layer.
         self._ahead: deque[tuple[int, Ints]] = deque(maxlen=ahead)
         self._layer = 0
-        self._launch = Time(system.overheads.launch_ps, LAUNCH)
+        self._launch = self._inner = Time(system.overheads.launch_ps, LAUNCH)
         self._resources = resources
         self._tasks = tasks
         self._notes = notes
@@ -181,6 +185,7 @@ class Host:
         self._lead_ps: IntsLike | None = None if launch is None else lead.ps  # what is left of it
         self._is_free = bool(np.all(np.asarray(lead.ps) >= FREE_HOSTS.ps))
         self.last: Ints | None = None
+        self.added = AddedRows()
         self.script = HostScript()
 
     @property
@@ -214,12 +219,13 @@ class Host:
 
     def enter(self, stage: str, *, is_backward: bool = False) -> StageCalls | None:
         """Come to a stage of a layer: what a stack does there, if there is one."""
-        self._stage = (stage, is_backward)
+        self._stage, self.added = (stage, is_backward), AddedRows()
         found = self._calls.stages.get(self._stage)
         if self._calls.spread:
             ranks = len(self._resources.ranks)
             self._paces = self._calls.paces(stage, ranks, is_backward=is_backward)
         self._launch = Time(self._overheads.launch_ps, LAUNCH) if found is None else Time(found.launch_ps)
+        self._inner = self._launch if found is None or found.inner_ps is None else Time(found.inner_ps)
         return found
 
     def moves(self, nbytes: IntsLike | MemoryTraffic, late: Time = NO_TIME) -> None:
@@ -354,7 +360,8 @@ class Host:
 
     def _each(self, one: Operation) -> Time:
         """Time of each launch on the threads."""
-        each = self._launch if one.host_ps is None else Time(one.host_ps)
+        stage = self._inner if one.is_inner else self._launch
+        each = stage if one.host_ps is None else Time(one.host_ps)
         return each if self._paces is None else Time(np.rint(each.ps * self._paces).astype(np.int64), each.of)
 
     def _launch_kernels(self, one: Operation, count: IntsLike) -> Tasks | None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -34,6 +33,8 @@ class Operation(NamedTuple):
     host_ps
         What each launch, or the call that waits, takes the thread; None for what the stage costs
         that it belongs to, or a bare launch.
+    is_inner
+        Whether the call that launched what comes before launches it, too.
     """
 
     name: str
@@ -41,6 +42,31 @@ class Operation(NamedTuple):
     moves: str = ""
     source: str = ""
     host_ps: int | None = None
+    is_inner: bool = False
+
+
+class AddedRow(NamedTuple):
+    """Kernels of a stack in a stage of a scheme's layer, besides the scheme's own.
+
+    Attributes
+    ----------
+    what
+        The kernels; no launches where the scheme's own kernel lacks bytes or time, or the host waits.
+    nbytes
+        Bytes of device memory that they read and write, all together.
+    late_ps
+        What they take beside their bytes by laws of their own, all together.
+    waits
+        Times that the host waits for the GPU behind them.
+    behind
+        Runs of the scheme's kernels that come first; see `KernelRun`.
+    """
+
+    what: Operation
+    nbytes: int = 0
+    late_ps: int = 0
+    waits: int = 0
+    behind: int = 0
 
 
 class StageCalls(NamedTuple):
@@ -50,30 +76,27 @@ class StageCalls(NamedTuple):
     ----------
     launch_ps
         What each launch takes the thread, with all that it runs around it.
-    others
-        Small kernels that the stack launches there besides the scheme's own.
-    nbytes
-        Bytes of device memory that these read and write, all together; without any, those that the
-        scheme's own kernels lack.
-    waits
-        Times that its host waits for the GPU there besides the scheme's own waits; kernels of
-        `others` are spread between them.
-    late_ps
-        What these kernels take beside their bytes by laws of their own, all together; without any,
-        what the scheme's own kernels lack of it.
+    added
+        What the stack does there besides the scheme's own kernels, in order.
+    inner_ps
+        What a launch takes that another's call makes; None where it takes what all take.
     """
 
     launch_ps: int
-    others: int = 0
-    nbytes: int = 0
-    waits: int = 0
-    late_ps: int = 0
+    added: tuple[AddedRow, ...] = ()
+    inner_ps: int | None = None
 
-    @property
-    def kernels_between_waits(self) -> list[int]:
-        """Kernels of `others` before the first wait, behind each, and behind the last."""
-        bounds = [place * self.others // (self.waits + 1) for place in range(self.waits + 2)]
-        return [past - first for first, past in pairwise(bounds)]
+    def share(self, part: int, whole: int) -> StageCalls:
+        """Give them for a part of the tokens, with its share of bytes and of laws' times."""
+        rows = (
+            row._replace(nbytes=row.nbytes * part // whole, late_ps=row.late_ps * part // whole) for row in self.added
+        )
+        return self._replace(added=tuple(rows))
+
+    def slower(self, times: float) -> StageCalls:
+        """Give them on hosts that take so many times as long for each launch."""
+        inner_ps = None if self.inner_ps is None else round(self.inner_ps * times)
+        return self._replace(launch_ps=round(self.launch_ps * times), inner_ps=inner_ps)
 
 
 @dataclass(frozen=True)
@@ -108,9 +131,7 @@ class Calls:
 
     def slower(self, times: float) -> Calls:
         """Give them on hosts that take so many times as long for each launch."""
-        stages = {
-            stage: calls._replace(launch_ps=round(calls.launch_ps * times)) for stage, calls in self.stages.items()
-        }
+        stages = {stage: calls.slower(times) for stage, calls in self.stages.items()}
         return dataclasses.replace(self, stages=stages)
 
 
@@ -144,18 +165,63 @@ class StageCounts:
     ----------
     launched, waited
         Kernels and waits of the program.
-    named
-        Kernels by name, but for those that multiply rows of experts.
-    moved, late_ps
-        Bytes that elementwise kernels read and write on the GPU with most of them, and what laws of
-        theirs take beside these.
     """
 
     launched: Counter[StageKey] = field(default_factory=Counter)
     waited: Counter[StageKey] = field(default_factory=Counter)
-    named: defaultdict[StageKey, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    moved: Counter[StageKey] = field(default_factory=Counter)
-    late_ps: Counter[StageKey] = field(default_factory=Counter)
+
+
+@dataclass
+class KernelRun:
+    """Kernels of one name that are launched one behind the other.
+
+    Attributes
+    ----------
+    stage, name
+        Where, and which.
+    behind
+        Runs of the stage before it.
+    is_product
+        Whether they multiply rows of experts.
+    kernels
+        Number of them.
+    nbytes, late_ps
+        Bytes that they read and write on the GPU with most of them, and what laws of theirs take
+        beside these.
+    """
+
+    stage: StageKey
+    name: str
+    behind: int
+    is_product: bool
+    kernels: int = 0
+    nbytes: int = 0
+    late_ps: int = 0
+
+
+class AddedRows:
+    """Rows that a stack is still to launch in a stage."""
+
+    def __init__(self, rows: tuple[AddedRow, ...] = ()) -> None:
+        self._rows, self._runs, self._name = deque(rows), 0, ""
+
+    def before(self, name: str) -> list[AddedRow]:
+        """Take what comes before the scheme's next kernel, of this name."""
+        if not self._rows:
+            return []
+        if not self._runs or name != self._name:
+            self._runs, self._name = self._runs + 1, name
+        return self._take(self._runs - 1)
+
+    def rest(self) -> list[AddedRow]:
+        """Take what is left."""
+        return self._take(None)
+
+    def _take(self, runs: int | None) -> list[AddedRow]:
+        taken = []
+        while self._rows and (runs is None or self._rows[0].behind <= runs):
+            taken.append(self._rows.popleft())
+        return taken
 
 
 class HostScript(list[ScriptLine]):
@@ -169,22 +235,36 @@ class HostScript(list[ScriptLine]):
     @property
     def counts(self) -> StageCounts:
         """Add it up by stage."""
-        counts, is_product = StageCounts(), False
-        for act, stage, operation, nbytes, late_ps in self:
-            if act == "launch":
-                assert operation is not None
-                counts.launched[stage] += operation.launches
-                if not is_product:
-                    counts.named[stage][operation.name] += operation.launches
-                is_product = False
-            elif act == "wait":
-                counts.waited[stage] += 1
-            elif act == "multiply":
-                is_product = True
-            elif act == "move":
-                counts.moved[stage] += nbytes
-                counts.late_ps[stage] += late_ps
+        counts = StageCounts()
+        for one in self:
+            if one.operation is None:
+                continue
+            if one.act == "wait":
+                counts.waited[one.stage] += 1
+            else:
+                counts.launched[one.stage] += one.operation.launches
         return counts
+
+    def runs(self, stages: Collection[StageKey]) -> list[KernelRun]:
+        """Kernels of some stages, in order."""
+        found: list[KernelRun] = []
+        behind, is_product = Counter[StageKey](), False
+        for act, stage, operation, nbytes, late_ps in self:
+            if stage not in stages:
+                continue
+            if act == "multiply":
+                is_product = True
+            elif act == "launch":
+                assert operation is not None
+                if not found or (found[-1].stage, found[-1].name) != (stage, operation.name):
+                    found.append(KernelRun(stage, operation.name, behind[stage], is_product))
+                    behind[stage] += 1
+                found[-1].kernels += operation.launches
+                is_product = False
+            elif act == "move" and found and found[-1].stage == stage:
+                found[-1].nbytes += nbytes
+                found[-1].late_ps += late_ps
+        return found
 
 
 class GraphCapture:

@@ -14,7 +14,7 @@ from replay.model.machine.buffers import Buffers
 from replay.model.machine.caches import Caches
 from replay.model.machine.communicators import runs_nccl
 from replay.model.machine.domains import Domains
-from replay.model.machine.host import OTHERS, Bools, Calls, Host, Launch, Operation, as_operation
+from replay.model.machine.host import AddedRow, AddedRows, Bools, Calls, Host, Launch, Operation, as_operation
 from replay.model.machine.in_switch import InSwitch
 from replay.model.machine.input_buffers import InputBuffers
 from replay.model.machine.kinds import DISPATCH, EXPERTS, KIND_NAMES, Kind
@@ -33,7 +33,7 @@ from replay.model.machine.transfers import Transfers
 from replay.model.machine.vectors import Vectors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from hwmodel import System
     from replay.engine import GraphBuilder
@@ -211,6 +211,7 @@ class Machine:
         """
         if kind in self.graph.left_out:
             return after.copy()
+        after = self._behind_stack(what, after)
         behind = after if self._pace is None else self._pace(after)
         if kind in PRODUCTS:
             self.host.multiplies()
@@ -270,6 +271,7 @@ class Machine:
         if kind in self.graph.left_out:
             return after
         one = as_operation(what)
+        after = self._behind_stack(one, after)
         each = self.costs.elementwise(0) * np.ones(one.launches - 1, np.int64)
         before = self.host.row(kind, each, after, one)
         return self.elementwise(kind, nbytes, self.kernel(before, one), least=least)
@@ -314,30 +316,44 @@ class Machine:
         return begun
 
     def enter(self, stage: str, after: Tasks, *, is_backward: bool) -> Tasks:
-        """Come to a stage of a layer: (rank,) tasks, behind what a stack does there first.
+        """Come to a stage of a layer: (rank,) tasks that precede it, which are given back.
+
+        What a stack does there is launched before the kernels that its list has it before.
 
         Parameters
         ----------
         stage, is_backward
             Its name and pass, as of `replay.model.machine.host.Calls`.
-        after
-            (rank,) tasks that precede it; given back where no stack does anything.
         """
         calls = self.host.enter(stage, is_backward=is_backward)
-        if calls is None:
-            return after
-        late = Time(calls.late_ps)
-        if (calls.nbytes or calls.late_ps) and not calls.others:  # the scheme's kernels lack these
-            self.host.moves(calls.nbytes, late)
-            nbytes = np.full(self.num_ranks, calls.nbytes)
-            after = self.stream(Kind.LAYOUT, nbytes, self.ranks, after, late=late)
-        for place, kernels in enumerate(calls.kernels_between_waits):
-            if place:
-                self.host.wait(DISPATCH, after)
-            if kernels:
-                part = calls.nbytes * kernels // calls.others
-                least = self.costs.stream(part) + Time(late.ps * kernels // calls.others)
-                after = self.small_kernels(Kind.LAYOUT, part, after, Operation(OTHERS, kernels), least=least)
+        if calls is not None:
+            self.host.added = AddedRows(calls.added)
+        return after
+
+    def leave(self, after: Tasks) -> Tasks:
+        """End a stage of a layer: (rank,) tasks, behind what a stack does there at last."""
+        return self._add_rows(self.host.added.rest(), after)
+
+    def _behind_stack(self, what: str | Operation, after: Tasks) -> Tasks:
+        """Launch what a stack's list has before a kernel: (rank,) tasks."""
+        rows = self.host.added.before(as_operation(what).name)
+        return self._add_rows(rows, after) if rows else after
+
+    def _add_rows(self, rows: Iterable[AddedRow], after: Tasks) -> Tasks:
+        """Launch kernels of a stack and wait for them: (rank,) tasks."""
+        held, self.host.added = self.host.added, AddedRows()
+        for row in rows:
+            late = Time(row.late_ps)
+            if row.what.launches:
+                least = self.costs.stream(row.nbytes) + late
+                after = self.small_kernels(Kind.LAYOUT, row.nbytes, after, row.what, least=least)
+            elif row.nbytes or row.late_ps:  # the scheme's kernels lack these
+                self.host.moves(row.nbytes, late)
+                nbytes = np.full(self.num_ranks, row.nbytes)
+                after = self.stream(Kind.LAYOUT, nbytes, self.ranks, after, late=late)
+            for _ in range(row.waits):
+                self.host.wait(DISPATCH, after, row.what.name)
+        self.host.added = held
         return after
 
     def keeping_up(self, needed: Time, nbytes: Bytes) -> int:

@@ -100,9 +100,9 @@ class StagedScheme(Scheme):
         """Add all stages, one right behind the other."""
 
         def enter(stage: Stage, after: Tasks) -> Ints:
-            return machine.enter(stage, after, is_backward=work.is_backward)
+            return machine.enter(stage, machine.leave(after), is_backward=work.is_backward)
 
-        return through(self.stages(work, machine, enter(STAGES[0], start)), enter)
+        return machine.leave(through(self.stages(work, machine, enter(STAGES[0], start)), enter))
 
     def weight_gradients(self, work: LayerWork, machine: Machine, after: Tasks) -> Tasks:
         """Add gradients of the experts' weights that a backward pass has put off.

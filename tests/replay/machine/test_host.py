@@ -18,7 +18,7 @@ from replay.engine import GraphBuilder, Timeline, critical_path, schedule
 from replay.measure.origins import critical_path_of
 from replay.measure.parts import CriticalPathTimes
 from replay.model.arrays import Ints
-from replay.model.machine.host import FREE_HOSTS, Calls, Launch, Operation, StageCalls
+from replay.model.machine.host import FREE_HOSTS, AddedRow, Calls, Launch, Operation, StageCalls
 from replay.model.machine.kinds import DISPATCH, KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
 from replay.model.machine.times import Time
@@ -325,6 +325,21 @@ def test_a_row_of_calls_costs_each_of_them() -> None:
     assert stream.ends_us() == [31]  # the last is launched at 30
 
 
+def test_a_launch_inside_a_call_costs_what_the_stage_says() -> None:
+    """Hosts that are twice as slow take twice as long for both; one that knows no calls launches."""
+    inner = Operation("kernel", is_inner=True)
+    calls = StageCalls(8 * US, inner_ps=4 * US)
+    for stage, begins in ((calls, [8, 12, 20]), (calls._replace(inner_ps=None), [8, 16, 24])):
+        for times in (1, 2):
+            stream = _under({("send", False): stage.slower(times)})
+            stream.end = stream.machine.enter("send", stream.end, is_backward=False)
+            for what in ("kernel", inner, "kernel"):
+                begun = stream.machine.kernel(stream.end, what)
+                stream.begun.append(begun)
+                stream.end = stream.machine.delay(Kind.BETWEEN, Time(US), begun)
+            assert stream.begins_us() == [times * us for us in begins]
+
+
 def test_a_stage_has_costs_of_its_own_and_leaves_them_behind() -> None:
     calls = {("send", False): StageCalls(8 * US), ("send", True): StageCalls(20 * US)}
     stream = _under(calls)
@@ -334,16 +349,28 @@ def test_a_stage_has_costs_of_its_own_and_leaves_them_behind() -> None:
     assert stream.begins_us() == [8, 11]  # "receive" is a bare launch
 
 
+def _added(name: str, kernels: int, nbytes: int = 0, late_ps: int = 0, **fields: int) -> AddedRow:
+    """Kernels of a stack."""
+    return AddedRow(Operation(name, kernels), nbytes, late_ps, **fields)
+
+
+def _runs(stream: Stream) -> list[tuple[str, int, int, int]]:
+    """Names, kernels, bytes and late picoseconds of what was launched in stage "experts"."""
+    found = stream.machine.host.script.runs([("experts", False)])
+    return [(run.name, run.kernels, run.nbytes, run.late_ps) for run in found]
+
+
 def test_a_stack_adds_kernels_bytes_and_waits() -> None:
-    stream = _under({("experts", False): StageCalls(10 * US, others=4, nbytes=8_000, waits=1)})
+    rows = (_added("first", 2, 4_000, waits=1), _added("second", 2, 4_000))
+    stream = _under({("experts", False): StageCalls(10 * US, rows)})
     stream.kernel(1)  # a bare launch, at 3
     stream.end = stream.machine.enter("experts", stream.end, is_backward=False)
     stream.kernel(1)
     machine = stream.machine
     host = machine.host
-    assert host.counts.launched == {("", False): 1, ("experts", False): 5}
+    assert _runs(stream) == [("first", 2, 4_000, 0), ("second", 2, 4_000, 0), ("kernel", 1, 0, 0)]
     assert host.counts.waited == {("experts", False): 1}
-    assert host.counts.moved == {("experts", False): 8_000}
+    assert [one.name for one in host.program if not one.launches] == ["first"]
     # Two small kernels end when the second, launched at 3 + 2 x 10, has moved its 4,000 bytes; the
     # host waits for it, launches two more and the last one.
     half = machine.system.overheads.small_kernel_ps + int(machine.system.hbm.stream_ps(4_000))
@@ -352,26 +379,39 @@ def test_a_stack_adds_kernels_bytes_and_waits() -> None:
     assert stream.begins_us()[-1] == pytest.approx(begun_us, abs=1e-6)
 
 
+def test_a_stack_launches_between_kernels_of_a_scheme_and_behind_them() -> None:
+    """A run is kernels of one name, however many; what another layer or stage launches is not told apart."""
+    rows = (_added("before", 1), _added("between", 1, behind=1), _added("behind", 1, behind=7))
+    stream = _under({("experts", False): StageCalls(10 * US, rows)})
+    stream.end = stream.machine.enter("experts", stream.end, is_backward=False)
+    for name in ("gemm1", "gemm1", "activation", "gemm2"):
+        stream.end = stream.machine.kernel(stream.end, name)
+    ended = stream.machine.leave(stream.end)
+    names = ["before", "gemm1", "between", "activation", "gemm2", "behind"]
+    assert [name for name, *_ in _runs(stream)] == names
+    assert (ended > stream.end).all()
+    assert (stream.machine.leave(ended) == ended).all()
+
+
 def test_a_stack_moves_more_bytes_than_a_scheme_s_kernels() -> None:
     """No kernel more: 50 MB at 5 bytes a picosecond before those that the scheme has."""
-    stream = _under({("experts", False): StageCalls(3 * US, nbytes=50_000_000)})
+    stream = _under({("experts", False): StageCalls(3 * US, (_added("kernel", 0, 50_000_000),))})
     stream.end = stream.machine.enter("experts", stream.end, is_backward=False)
     stream.kernel(1)
     assert stream.begins_us() == [10 + 2]
     assert stream.machine.host.counts.launched == {("experts", False): 1}
-    assert stream.machine.host.counts.moved == {("experts", False): 50_000_000}
 
 
 def test_a_stack_takes_longer_than_its_bytes_by_laws_of_its_kernels() -> None:
-    """Behind the bytes: of kernels that it adds, each its part, or of those that the scheme has."""
-    laws = _under({("experts", False): StageCalls(3 * US, nbytes=50_000_000, late_ps=6 * US)})
+    """Behind the bytes: of kernels that it adds, or of those that the scheme has."""
+    laws = _under({("experts", False): StageCalls(3 * US, (_added("kernel", 0, 50_000_000, 6 * US),))})
     laws.end = laws.machine.enter("experts", laws.end, is_backward=False)
     laws.kernel(1)
     assert laws.begins_us() == [10 + 6 + 2]
-    assert laws.machine.host.counts.late_ps == {("experts", False): 6 * US}
-    added = _under({("experts", False): StageCalls(3 * US, 3, 50_000_000, 1, 6 * US)})
+    added = _under({("experts", False): StageCalls(3 * US, (_added("rows", 3, 50_000_000, 6 * US),))})
     added.machine.enter("experts", added.end, is_backward=False)
-    assert added.machine.host.counts.late_ps == {("experts", False): 6 * US}
+    added.machine.leave(added.end)
+    assert _runs(added) == [("rows", 3, 50_000_000, 6 * US)]
 
 
 def test_kernels_in_a_row_are_in_the_queue() -> None:

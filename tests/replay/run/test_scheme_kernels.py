@@ -7,6 +7,7 @@ adds what the list has more of, and no kernel is launched in two ways.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -20,7 +21,7 @@ from replay.chains import stack_calls
 from replay.chains.host_program import outline_layer
 from replay.chains.layer_stacks import launched_by
 from replay.chains.stack_calls import stage_calls
-from replay.model.machine.host_script import HostScript
+from replay.model.machine.host_script import Calls, HostScript, StageCalls
 from replay.model.work.kernel_lists import KernelSizes, ListedOperation, Pass
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.model.work.precision import Precision
@@ -125,7 +126,7 @@ class Stages(NamedTuple):
     Attributes
     ----------
     of
-        The first of them.
+        Their names.
     launched, listed
         By name: kernels that the scheme launches, and that the list has.
     launched_bytes, listed_bytes
@@ -134,7 +135,7 @@ class Stages(NamedTuple):
         Copies to the host and memsets of the list, which are no kernels in it.
     """
 
-    of: str
+    of: tuple[str, ...]
     launched: Counter[str]
     listed: Counter[str]
     launched_bytes: Counter[str]
@@ -147,12 +148,16 @@ def stages_of(pair: Pair) -> Iterator[Stages]:
     script, is_backward = script_of(pair), pair.direction == "backward"
     for stages, every in stack_calls._groups(stack_of(pair), sizes(), pair.direction).items():
         rows = [row for row in every if row.kind != "gemm"]
-        named = sum((script.counts.named[stage, is_backward] for stage in stages), Counter[str]())
+        launched, moved = Counter[str](), Counter[str]()
+        for run in script.runs([(stage, is_backward) for stage in stages]):
+            if not run.is_product:
+                launched[run.name] += run.kernels
+                moved[run.name] += run.nbytes
         yield Stages(
-            stages[0],
-            named,
+            stages,
+            launched,
             _by_name(rows, "kernels"),
-            _bytes_of(script, {(stage, is_backward) for stage in stages}),
+            moved,
             _by_name(rows, "moves"),
             {row.name for row in rows if not row.kernels},
         )
@@ -162,18 +167,6 @@ def _by_name(rows: list[ListedOperation], what: str) -> Counter[str]:
     found: Counter[str] = Counter()
     for row in rows:
         found[row.name] += getattr(row, what)
-    return found
-
-
-def _bytes_of(script: HostScript, stages: set[tuple[str, bool]]) -> Counter[str]:
-    found: Counter[str] = Counter()
-    name = ""
-    for line in script:
-        if line.act == "launch":
-            assert line.operation is not None
-            name = line.operation.name
-        elif line.act == "move" and line.stage in stages:
-            found[name] += line.nbytes
     return found
 
 
@@ -190,14 +183,34 @@ def test_a_scheme_launches_kernels_of_its_list_alone(pair: Pair) -> None:
         assert not more, f"{stages.of}: the list has fewer of {sorted(more)}"
 
 
+def calls_of(pair: Pair) -> Mapping[tuple[str, bool], StageCalls]:
+    """What the stack does in each stage."""
+    scripts = {pair.direction: lambda: script_of(pair)}
+    return stage_calls(stack_of(pair), scheme_of(pair), sizes(), scripts, H100).stages
+
+
 @every_pair
 def test_a_stack_adds_what_the_list_has_more_of(pair: Pair) -> None:
-    stack, scheme = stack_of(pair), scheme_of(pair)
-    found = stage_calls(stack, scheme, sizes(), {pair.direction: lambda: script_of(pair)}, H100)
+    found, is_backward = calls_of(pair), pair.direction == "backward"
     for stages in stages_of(pair):
-        if stages.listed:
-            added = found.stages[stages.of, pair.direction == "backward"].others
-            assert added == (stages.listed - stages.launched).total(), stages.of
+        added = Counter[str]()
+        for row in (row for stage in stages.of for row in found[stage, is_backward].added):
+            added[row.what.name] += row.what.launches
+        assert +added == stages.listed - stages.launched, stages.of
+
+
+@every_pair
+def test_kernels_are_launched_in_the_order_of_the_list(pair: Pair) -> None:
+    """Those that the stack adds among those of the scheme, but for gradients of weights that a list puts off."""
+    is_backward = pair.direction == "backward"
+    work = layer(is_backward=is_backward)
+    calls = Calls(calls_of(pair))
+    script = outline_layer(scheme_of(pair), work, H100, "eager", calls).host.script
+    for stages, rows in stack_calls._groups(stack_of(pair), sizes(), pair.direction).items():
+        runs = script.runs([(stage, is_backward) for stage in stages])
+        launched = [run.name for run in runs if not run.is_product]
+        listed = [row.name for row in rows if row.kind != "gemm" and (row.kernels or row.name in launched)]
+        assert launched == [name for name, _ in itertools.groupby(listed)], stages
 
 
 @pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair.stack not in IN_FP8], ids=" ".join)
@@ -215,11 +228,12 @@ def test_megatron_s_casts_and_paddings_are_its_list_s(direction: Pass) -> None:
     stack = Stack.of("megatron-plain:fp8=blockwise", H100).with_dispatcher("megatron")
     assert stack is not None
     work = layer(is_backward=is_backward, precision=Precision("bf16", gemm="fp8"))
-    counts = outline_layer(find("megatron"), work, H100).host.counts
+    script = outline_layer(find("megatron"), work, H100).host.script
     listed = Counter[str]()
     for row in stack.operations(sizes(), ["experts"], direction):
         listed[row.name] += row.kernels
-    launched = {name: count for name, count in counts.named["experts", is_backward].items() if "sort" not in name}
+    runs = [run for run in script.runs([("experts", is_backward)]) if not run.is_product and "sort" not in run.name]
+    launched = {name: sum(run.kernels for run in runs if run.name == name) for name in {run.name for run in runs}}
     launched.pop("chunk map", None)
     names = {"activation, gradients"} if is_backward else {"activation"}
     assert {name: listed[name] for name in launched.keys() - names} == {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,11 @@ from replay.errors import UserError
 from replay.experiments.layer.setup import set_up
 from replay.experiments.layer.spec import RunSpec
 from replay.experiments.layer.tables.every import ranking
+from replay.model.arrays import Tasks
 from replay.model.compute.row_moves import row_map
-from replay.model.machine.host import OUTSIDE, UNSTAGED, StageCalls
+from replay.model.machine.host import OUTSIDE, UNSTAGED, AddedRow, StageCalls
 from replay.model.machine.host_script import HostScript
+from replay.model.machine.machine import Machine
 from replay.model.work.batch import form_batch
 from replay.model.work.kernel_lists import KernelSizes
 from replay.model.work.kernel_lists.lists import Pass
@@ -93,6 +95,17 @@ def calls_of(scheme: str, stack: Stack) -> Mapping[tuple[str, bool], StageCalls]
     return stage_calls(stack, known(scheme), sizes(), scripts(scheme), H100).stages
 
 
+def extension(stack: Stack, direction: Pass) -> StageCalls:
+    """Calls of kernels that its list does not know: each of a library, or a launch inside of one."""
+    library, launch = (stack.costs.call_ps(call, direction) for call in ("library", "launch"))
+    return StageCalls(library, inner_ps=launch)
+
+
+def waits_of(calls: StageCalls) -> int:
+    """Waits that a stack has in a stage besides the scheme's."""
+    return sum(row.waits for row in calls.added)
+
+
 # ---- stages --------------------------------------------------------------------------------------
 
 
@@ -123,29 +136,44 @@ def test_stages_have_what_the_list_has_beyond_the_scheme(scheme: str, direction:
     is_backward = PASSES[direction]
     found = calls_of(scheme, stack)
     machine = outline_layer(known(scheme), works()[direction], H100)
-    counts = machine.host.counts
     for stages, rows in stack_calls._groups(stack, sizes(), direction).items():
         here = [found[stage, is_backward] for stage in stages]
-        launched = sum(counts.launched[stage, is_backward] for stage in stages)
-        waited = sum(counts.waited[stage, is_backward] for stage in stages)
-        moved = sum(counts.moved[stage, is_backward] for stage in stages)
-        small = [row for row in rows if row.kind != "gemm"]
-        has = sum((counts.named[stage, is_backward] for stage in stages), Counter[str]())
+        waited = sum(machine.host.counts.waited[stage, is_backward] for stage in stages)
+        runs = machine.host.script.runs([(stage, is_backward) for stage in stages])
+        launched = sum(run.kernels for run in runs)
+        has, moved = Counter[str](), Counter[str]()
+        for run in (run for run in runs if not run.is_product):
+            has[run.name] += run.kernels
+            moved[run.name] += run.nbytes
         # Experts multiply twice, and backward twice for each; one scheme calls each by itself.
         calls = RANKS if scheme == "megatron" else 1
         assert has.total() == launched - calls * sum(row.kind == "gemm" for row in rows)
-        listed = Counter(name for row in small for name in [row.name] * row.kernels)
-        assert here[0].others == (listed - has).total()
-        assert here[0].nbytes == max(0, sum(row.moves for row in small) - moved)
-        assert here[0].waits == max(0, sum(row.waits for row in rows) - waited)
-        late_ps = sum(counts.late_ps[stage, is_backward] for stage in stages)
-        listed_ps = sum(stack_calls._late_ps(machine, row) for row in small)
-        assert here[0].late_ps == max(0, listed_ps - late_ps)
-        assert {one[1:] for one in here[1:]} <= {(0, 0, 0, 0)}
+        small = [row for row in rows if row.kind != "gemm"]
+        listed, of_rows = Counter[str](), Counter[str]()
+        for row in small:
+            listed[row.name] += row.kernels
+            of_rows[row.name] += row.moves
+        added = [row for one in here for row in one.added]
+        assert sum(row.what.launches for row in added) == (listed - has).total()
+        assert sum(row.waits for row in added) == max(0, sum(row.waits for row in rows) - waited)
+        # The scheme's kernels move rows; its elementwise ones may lack bytes of theirs.
+        elementwise = {row.name for row in small if row.kind == "memory"}
+        lacks = {name: of_rows[name] - moved[name] for name in of_rows if name not in has or name in elementwise}
+        assert +Counter(lacks) == +_sums(added)
+        late_ps = {row.name: stack_calls._late_ps(machine, row) for row in small if row.name not in has}
+        assert all(row.late_ps == late_ps[row.what.name] for row in added if row.what.name in late_ps)
         assert {one.launch_ps for one in here} == {here[0].launch_ps}
-        launches = launched + here[0].others
+        launches = launched + (listed - has).total()
         whole = sum(stack.costs.ps(row) for row in rows)
         assert 0 <= whole - launches * here[0].launch_ps < max(1, launches)
+
+
+def _sums(added: Iterable[AddedRow]) -> Counter[str]:
+    """Bytes by name."""
+    found: Counter[str] = Counter()
+    for row in added:
+        found[row.what.name] += row.nbytes
+    return found
 
 
 def test_rows_of_a_list_keep_their_laws_in_stages() -> None:
@@ -157,11 +185,10 @@ def test_rows_of_a_list_keep_their_laws_in_stages() -> None:
     assert one.law is not None
     least = row_map(machine, one.law[1], one.law[2]).ps
     beside = least - int(H100.hbm.stream_ps(one.moves))
-    found = calls_of("deepep", plain())["experts", False].late_ps
-    others = sum(stack_calls._late_ps(machine, row) for row in rows if row is not one)
-    assert beside > 0 and found == beside + others
+    added = calls_of("deepep", plain())["experts", False].added
+    assert beside > 0 and [row.late_ps for row in added if row.what.name == one.name] == [beside]
     own = calls_of("nccl-alltoall", plain())
-    assert sum(own[stage, False].late_ps for stage in STAGES) < beside
+    assert one.name not in {row.what.name for stage in STAGES for row in own[stage, False].added}
 
 
 def test_shared_experts_are_not_launched_with_routed_ones() -> None:
@@ -189,8 +216,7 @@ def test_kernels_of_a_scheme_that_its_list_lacks_are_an_extension_s() -> None:
     """DeepSeek's list has nothing behind the combine."""
     stack = plain("deepseek")
     assert not stack_calls._groups(stack, sizes(), "forward")[stack_calls.FINISH]
-    call = stack.costs.call_ps("library", "forward")
-    assert calls_of("deepep", stack)["finish", False] == StageCalls(call)
+    assert calls_of("deepep", stack)["finish", False] == extension(stack, "forward")
 
 
 def test_a_copy_that_is_waited_for_is_in_the_wait() -> None:
@@ -204,12 +230,12 @@ def test_a_copy_that_is_waited_for_is_in_the_wait() -> None:
 
 def test_deepep_waits_more_often_in_megatron_than_by_itself() -> None:
     found = calls_of("deepep", plain())
-    waits = {stage: found[stage, False].waits for stage in STAGES}
+    waits = {stage: waits_of(found[stage, False]) for stage in STAGES}
     # By itself it polls once. Its indices take three waits, padding three and the experts one.
     assert waits == {"send": 0, "receive": 0, "experts": 7, "combine": 0, "finish": 0}
     fewer = calls_of("deepep", plain("megatron-plain:pads_permute=false,experimental=true"))
-    assert sum(one.waits for one in fewer.values()) == 0
-    assert sum(calls_of("nccl-alltoall", plain())[stage, False].waits for stage in STAGES) == 0
+    assert sum(map(waits_of, fewer.values())) == 0
+    assert sum(map(waits_of, calls_of("nccl-alltoall", plain()).values())) == 0
 
 
 def test_a_fused_scheme_is_an_extension() -> None:
@@ -217,7 +243,7 @@ def test_a_fused_scheme_is_an_extension() -> None:
     stack = plain()
     found = calls_of("comet", stack)
     for direction, is_backward in PASSES.items():
-        library = StageCalls(stack.costs.call_ps("library", direction))
+        library = extension(stack, direction)
         assert {found[one, is_backward] for one in (UNSTAGED, *STAGES)} == {library}
         assert found[OUTSIDE, is_backward].launch_ps == stack.costs.call_ps("torch", direction)
 
@@ -228,9 +254,9 @@ def test_an_unknown_scheme_whose_host_knows_rows_has_the_stacks_experts() -> Non
     rows = stack.operations(sizes(), ["experts"], "forward")
     host = outline_layer(find("deepep-v2"), works()["forward"], H100).host
     experts = found["experts", False]
-    launches = host.counts.launched["experts", False] + experts.others
+    launches = host.counts.launched["experts", False] + sum(row.what.launches for row in experts.added)
     assert experts.launch_ps == sum(stack.costs.ps(row) for row in rows) // launches
-    library = StageCalls(stack.costs.call_ps("library", "forward"))
+    library = extension(stack, "forward")
     assert {found[stage, False] for stage in STAGES if stage != "experts"} == {library}
     # The host of nvls never waits, so that experts cannot be told their rows by it.
     unaware = calls_of("nvls", stack)
@@ -247,10 +273,17 @@ def test_serving_lists_know_no_dispatcher() -> None:
         stack.costs.call_ps("torch", "forward"),
     )
     assert (library, torch) == (13_400_000, 13_400_000)
-    assert set(found.values()) == {StageCalls(library), StageCalls(torch)}
+    assert set(found.values()) == {extension(stack, "forward"), StageCalls(torch)}
     training = plain().costs
     assert training.call_ps("library", "forward") == 42_800_000
     assert training.call_ps("triton", "forward") > stack.costs.call_ps("triton", "forward")
+
+
+def test_a_launch_inside_a_call_is_no_call() -> None:
+    """HybridEP clears sums twice in the call that gathers: two launches, where a list does not know it."""
+    script = outline_layer(find("hybrid-ep"), works()["forward"], H100).host.script
+    inner = [one.operation for one in script if one.operation is not None and one.operation.is_inner]
+    assert [(one.name, one.launches) for one in inner] == 2 * [("memset of sums", 1)]
 
 
 def test_nothing_goes_between_nodes_where_experts_are_within_one() -> None:
@@ -601,12 +634,33 @@ def test_micro_batches_have_rows_of_their_own(synthetic: Synthetic) -> None:
     trace = synthetic(ranks=2, tokens_per_rank=64)
     whole, half = (calls_under(trace, interleave=kind) for kind in ("off", "tbo"))
     stages = ("send", False), ("experts", False), ("finish", False)
-    assert sum(whole[stage].nbytes for stage in stages) > 0
+    assert sum(row.nbytes for stage in stages for row in whole[stage].added) > 0
     for stage in stages:
         one = whole[stage]
-        halved = one._replace(nbytes=one.nbytes // 2, late_ps=one.late_ps // 2)
-        assert half[stage] == halved
+        rows = [row._replace(nbytes=row.nbytes // 2, late_ps=row.late_ps // 2) for row in one.added]
+        assert half[stage] == one._replace(added=tuple(rows))
     assert half[OUTSIDE, False] == whole[OUTSIDE, False]
+
+
+def test_halves_of_a_batch_have_all_of_a_stacks_kernels(synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those at the end of a stage among them."""
+    launched: list[str] = []
+    add_rows = Machine._add_rows
+
+    def noting(machine: Machine, rows: Iterable[AddedRow], after: Tasks) -> Tasks:
+        found = list(rows)
+        launched.extend(row.what.name for row in found)
+        return add_rows(machine, found, after)
+
+    monkeypatch.setattr(Machine, "_add_rows", noting)
+    trace, names = synthetic(ranks=2, tokens_per_rank=64), []
+    for kind in ("off", "tbo"):
+        launched.clear()
+        replay.run(trace, scheme="deepep", layer=0, stack="megatron-plain", interleave=kind)
+        names.append(Counter(launched))
+    whole, halves = names
+    assert whole["residual"] == 1
+    assert halves == whole + whole
 
 
 def test_another_machine_has_hosts_of_its_own_speed(synthetic: Synthetic) -> None:
@@ -630,7 +684,8 @@ def test_gpus_that_share_experts_launch_for_twice_as_many(synthetic: Synthetic) 
     """A product of Transformer Engine is a call for each expert of a GPU."""
     trace = synthetic(ranks=2)
     whole, shared = (calls_under(trace, expert_tp=gpus)["experts", False] for gpus in (1, 2))
-    assert shared.others == whole.others
+    kernels = [[row.what for row in one.added if row.what.launches] for one in (whole, shared)]
+    assert kernels[0] == kernels[1]
     assert shared.launch_ps > 1.3 * whole.launch_ps
 
 
