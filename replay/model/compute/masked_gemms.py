@@ -4,8 +4,8 @@ Rows lie in a buffer of fixed size, so many slots for each expert, beside a coun
 the two GEMMs one kernel applies the activation and quantises its result; another brings the scales
 into the order that the second GEMM loads them in, slots without rows included.
 
-Source: sgl-project/sglang, ``forward_deepgemm_masked`` and ``silu_and_mul_masked_post_quant_fwd``;
-deepseek-ai/DeepGEMM, ``get_mn_major_tma_aligned_tensor``.
+What is launched is stated in SGLang's list (``model/work/kernel_lists/sglang.toml``); the grid of the activation is
+that of ``silu_and_mul_masked_post_quant_fwd``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from replay.model.compute.experts import activation_bytes
 from replay.model.compute.gemm import Gemm
 from replay.model.compute.gemm_tiles import GemmKernel, gemm_kernel
-from replay.model.machine.host import Operation
+from replay.model.compute.list_rows import ListedPart, Software
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import Time
 from replay.model.work.precision import SCALE_BLOCK
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
 
-SGLANG = "sgl-project/sglang, DeepEP's dispatcher and forward_deepgemm_masked"
-ACTIVATION = Operation("silu_and_mul_masked_post_quant", 1, "results of GEMM-1, operands of GEMM-2", SGLANG)
-SCALES = Operation("get_mn_major_tma_aligned_tensor", 1, "scales of all slots, read and written", SGLANG)
+IN_BF16 = Software("sglang", (("dispatcher", "deepep-ll"),))
+IN_FP8 = Software("sglang", (*IN_BF16.options, ("fp8_experts", True), ("signals", True)))
+ACTIVATION, ACTIVATION_IN_FP8 = "silu_and_mul_masked_fwd", "silu_and_mul_masked_post_quant_fwd"
+SCALES = "get_mn_major_tma_aligned_tensor"
 
 SCALE_BYTES = 4
 # Blocks of the activation kernel per expert and 128 columns, for fewer than four experts and for
@@ -83,15 +84,27 @@ def masked_operands(
 ) -> Ints:
     """Run all but the second GEMM: (rank,) marks when it may begin; see `masked_kernels`."""
     has_scales = work.precision.operand_bytes == 1
-    hidden, intermediate = work.shape.hidden, work.shape.intermediate
+    part = listed_experts(machine, work, slots)
     if has_scales and not scales_in_order:
-        after = machine.memory_kernel(Kind.PERMUTE, scale_bytes(slots, hidden), after, SCALES)
+        after = part.launch(SCALES, after, scale_bytes(slots, work.shape.hidden), Kind.PERMUTE)
     first = Gemm.first(work, fused_activation=False)
     done = gemm_kernel(machine, work, first, pool, after, layout="masked", tuned_rows=expected).end
     done = masked_activation(machine, work, done)
     if has_scales:
-        done = machine.memory_kernel(Kind.ACTIVATION, scale_bytes(slots, intermediate), done, SCALES)
+        done = part.launch(SCALES, done, kind=Kind.ACTIVATION)
     return done
+
+
+def listed_experts(machine: Machine, work: LayerWork, slots: Ints | int = 0) -> ListedPart:
+    """Give the experts of SGLang's list.
+
+    Parameters
+    ----------
+    slots
+        (rank,): rows that the buffer has room for.
+    """
+    software = IN_FP8 if work.precision.operand_bytes == 1 else IN_BF16
+    return ListedPart(machine, work, software, "experts", slots=slots)
 
 
 def expected_rows(work: LayerWork) -> Ints:
@@ -129,9 +142,12 @@ def masked_activation(machine: Machine, work: LayerWork, after: Tasks) -> Ints:
     experts = np.array([len(local) for local in work.experts_of_rank], np.int64)
     of_expert = np.where(experts < FEW_EXPERTS, *ACTIVATION_BLOCKS)
     blocks = experts * of_expert * -(-work.shape.intermediate // SCALE_BLOCK)
-    begun = machine.kernel(after, ACTIVATION, kind=Kind.ACTIVATION)
+    name = ACTIVATION_IN_FP8 if work.precision.operand_bytes == 1 else ACTIVATION
+    what = listed_experts(machine, work).operation(name)
+    begun = machine.kernel(after, what, kind=Kind.ACTIVATION)
     started = machine.delay(Kind.ACTIVATION, Time(blocks * BLOCK_PS), begun)
     moved = activation_bytes(work, "masked")
+    machine.host.moves(moved)
     done = machine.stream(Kind.ACTIVATION, moved, machine.ranks, begun, late=machine.costs.elementwise(moved))
     return machine.gather(started, machine.ranks, done)
 

@@ -16,13 +16,13 @@ import numpy as np
 from replay.model.collectives.nccl import NCCL
 from replay.model.compute.casts import cast_before_dispatch, cast_received, cast_results
 from replay.model.compute.experts import separate_kernels
+from replay.model.compute.list_rows import ListedPart, Software
 from replay.model.compute.shared_experts import shared_before_wait
 from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind, PhaseKinds
 from replay.model.machine.times import MemoryTraffic
 from replay.model.work.precision import NUMBER_TYPES
 from replay.model.work.ragged import order_by, places
 from replay.schemes.ep.facts import LIBRARY_WEIGHTS, Buffer
-from replay.schemes.ep.list_rows import ListedPart, Software
 from replay.schemes.ep.nccl import NcclOptions, SendsByNccl
 from replay.schemes.ep.staged_schemes import StagedScheme
 

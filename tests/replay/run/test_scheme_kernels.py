@@ -7,6 +7,7 @@ adds what the list has more of, and no kernel is launched in two ways.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -240,6 +241,18 @@ def test_megatron_s_casts_and_paddings_are_its_list_s(direction: Pass) -> None:
         name: count for name, count in launched.items() if name not in names
     }
     assert sum("cast" in name or "padd" in name for name in launched) == 5
+
+
+def test_masked_experts_in_fp8_are_their_list_s() -> None:
+    """SGLang's list is of BF16 otherwise; buffers have room for 128 tokens of each GPU."""
+    stack = Stack.of("sglang:fp8_experts=true", H100).with_dispatcher("deepep-ll")
+    assert stack is not None
+    script = outline_layer(find("deepep-ll"), layer(is_backward=False, precision="fp8"), H100).host.script
+    rows = stack.operations(dataclasses.replace(sizes(), slots=4 * 4 * 128), ["experts"], "forward")
+    runs = script.runs([("experts", False)])
+    assert [run.is_product for run in runs] == [row.kind == "gemm" for row in rows]
+    listed = [(row.name, row.kernels, row.moves) for row in rows if row.kind != "gemm"]
+    assert [(run.name, run.kernels, run.nbytes) for run in runs if not run.is_product] == listed
 
 
 @every_pair

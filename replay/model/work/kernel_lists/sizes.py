@@ -33,6 +33,9 @@ class KernelSizes:
         Experts of the GPU.
     rows, copies
         (token, expert) pairs that the GPU's experts get, and distinct tokens of them.
+    slots
+        Rows that buffers of the GPU's experts have room for, where nobody counts rows first; 0 where
+        somebody does.
     inner
         Columns between the two products of an expert, on the GPU.
     shared, dense
@@ -70,6 +73,7 @@ class KernelSizes:
     local: int = 0
     rows: int = 0
     copies: int = 0
+    slots: int = 0
     inner: int = 0
     shared: int = 0
     dense: int = 0

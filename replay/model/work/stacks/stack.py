@@ -57,8 +57,9 @@ DISPATCHERS: Mapping[str, str] = {
     "nccl-alltoall": "alltoall",
     "deepep": "deepep",
     "hybrid-ep": "hybridep",
+    "deepep-ll": "deepep-ll",
 }
-"""Schemes that Megatron's list knows as dispatchers."""
+"""Choices of lists' option `dispatcher` by scheme."""
 
 
 def is_bare(stack: str) -> bool:
@@ -267,7 +268,8 @@ class Stack:
 
     def without_rows(self) -> Self:
         """Give it with a list that knows no scheme, so that its calls alone are paid."""
-        return dataclasses.replace(self, kernels=self.kernels.model_copy(update={"dispatcher": ""}))
+        options = {name: one for name, one in self.kernels.options.items() if name != "dispatcher"}
+        return dataclasses.replace(self, kernels=self.kernels.model_copy(update={"dispatcher": "", "options": options}))
 
     def operations(self, sizes: KernelSizes, parts: Iterable[str], direction: Pass) -> tuple[ListedOperation, ...]:
         """Launches for parts of a pass, in order."""

@@ -45,9 +45,9 @@ import numpy as np
 from replay.errors import UserError
 from replay.model.compute import masked_gemms
 from replay.model.compute.casts import cast_received, cast_results
+from replay.model.compute.list_rows import ListedPart
 from replay.model.compute.masked_tiles import MASKED_ROWS
 from replay.model.compute.shared_experts import shared_kernels
-from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.model.work.ragged import places
 from replay.schemes.ep import memory
@@ -69,12 +69,9 @@ if TYPE_CHECKING:
 
 MOST_BLOCKS = 64  # blocks of tokens, per rank: what goes to one peer together in the model
 
-CAST = Operation("topk_ids.to(int64)", moves="expert ids of 4 and of 8 bytes", source=masked_gemms.SGLANG)
-# Of the signals that GEMM-2 raises.
-SIGNALS = Operation("torch.zeros", moves="a signal per block", source=masked_gemms.SGLANG)
+CAST, SIGNALS = "topk_ids.to(int64)", "torch.zeros of signals"
 SIGNAL_BYTES = 4
 OVERLAP_SMS = 3  # on Hopper (compute_overlap_args)
-GATE_ID_BYTES, EXPERT_ID_BYTES = 4, 8  # SGLang casts expert ids to the type of the kernels
 LANES = 32
 SOURCE_BYTES = 4  # index of a packed row at its source
 SEND_UNROLL, PACK_UNROLL = 8, 7  # loads of a lane in flight (UNROLLED_WARP_COPY)
@@ -202,12 +199,11 @@ class LowLatencyDeepEp(StagedScheme):
 
     def stages(self, work: LayerWork, machine: Machine, start: Tasks) -> Stages:
         """Add the cast of expert ids, dispatch, masked experts and combine."""
-        tokens = np.diff(work.tokens_of_rank)
-        ids = tokens * work.expert_ids.shape[1] * (GATE_ID_BYTES + EXPERT_ID_BYTES)
-        cast = machine.memory_kernel(Kind.LAYOUT, ids, start, CAST)
+        cast = ListedPart(machine, work, masked_gemms.IN_BF16, "dispatch").launch(CAST, start)
         received = yield (yield from self.dispatch(work, machine, cast))
         if self.options.overlap_sms:
-            received = machine.small_kernels(Kind.LAYOUT, self._signal_bytes(work), received, SIGNALS)
+            part = masked_gemms.listed_experts(machine, work)
+            received = part.launch(SIGNALS, received, self._signal_bytes(work))
         slots = self._slots(work)
         rows, pool = work.matrix("pairs").sum(axis=0), machine.sms.for_kernels()
         ready = cast_received(machine, work, rows, received)

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.model.collectives.nccl import NCCL
+from replay.model.compute.list_rows import ListedPart, Software
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COUNTS, DISPATCH, Kind
-from replay.schemes.ep.list_rows import ListedPart, Software
 
 if TYPE_CHECKING:
     from replay.model.arrays import Tasks

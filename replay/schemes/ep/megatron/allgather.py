@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.model.collectives.nccl import NCCL
+from replay.model.compute.list_rows import ListedPart
 from replay.model.compute.shared_experts import shared_kernels
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind, PhaseKinds
@@ -28,7 +29,6 @@ from replay.model.machine.times import MemoryTraffic
 from replay.model.work.capacity import CarriedLayer, with_equal_tokens
 from replay.schemes.ep.base import Scheme
 from replay.schemes.ep.facts import Buffer
-from replay.schemes.ep.list_rows import ListedPart
 from replay.schemes.ep.megatron.experts import ExpertOptions, refusal, run_experts
 from replay.schemes.ep.nccl import FLAGS_IN_DATA
 from replay.schemes.ep.nccl_alltoall import MEGATRON

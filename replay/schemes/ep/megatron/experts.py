@@ -32,12 +32,12 @@ import numpy as np
 from replay.model.compute.calls import STREAMS, gradient_calls, per_expert_kernels
 from replay.model.compute.experts import in_turn
 from replay.model.compute.gemm_tiles import gemm_kernel
+from replay.model.compute.list_rows import ListedPart, Software
 from replay.model.compute.operands import WGMMA_TMA, OperandPath
 from replay.model.compute.weight_gradients import DOWN, UP, weight_gradient_kernel
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import MemoryTraffic
-from replay.schemes.ep.list_rows import ListedPart, Software
 from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:

@@ -100,6 +100,16 @@ class ListedPart:
         self._machine, self._work, self._sizes = machine, work, dict[str, Any](sizes)
         self._rows = part_rows(software, part, "backward" if work.is_backward else "forward")
 
+    def operation(self, name: str) -> Operation:
+        """Kernels of a row, for those whose time the caller knows.
+
+        Raises
+        ------
+        KeyError
+            If the list has no such row.
+        """
+        return self._rows[name].operation
+
     def launch(self, name: str, after: Tasks, moved: MemoryTraffic | None = None, kind: Kind = Kind.LAYOUT) -> Tasks:
         """Launch the kernels of a row: (rank,) tasks, those of the last.
 
@@ -142,6 +152,8 @@ def _size(name: str, work: LayerWork) -> Any:
             return work.matrix("pairs" if name == "rows" else "copies").sum(axis=0)
         case "hidden":
             return work.shape.hidden
+        case "inner":
+            return work.shape.intermediate
         case "experts":
             return work.num_experts
         case "topk":
