@@ -19,7 +19,7 @@ from replay.model.work.kernel_lists import Expression, KernelSizes, load
 
 if TYPE_CHECKING:
     from replay.model.arrays import Ints, Tasks
-    from replay.model.machine.machine import Machine
+    from replay.model.machine.machine import IntsLike, Machine
     from replay.model.machine.times import MemoryTraffic
     from replay.model.work.kernel_lists import ListRow, Pass
     from replay.model.work.kernel_lists.expressions import Value
@@ -110,7 +110,9 @@ class ListedPart:
         """
         return self._rows[name].operation
 
-    def launch(self, name: str, after: Tasks, moved: MemoryTraffic | None = None, kind: Kind = Kind.LAYOUT) -> Tasks:
+    def launch(
+        self, name: str, after: Tasks, moved: IntsLike | MemoryTraffic | None = None, kind: Kind = Kind.LAYOUT
+    ) -> Tasks:
         """Launch the kernels of a row: (rank,) tasks, those of the last.
 
         Parameters
