@@ -161,7 +161,7 @@ def _interleaving_lines(found: Iterable[Scheme]) -> Iterable[str]:
 
     names: dict[str, list[str]] = {}
     for one in found:
-        if isinstance(one, StagedScheme):
+        if isinstance(one, StagedScheme) and one.interleaves:
             names.setdefault(", ".join(sorted(one.interleaves)), []).append(one.name)
     for kinds, able in sorted(names.items()):
         yield indent(f"--interleave {kinds}: {', '.join(able)}.", "", "")

@@ -61,7 +61,7 @@ def facts_of(scheme: Scheme) -> Facts:
         graph="-" if listed is None else "yes" if host_program.can_be_captured(listed) else "no",
         types=_types(scheme),
         gradients="yes" if "backward" in scheme.passes else "no",
-        interleave=", ".join(sorted(scheme.interleaves)) if isinstance(scheme, StagedScheme) else "-",
+        interleave=(", ".join(sorted(scheme.interleaves)) if isinstance(scheme, StagedScheme) else "") or "-",
         limits="; ".join([*ranks, *([scheme.validity] if scheme.validity else [])]) or "-",
     )
 

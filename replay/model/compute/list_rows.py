@@ -74,13 +74,16 @@ class PartRow(NamedTuple):
 
 
 @cache
+def option_values(software: Software) -> dict[str, Value]:
+    """Every option's value."""
+    return load(software.name).option_values("", **dict(software.options))
+
+
+@cache
 def part_rows(software: Software, part: str, direction: Pass) -> dict[str, PartRow]:
     """Rows of a part by name, where GPUs are several with several experts each."""
     found = load(software.name)
-    given: dict[str, Value] = {
-        **KernelSizes(ranks=2, local=2).by_name(),
-        **found.option_values("", **dict(software.options)),
-    }
+    given: dict[str, Value] = {**KernelSizes(ranks=2, local=2).by_name(), **option_values(software)}
     rows = (row for one in found.parts if (one.name, one.direction) == (part, direction) for row in one.present(given))
     return {row.name: PartRow.of(row, found.sources) for row in rows}
 
@@ -97,7 +100,8 @@ class ListedPart:
     """
 
     def __init__(self, machine: Machine, work: LayerWork, software: Software, part: str, **sizes: Ints | int) -> None:
-        self._machine, self._work, self._sizes = machine, work, dict[str, Any](sizes)
+        self._machine, self._work = machine, work
+        self._sizes: dict[str, Any] = {**option_values(software), **sizes}
         self._rows = part_rows(software, part, "backward" if work.is_backward else "forward")
 
     def operation(self, name: str) -> Operation:

@@ -414,7 +414,14 @@ def test_results_say_by_whose_hosts_they_were_launched(synthetic: Synthetic) -> 
     assert document["stack"] == {
         "name": "sglang",
         "knows": False,
-        "options": {"qk_norm": True, "fused_qk_norm_rope": False, "fused_reduce": False},
+        "options": {
+            "dispatcher": "none",
+            "fp8_experts": False,
+            "signals": False,
+            "qk_norm": True,
+            "fused_qk_norm_rope": False,
+            "fused_reduce": False,
+        },
     }
     heading, *_ = summary(under).split(" remote GPUs per token")
     assert "Launched kernel by kernel by hosts of sglang." in heading

@@ -658,7 +658,7 @@ def test_expressions_are_arithmetic_and_conditions() -> None:
     [
         ({"preset": "fast"}, "unknown preset"),
         ({"fusion": True}, "unknown option"),
-        ({"dispatcher": "nvls"}, "possible are alltoall, deepep, hybridep"),
+        ({"dispatcher": "nvls"}, "possible are alltoall, allgather, deepep, hybridep"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:

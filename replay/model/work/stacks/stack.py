@@ -57,6 +57,7 @@ DISPATCHERS: Mapping[str, str] = {
     "nccl-alltoall": "alltoall",
     "deepep": "deepep",
     "hybrid-ep": "hybridep",
+    "megatron-allgather": "allgather",
     "deepep-ll": "deepep-ll",
 }
 """Choices of lists' option `dispatcher` by scheme."""

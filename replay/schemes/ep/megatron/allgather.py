@@ -21,17 +21,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.model.collectives.nccl import NCCL
-from replay.model.compute.list_rows import ListedPart
+from replay.model.compute.list_rows import ListedPart, Software
 from replay.model.compute.shared_experts import shared_kernels
-from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind, PhaseKinds
 from replay.model.machine.times import MemoryTraffic
 from replay.model.work.capacity import CarriedLayer, with_equal_tokens
-from replay.schemes.ep.base import Scheme
 from replay.schemes.ep.facts import Buffer
-from replay.schemes.ep.megatron.experts import ExpertOptions, refusal, run_experts
+from replay.schemes.ep.megatron.experts import ExpertOptions, refusal, run_experts, run_weight_gradients
 from replay.schemes.ep.nccl import FLAGS_IN_DATA
-from replay.schemes.ep.nccl_alltoall import MEGATRON
+from replay.schemes.ep.staged_schemes import StagedScheme
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -39,20 +37,17 @@ if TYPE_CHECKING:
     from replay.model.collectives.algorithm import Collective
     from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
+    from replay.schemes.ep.staged_schemes import Stages
 
 MAP, PROBS, ROWS = "all-gather of the map", "all-gather of probabilities", "all-gather of rows"
 SUMS, PROB_GRADIENTS = "reduce-scatter of sums", "reduce-scatter of gradients of probabilities"
-OWN = Operation("own experts", 4, "map and probabilities of its own experts; their sums, cast")
-SELECTED = Operation(
-    "own gate weights",
-    5,
-    source="token_dispatcher.py: two transposes and masked_select, which scans and copies",
-)
+LISTED = Software("megatron", (("dispatcher", "allgather"),))
+OWN, SELECTED = "own experts", "own gate weights"
 TO_PROBS, TO_TOKENS = "sums in the probabilities' type", "sums as tokens are"
 COUNTS_WAIT, SIZE_WAIT = "counts to the host", "size of the selection to the host"
 
 
-class MegatronAllGather(Scheme):
+class MegatronAllGather(StagedScheme):
     """Ring all-gathers, experts of its own rows, ring reduce-scatter."""
 
     name = "megatron-allgather"
@@ -73,6 +68,7 @@ class MegatronAllGather(Scheme):
     full_nodes = "its rings go through all of each"
     phases_separated = False
     dispatch_types = frozenset({"bf16", "fp32"})
+    interleaves = frozenset()
     options: ExpertOptions = ExpertOptions()
 
     def refuses(self, work: LayerWork) -> str:
@@ -99,7 +95,7 @@ class MegatronAllGather(Scheme):
             Buffer("permuted rows", got * work.dispatch_row_bytes),
         )
 
-    def build(self, work: LayerWork, machine: Machine, start: Tasks) -> Tasks:
+    def stages(self, work: LayerWork, machine: Machine, start: Tasks) -> Stages:
         """Add gathers, permute, experts, unpermute, reduce-scatter."""
         layer, owner, work = work, work.source_rank, self.carries(work).work
         n, tokens = work.num_ranks, work.num_tokens
@@ -108,24 +104,25 @@ class MegatronAllGather(Scheme):
         local = np.array([len(experts) for experts in work.experts_of_rank])
         flags = tokens * local
         prob = work.precision.combine_value_bytes
+        part = ListedPart(machine, work, LISTED, "combine" if work.is_backward else "dispatch", local=local)
 
         gathered = start
         if not work.is_backward:
             for name, each in ((MAP, 1), (PROBS, prob)):
                 nbytes = tokens * work.whole_experts * each
                 gathered = self._ring(machine, COUNTS, "all_gather", nbytes, gathered, name)
+        gathered = yield gathered
         machine.notes.follow("sent", np.arange(len(owner)), gathered[owner])
-        gathered = self._ring(machine, DISPATCH, "all_gather", tokens * b_d, gathered, ROWS, payload=True)
+        gathered = yield self._ring(machine, DISPATCH, "all_gather", tokens * b_d, gathered, ROWS, payload=True)
         if not work.is_backward:
             # Slices are read and written, flags are summed up; counts are a few bytes.
-            gathered = machine.small_kernels(Kind.LAYOUT, flags * (3 + 2 * prob), gathered, OWN)
+            gathered = part.launch(OWN, gathered, flags * (3 + 2 * prob))
             machine.host.wait(DISPATCH, gathered, COUNTS_WAIT)
-            mapping = ListedPart(machine, work, MEGATRON, "dispatch", tokens=every, experts=local)
-            gathered = mapping.launch("row map", gathered)
+            gathered = part.launch("row map", gathered)
         moved = MemoryTraffic(_copies(work) * b_d, got * b_d)
-        rows = machine.memory_kernel(Kind.PERMUTE, moved, gathered, moves="rows of its own experts")
+        rows = part.launch("permute", gathered, moved, Kind.PERMUTE)
         if not work.is_backward:
-            rows = machine.small_kernels(Kind.LAYOUT, flags * (4 + 3 * prob), rows, SELECTED)
+            rows = part.launch(SELECTED, rows, flags * (4 + 3 * prob))
             machine.host.wait(DISPATCH, rows, SIZE_WAIT)
         # NCCL's kernels have gone, and have left no SMs to shared experts before.
         split = self.split(machine, gathers=machine.sms.count)
@@ -137,16 +134,22 @@ class MegatronAllGather(Scheme):
         if casts:
             moved = MemoryTraffic(every * own, every * b_c)
             done = machine.memory_kernel(Kind.UNPERMUTE, moved, done, TO_PROBS)
+        done = yield done
         done = self._ring(machine, COMBINE, "reduce_scatter", tokens * b_c, done, SUMS, payload=True)
         if work.is_backward:
             nbytes = tokens * work.whole_experts * prob
             done = self._ring(machine, COMBINE, "reduce_scatter", nbytes, done, PROB_GRADIENTS)
+        done = yield done
         if casts:
             mine = np.diff(work.tokens_of_rank)
             moved = MemoryTraffic(mine * b_c, mine * own)
             done = machine.memory_kernel(Kind.UNPERMUTE, moved, done, TO_TOKENS)
         machine.notes.follow("combined", np.arange(len(owner)), done[owner])
         return done
+
+    def weight_gradients(self, work: LayerWork, machine: Machine, after: Tasks) -> Ints:
+        """Add weight gradients that were put off, run as the experts' other GEMMs are."""
+        return run_weight_gradients(machine, self.carries(work).work, self.options, after)
 
     def _ring(
         self,
