@@ -156,7 +156,7 @@ def _stack_of(text: str, settings: ChainSettings, trace: RoutingTrace, system: S
     stack = Stack.of(text, system, facts)
     if not stack.kernels.trains and gemm not in stack.kernels.types:
         stack = stack.without_rows()
-    known = stack.with_dispatcher(scheme.name)
+    known = stack.with_dispatcher(scheme.name, scheme.list_options)
     given = {part.partition("=")[0] for part in options.split(",")}
     serves_another = not stack.kernels.trains and known is None
     if idle := sorted(given & stack.kernels.options.keys()) if serves_another else []:

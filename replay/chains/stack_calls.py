@@ -63,7 +63,7 @@ def stage_calls(
         counted.
     """
     found: dict[tuple[str, bool], StageCalls] = {}
-    known = stack.with_dispatcher(scheme.name)
+    known = stack.with_dispatcher(scheme.name, scheme.list_options)
     has_experts = brings_experts(stack, scheme, system)
     for direction, script in scripts.items():
         is_backward = direction == "backward"

@@ -116,6 +116,11 @@ class Scheme(AnyScheme):
     unacknowledged: Mapping[str, str] = MappingProxyType({})
 
     @property
+    def list_options(self) -> Mapping[str, str | bool]:
+        """Options of a kernel list that the scheme's own decide, where the list knows it."""
+        return {}
+
+    @property
     def uplinks(self) -> Discipline:
         """Discipline by which a GPU's uplink chooses a message; see `GraphBuilder.resource`."""
         return "voq"

@@ -38,7 +38,13 @@ OPTIONS: Mapping[str, str] = {
     "megatron-tuned": "nodes=one,permute_in_exchange=false",
     "megatron-inference": "products=torch,bf16_sums=true",
 }
-OF_SCHEME: Mapping[str, Mapping[str, Any]] = {"nvls": {"gathers_at_once": True}}
+OF_SCHEME: Mapping[str, Mapping[str, Any]] = {
+    "nvls": {"gathers_at_once": True},
+    "two-sided": {"side": "two"},
+    "copied results": {"payload_in_workspace": False},
+}
+#: Other options of a scheme that its list has kernels of, by their names in `OF_SCHEME`.
+VARIANTS: Mapping[str, tuple[str, ...]] = {"trtllm-alltoall": ("two-sided", "copied results")}
 #: Pairs in which a scheme's kernels stand in for others, by what these are.
 STAND_INS = {
     ("vllm", "nccl-allgather"): "experts of vLLM's Triton kernels, which find rows by index; rows and scores gathered"
@@ -54,11 +60,12 @@ ADDED_WAITS = {("deepep", "experts")}
 
 
 class Pair(NamedTuple):
-    """A stack, and a scheme that its list knows."""
+    """A stack, and a scheme that its list knows, with options of it."""
 
     stack: str
     scheme: str
     direction: Pass
+    variant: str = ""
 
 
 def pairs() -> Iterator[tuple[str, str]]:
@@ -70,8 +77,9 @@ def pairs() -> Iterator[tuple[str, str]]:
 
 
 PAIRS = [
-    Pair(stack, scheme, direction)
+    Pair(stack, scheme, direction, variant)
     for stack, scheme in pairs()
+    for variant in ("", *VARIANTS.get(scheme, ()))
     if (stack, scheme) not in STAND_INS
     for direction in (("forward", "backward") if Stack.of(stack, H100).kernels.trains else ("forward",))
 ]
@@ -100,10 +108,15 @@ def layer(*, is_backward: bool, precision: str | Precision = "bf16") -> LayerWor
     )
 
 
+def with_options(pair: Pair) -> Scheme:
+    """The scheme of a pair."""
+    return find(pair.scheme).with_options(OF_SCHEME.get(pair.variant or pair.scheme, {}))
+
+
 def stack_of(pair: Pair) -> Stack:
     """The stack, with the scheme as its dispatcher."""
     text = f"{pair.stack}:{OPTIONS[pair.stack]}" if pair.stack in OPTIONS else pair.stack
-    found = Stack.of(text, H100).with_dispatcher(pair.scheme)
+    found = Stack.of(text, H100).with_dispatcher(pair.scheme, with_options(pair).list_options)
     assert found is not None
     return found
 
@@ -111,8 +124,7 @@ def stack_of(pair: Pair) -> Stack:
 def scheme_of(pair: Pair) -> Scheme:
     """The scheme as it is launched under the stack."""
     trains = stack_of(pair).kernels.trains
-    found = launched_by(find(pair.scheme), pair.stack, {}, in_pairs=False, is_training=trains)
-    return found.with_options(OF_SCHEME.get(pair.scheme, {}))
+    return launched_by(with_options(pair), pair.stack, {}, in_pairs=False, is_training=trains)
 
 
 @cache

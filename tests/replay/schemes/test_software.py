@@ -40,7 +40,7 @@ LAUNCH_US, GRAPH_US, STREAM_GAP_US = 4.5, 2.5, 2.0
 PROGRAMS: list[tuple[str, dict[str, Any], tuple[int, int], tuple[int, int] | None]] = [
     ("nccl-alltoall", {}, (25, 1), (12, 0)),
     ("megatron", {}, (31, 1), (24, 0)),
-    ("megatron-allgather", {}, (27, 2), (22, 0)),
+    ("megatron-allgather", {}, (28, 2), (22, 0)),
     ("tutel", {}, (67, 1), (29, 0)),
     ("fastermoe", {}, (41, 7), (40, 2)),
     ("deepep", {}, (17, 1), (11, 0)),

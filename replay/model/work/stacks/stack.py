@@ -59,6 +59,7 @@ DISPATCHERS: Mapping[str, str] = {
     "hybrid-ep": "hybridep",
     "megatron-allgather": "allgather",
     "deepep-ll": "deepep-ll",
+    "trtllm-alltoall": "one-sided",
 }
 """Choices of lists' option `dispatcher` by scheme."""
 
@@ -259,13 +260,20 @@ class Stack:
         choices = self.kernels.options["graphs"].choices
         return scope in choices and choices.index(scope) <= choices.index(self.options["graphs"])
 
-    def with_dispatcher(self, scheme: str) -> Self | None:
-        """Give it with a scheme as the dispatcher of rows; None if its list has no such choice."""
+    def with_dispatcher(self, scheme: str, options: Mapping[str, Value] | None = None) -> Self | None:
+        """Give it with a scheme as the dispatcher of rows; None if its list has no such choice.
+
+        Parameters
+        ----------
+        options
+            Of the list, as the scheme's own options decide them: `Scheme.list_options`.
+        """
         if not knows(self.kernels, scheme):
             return None
         if "dispatcher" not in self.options:
             return self
-        return dataclasses.replace(self, options={**self.options, "dispatcher": DISPATCHERS[scheme]})
+        given = {"dispatcher": DISPATCHERS[scheme], **(options or {})}
+        return dataclasses.replace(self, options={**self.options, **given})
 
     def without_rows(self) -> Self:
         """Give it with a list that knows no scheme, so that its calls alone are paid."""

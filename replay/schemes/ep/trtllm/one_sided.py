@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.model.compute.list_rows import ListedPart, Software
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.model.machine.times import MemoryTraffic
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from replay.model.machine.times import Stored
     from replay.model.work.layer import LayerWork
 
+LISTED = Software("tensorrt-llm", (("fused_sum", False),))
 ID_BYTES, WEIGHT_BYTES, FLAG_BYTES = 4, 4, 4
 BLOCKS = 8  # of 256 threads on an SM; no more for registers, which are not published
 FIELDS = 2  # of a row beside it and its scales: ids, gate weights
@@ -41,11 +43,9 @@ ALIGNED = 128  # fields of the workspace
 ATOMIC_NS = 2  # fitted to these: an atomic on counters that lie beside one another
 ACQUIRE_NS = 15_000  # fitted to these: a fence that acquires, of each block of the combine
 
-PREPARE = "counters"
-PUT = Operation("dispatch", moves="tokens")
-SANITISE = Operation("sanitise", moves="a count for each GPU, ids of places without a token")
-COPY = Operation("results to the workspace", moves="a sum for each (token, GPU), read and written")
-ROUND = "round"
+PREPARE, PUT = "clearing of counters", Operation("dispatch", moves="tokens")
+SANITISE = "ids of no expert here"
+READY = "results to where others read"
 GET = Operation("combine", moves="a row of each GPU for each token, their sums")
 
 
@@ -75,7 +75,7 @@ def dispatch(work: LayerWork, machine: Machine, channels: Ints, start: Tasks) ->
         (rank,): what the first kernel waits for.
     """
     costs, n = machine.costs, work.num_ranks
-    reset = machine.small_kernels(Kind.LAYOUT, memory.on_each(work, n * ID_BYTES), start, PREPARE)
+    reset = ListedPart(machine, work, LISTED, "dispatch").launch(PREPARE, start)
     begun = machine.kernel(reset, PUT)
     sm = places(memory.tokens(work)) % machine.sms.count
     pushes = Pushes.of(work.copy_source, work.copy_rank, sm[work.copy_token], n)
@@ -121,13 +121,22 @@ def sanitise(work: LayerWork, machine: Machine, arrived: Tasks) -> Tasks:
     """Write ids that are none into places without a token: (rank,) tasks."""
     most, topk = int(memory.tokens(work).max(initial=0)), work.expert_ids.shape[1]
     free = most * work.num_ranks - work.matrix("copies").sum(axis=0)
-    return machine.small_kernels(Kind.LAYOUT, free * topk * ID_BYTES, arrived, SANITISE)
+    return ListedPart(machine, work, LISTED, "dispatch").launch(SANITISE, arrived, free * topk * ID_BYTES)
 
 
-def copy_results(work: LayerWork, machine: Machine, done: Ints) -> Tasks:
-    """Copy the experts' sums to where peers read them: (rank,) tasks."""
+def make_ready(work: LayerWork, machine: Machine, done: Ints, *, copies: bool) -> Tasks:
+    """Begin the round in which peers read the experts' sums: (rank,) tasks.
+
+    Parameters
+    ----------
+    copies
+        Whether sums are copied to where peers read them.
+    """
+    part = ListedPart(machine, work, LISTED, "combine")
+    if not copies:
+        return part.launch(READY, done, memory.on_each(work, FLAG_BYTES))
     nbytes = work.matrix("copies").sum(axis=0) * work.combine_row_bytes
-    return machine.memory_kernel(Kind.UNPERMUTE, MemoryTraffic(nbytes, nbytes), done, COPY)
+    return part.launch(READY, done, MemoryTraffic(nbytes, nbytes), Kind.UNPERMUTE)
 
 
 def combine(work: LayerWork, machine: Machine, channels: Ints, done: Ints) -> Tasks:
@@ -141,8 +150,7 @@ def combine(work: LayerWork, machine: Machine, channels: Ints, done: Ints) -> Ta
         (rank,): results are where peers read them.
     """
     costs, back = machine.costs, work.combine_row_bytes
-    raised = machine.small_kernels(Kind.LAYOUT, memory.on_each(work, FLAG_BYTES), done, ROUND)
-    met = _tell(machine, machine.kernel(raised, GET), is_combine=True)
+    met = _tell(machine, machine.kernel(done, GET), is_combine=True)
     owner, target, token = work.copy_source, work.copy_rank, work.copy_token
     sm = places(memory.tokens(work)) % machine.sms.count
     used, which = np.unique(token, return_inverse=True)

@@ -36,13 +36,14 @@ import numpy as np
 
 from replay.model.compute.casts import cast_before_dispatch
 from replay.model.compute.experts import separate_kernels
+from replay.model.compute.list_rows import ListedPart
 from replay.model.compute.shared_experts import shared_kernels
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import MemoryTraffic
 from replay.model.work.precision import FP4_TYPES
 from replay.schemes.ep import memory
-from replay.schemes.ep.base import Scheme
 from replay.schemes.ep.facts import FORWARD, LIBRARY_WEIGHTS
+from replay.schemes.ep.staged_schemes import StagedScheme
 from replay.schemes.ep.trtllm import one_sided, two_sided
 from replay.schemes.options import Options, option
 
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from replay.model.machine.machine import Machine
     from replay.model.work.layer import LayerWork
     from replay.schemes.ep.facts import Buffer
+    from replay.schemes.ep.staged_schemes import Stages
 
 COMPILED = (1, 2, 4, 6, 8, 10, 16)  # experts of a token, SWITCH_TOP_K
 
@@ -76,7 +78,7 @@ class TrtLlmOptions(Options):
     )
 
 
-class TrtLlmAllToAll(Scheme):
+class TrtLlmAllToAll(StagedScheme):
     """Rows put once to each GPU, or sent through a queue there; one sum back."""
 
     name = "trtllm-alltoall"
@@ -104,6 +106,7 @@ class TrtLlmAllToAll(Scheme):
     weight_types = LIBRARY_WEIGHTS
     combine_types = frozenset({"bf16"})
     passes = FORWARD
+    interleaves = frozenset()
     most_ranks = 128  # MAX_RANKS
     even_experts = True
     validity = "GB200 NVL72, whose GPUs reach one another's memory; one NVLink domain"
@@ -144,7 +147,13 @@ class TrtLlmAllToAll(Scheme):
         found = one_sided.buffers(work) if self._one_sided else two_sided.buffers(work, system.sm.num_sms)
         return (*memory.cast_tokens(work), *found)
 
-    def build(self, work: LayerWork, machine: Machine, start: Tasks) -> Tasks:
+    @property
+    def list_options(self) -> Mapping[str, str | bool]:
+        """Mover of rows and place of results; experts add them up in a kernel of their own."""
+        side, is_there = f"{self.options.side}-sided", self.options.payload_in_workspace
+        return {"dispatcher": side, "payload_in_workspace": is_there, "fused_sum": False}
+
+    def stages(self, work: LayerWork, machine: Machine, start: Tasks) -> Stages:
         """Add quantisation, dispatch, experts and combine."""
         cast = cast_before_dispatch(machine, work, start)
         grid = two_sided.QueueGrid.of(machine.num_ranks, machine.sms.count)
@@ -152,20 +161,20 @@ class TrtLlmAllToAll(Scheme):
         sms = self.split(machine, blocks=held)
         if self._one_sided:
             channels = sms.channels("trtllm", held)
-            arrived = one_sided.dispatch(work, machine, channels, cast)
-            arrived = one_sided.sanitise(work, machine, arrived)
+            arrived = yield one_sided.dispatch(work, machine, channels, (yield cast))
         else:
-            known = two_sided.prepare(work, machine, cast)
-            arrived = two_sided.dispatch(work, machine, sms, grid, known)
-            arrived = two_sided.sanitise(work, machine, arrived)
+            known = yield two_sided.prepare(work, machine, cast)
+            arrived = yield two_sided.dispatch(work, machine, sms, grid, known)
+        arrived = one_sided.sanitise(work, machine, arrived)
         arrived = shared_kernels(machine, work, sms, start, arrived)
         done = self._experts(work, machine, arrived)
         if self._one_sided:
-            if not self.options.payload_in_workspace:
-                done = one_sided.copy_results(work, machine, done)
-            ends = one_sided.combine(work, machine, channels, done)
+            copies = not self.options.payload_in_workspace
+            ready = yield one_sided.make_ready(work, machine, done, copies=copies)
+            ends = yield one_sided.combine(work, machine, channels, ready)
         else:
-            returned = two_sided.combine(work, machine, sms, grid, done)
+            ready = yield two_sided.clear_choices(work, machine, done)
+            returned = yield two_sided.combine(work, machine, sms, grid, ready)
             ends = two_sided.add_up(work, machine, returned)
         machine.notes.follow("combined", np.arange(work.num_tokens), ends[work.source_rank])
         return ends
@@ -174,13 +183,12 @@ class TrtLlmAllToAll(Scheme):
         """Expand rows to their experts, multiply, add up the results of each row."""
         copies = work.matrix("copies").sum(axis=0)
         rows, row = memory.received_rows(work), work.operand_row_bytes
+        part = ListedPart(machine, work, one_sided.LISTED, "experts")
         expand = MemoryTraffic(copies * row, rows * row, rows)
-        expanded = machine.memory_kernel(
-            Kind.PERMUTE, expand, arrived, "expansion", moves="a row for each (token, expert)"
-        )
+        expanded = part.launch("rows, a copy for each expert", arrived, expand, Kind.PERMUTE)
         every_sm = machine.sms.pool("sm", machine.sms.count)
         done = separate_kernels(machine, work, every_sm, expanded)
-        finish = MemoryTraffic(rows * work.result_row_bytes, copies * work.combine_row_bytes)
-        return machine.memory_kernel(
-            Kind.UNPERMUTE, finish, done, "sums", moves="every result, a sum for each (token, GPU)"
-        )
+        # A block for each place, whether a token is there or not.
+        places = memory.on_each(work, int(memory.tokens(work).max(initial=0)) * work.num_ranks)
+        summed = MemoryTraffic(rows * work.result_row_bytes, places * work.combine_row_bytes)
+        return part.launch("sum of a token's rows", done, summed, Kind.UNPERMUTE)

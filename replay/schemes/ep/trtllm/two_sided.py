@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from replay.model.compute.list_rows import ListedPart, Software
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import COMBINE, DISPATCH, Kind, PhaseKinds
 from replay.model.machine.times import MemoryTraffic, Time
@@ -49,14 +50,13 @@ COUNT_THREADS, MOVE_THREADS = 1024, 512
 ROW_NS = 1300  # fitted to these: what a warp does with a row beside loads and stores, either side
 ROUND_NS = 500  # fitted to these: a round of the block that counts, beside its load
 
+LISTED = Software("tensorrt-llm", (("dispatcher", "two-sided"), ("fused_sum", False)))
 COUNT = Operation("counts", moves="ids of experts, places of rows")
 CUMSUM = "sums of counts"
 MOVE = Operation("places", moves="places of rows, read and written")
 SEND = Operation("all-to-all", moves="rows through queues")
-SANITISE = Operation("sanitise", moves="ids of places without a token")
-ZERO = Operation("zeroes", moves="a row for each (token, choice)")
+ZERO, SUM = "zeroes of choices", "sums of choices"
 BACK = Operation("all-to-all back", moves="rows through queues")
-SUM = Operation("sums", moves="a row for each (token, choice), their sums")
 
 
 class QueueGrid(NamedTuple):
@@ -137,7 +137,7 @@ def prepare(work: LayerWork, machine: Machine, start: Tasks) -> Tasks:
     known = machine.gather(told, dst, counted)
     copies = np.maximum(work.matrix("copies").max(axis=1), work.matrix("copies").max(axis=0))
     listed = machine.delay(Kind.LAYOUT, costs.cache_load(), known)
-    summed = machine.small_kernels(Kind.LAYOUT, memory.on_each(work, 4 * n * ID_BYTES), listed, CUMSUM)
+    summed = ListedPart(machine, work, LISTED, "dispatch").launch(CUMSUM, listed)
     moving = machine.kernel(summed, MOVE)
     rounds = -(-copies // MOVE_THREADS)
     return machine.delay(Kind.LAYOUT, costs.cache_load() * np.maximum(rounds, 1), moving)
@@ -160,17 +160,15 @@ def dispatch(work: LayerWork, machine: Machine, sms: Split, grid: QueueGrid, kno
     )
 
 
-def sanitise(work: LayerWork, machine: Machine, arrived: Tasks) -> Tasks:
-    """Write ids that are none behind the rows that came: (rank,) tasks."""
-    most, topk = int(memory.tokens(work).max(initial=0)), work.expert_ids.shape[1]
-    free = most * work.num_ranks - work.matrix("copies").sum(axis=0)
-    return machine.small_kernels(Kind.LAYOUT, free * topk * ID_BYTES, arrived, SANITISE)
-
-
-def combine(work: LayerWork, machine: Machine, sms: Split, grid: QueueGrid, done: Ints) -> Ints:
-    """Send each sum back to its token's GPU: (rank,) when all rows are in their places."""
+def clear_choices(work: LayerWork, machine: Machine, done: Ints) -> Tasks:
+    """Set the places of sums that come back to zero: (rank,) tasks."""
     nbytes = memory.tokens(work) * work.expert_ids.shape[1] * work.combine_row_bytes
-    zeroed = machine.memory_kernel(Kind.UNPERMUTE, MemoryTraffic(0 * nbytes, nbytes), done, ZERO)
+    moved = MemoryTraffic(0 * nbytes, nbytes)
+    return ListedPart(machine, work, LISTED, "combine").launch(ZERO, done, moved, Kind.UNPERMUTE)
+
+
+def combine(work: LayerWork, machine: Machine, sms: Split, grid: QueueGrid, zeroed: Ints) -> Ints:
+    """Send each sum back to its token's GPU: (rank,) when all rows are in their places."""
     begun = machine.kernel(zeroed, BACK)
     return _through_queues(
         work,
@@ -190,7 +188,7 @@ def add_up(work: LayerWork, machine: Machine, returned: Ints) -> Tasks:
     """Add up the places of each token, those of zeroes among them: (rank,) tasks."""
     tokens, topk = memory.tokens(work), work.expert_ids.shape[1]
     moved = MemoryTraffic(tokens * topk * work.combine_row_bytes, tokens * work.result_row_bytes)
-    return machine.memory_kernel(Kind.UNPERMUTE, moved, returned, SUM)
+    return ListedPart(machine, work, LISTED, "combine").launch(SUM, returned, moved, Kind.UNPERMUTE)
 
 
 def _through_queues(
