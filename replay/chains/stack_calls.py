@@ -6,8 +6,9 @@ all of a layer. Rows of the list belong to stages of the scheme's layer; their t
 spread evenly over what is launched in the stage. A kernel of the scheme is the row of its name
 (`tests/replay/run/test_scheme_kernels.py` holds both to that). Kernels that the scheme does not
 have are launched where the list has them: before the scheme's next kernel that is a row of the list,
-or at the end of the stage. They move the bytes of their rows, and take what laws of theirs take beside
-these. What the scheme's elementwise kernels lack of their rows' bytes comes before them.
+or at the end of the stage. Kernels of other names that the scheme has there stand in for them. They
+move the bytes of their rows, and take what laws of theirs take beside these. What the scheme's
+elementwise kernels lack of their rows' bytes comes before them.
 
 A list that does not know a scheme as a dispatcher says nothing of how the scheme moves rows: kernels
 that move rows are then calls of an extension. So are the scheme's experts, unless they are a stage of
@@ -17,7 +18,7 @@ their own and the host knows their rows: then they are the list's.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -124,16 +125,20 @@ def _spread(
     """Spread what the host does for rows over what is launched in their stages."""
     runs, waits = script.runs(stages), sum(script.counts.waited[stage] for stage in stages)
     added: dict[StageKey, list[AddedRow]] = {stage: [] for stage in stages}
-    remainder, place = _Remainder(rows, runs, waits, machine), 0
+    remainder, place = _Remainder(runs, waits, machine), 0
+    names = {row.name for row in rows}
     coming: list[AddedRow] = []  # before the next row that the scheme has
     for row in rows:
         at = next((i for i in range(place, len(runs)) if _is_of(runs[i], row)), None)
+        if at is not None:
+            coming = _without(coming, _strange(runs[place:at], names))
         if (one := remainder.of(row)) is not None:
             coming.append(one)
         if at is not None:
             place, run = at + 1, runs[at]
             added[run.stage] += [one._replace(behind=run.behind) for one in coming]
             coming = []
+    coming = _without(coming, _strange(runs[place:], names))
     added[stages[-1]] += [one._replace(behind=len(runs)) for one in coming]
     launches = sum(run.kernels for run in runs) + sum(one.what.launches for of in added.values() for one in of)
     each = sum(stack.costs.ps(row) for row in rows) // max(1, launches)
@@ -147,36 +152,50 @@ def _is_of(run: KernelRun, row: ListedOperation) -> bool:
     return run.name == row.name and not run.is_product
 
 
+def _strange(runs: Sequence[KernelRun], names: Collection[str]) -> int:
+    """Kernels that are no rows of a list."""
+    return sum(run.kernels for run in runs if not run.is_product and run.name not in names)
+
+
+def _without(rows: Iterable[AddedRow], kernels: int) -> list[AddedRow]:
+    """Leave out as many kernels of rows as other kernels stand in for, the first of them."""
+    left: list[AddedRow] = []
+    for row in rows:
+        one, launches = row, row.what.launches
+        if launches and kernels:
+            stays = launches - min(launches, kernels)
+            kernels -= launches - stays
+            nbytes, late_ps = (each * stays // launches for each in (row.nbytes, row.late_ps))
+            one = row._replace(what=row.what._replace(launches=stays), nbytes=nbytes, late_ps=late_ps)
+        if one.what.launches or one.nbytes or one.late_ps or one.waits:
+            left.append(one)
+    return left
+
+
 class _Remainder:
     """Parts of a list's rows that a scheme leaves to the stack; rows are asked for in their order.
 
-    It launches kernels of their names. Kernels of other names stand in for rows that it has not, and
-    its waits for those of rows: the first of them.
+    It launches kernels of their names. Its waits stand for those of rows, the first of them.
     """
 
-    def __init__(self, rows: Listed, runs: Sequence[KernelRun], waits: int, machine: Machine) -> None:
+    def __init__(self, runs: Sequence[KernelRun], waits: int, machine: Machine) -> None:
         self._machine, self._waits = machine, Counter(waits=waits)
         self._kernels, self._bytes, self._late_ps = Counter[str](), Counter[str](), Counter[str]()
         for run in runs:
-            if not run.is_product:
-                self._kernels[run.name] += run.kernels
-                self._bytes[run.name] += run.nbytes
-                self._late_ps[run.name] += run.late_ps
+            self._kernels[run.name] += run.kernels
+            self._bytes[run.name] += run.nbytes
+            self._late_ps[run.name] += run.late_ps
         self._own = set(self._kernels)
-        strange = self._own - {row.name for row in rows}
-        self._strange = Counter(kernels=sum(self._kernels[name] for name in strange))
 
     def of(self, row: ListedOperation) -> AddedRow | None:
         """Kernels, bytes and waits of a row that are left; None if there are none."""
         is_own = row.kind == "gemm" or row.name in self._own
         launches = 0 if row.kind == "gemm" else row.kernels - _take(self._kernels, row.name, row.kernels)
-        stood_for = _take(self._strange, "kernels", launches)
-        launches -= stood_for
         nbytes, late_ps = row.moves, _late_ps(self._machine, row)
         if is_own and row.kind == "memory":
             nbytes -= _take(self._bytes, row.name, nbytes)
             late_ps -= _take(self._late_ps, row.name, late_ps)
-        elif is_own or stood_for:  # who moves rows says of how many bytes
+        elif is_own:  # who moves rows says of how many bytes
             nbytes, late_ps = (each * launches // max(1, row.kernels) for each in (nbytes, late_ps))
         waits = row.waits - _take(self._waits, "waits", row.waits)
         found = AddedRow(Operation(row.name, launches, source=row.source), nbytes, late_ps, waits)

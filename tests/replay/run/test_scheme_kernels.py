@@ -22,22 +22,23 @@ from replay.chains import stack_calls
 from replay.chains.host_program import outline_layer
 from replay.chains.layer_stacks import launched_by
 from replay.chains.stack_calls import stage_calls
-from replay.model.machine.host_script import Calls, HostScript, StageCalls
+from replay.model.machine.host_script import Calls, HostScript, KernelRun, StageCalls
 from replay.model.work.kernel_lists import KernelSizes, ListedOperation, Pass
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.model.work.precision import Precision
-from replay.model.work.stacks import STACKS, Stack
+from replay.model.work.stacks import STACKS, Stack, facts_of_place
 from replay.schemes import Scheme, find
 from replay.schemes.contract import layers as small_layers
 from replay.schemes.registry import names
 
 H100 = hwmodel.load("dgx-h100")
-#: Options with which a scheme has all kernels that a list has at its place: its rows are in BF16,
-#: permuted by kernels of their own, and gathered at once.
+#: Options of stacks whose kernels schemes have. HybridEP's leave out permutes within its exchange; experts of dense
+#: exchanges have rows of their own, as grouped products of PyTorch need them; sums are in BF16, as layers here are.
 OPTIONS: Mapping[str, str] = {
-    "megatron-tuned": "nodes=one,permute_in_exchange=false",
+    "megatron-tuned": "permute_in_exchange=false",
     "megatron-inference": "products=torch,bf16_sums=true",
 }
+#: Options of schemes: of the release that a list is of, and what lists have besides.
 OF_SCHEME: Mapping[str, Mapping[str, Any]] = {
     "nvls": {"gathers_at_once": True},
     "two-sided": {"side": "two"},
@@ -116,7 +117,7 @@ def with_options(pair: Pair) -> Scheme:
 def stack_of(pair: Pair) -> Stack:
     """The stack, with the scheme as its dispatcher."""
     text = f"{pair.stack}:{OPTIONS[pair.stack]}" if pair.stack in OPTIONS else pair.stack
-    found = Stack.of(text, H100).with_dispatcher(pair.scheme, with_options(pair).list_options)
+    found = Stack.of(text, H100, facts_of_place(H100, 4)).with_dispatcher(pair.scheme, with_options(pair).list_options)
     assert found is not None
     return found
 
@@ -212,13 +213,30 @@ def test_a_stack_adds_what_the_list_has_more_of(pair: Pair) -> None:
         assert +added == stages.listed - stages.launched, stages.of
 
 
+def test_kernels_that_stand_in_for_others_are_where_these_are() -> None:
+    """Rows are permuted in place of tables, zeroed and added up in place of a sum of each token's."""
+    pair = Pair("megatron-inference", "nvls", "forward")
+    stack = Stack.of("megatron-inference", H100).with_dispatcher("nvls")
+    assert stack is not None
+    found = stage_calls(stack, scheme_of(pair), sizes(), {"forward": lambda: script_of(pair)}, H100).stages
+    names = [(row.what.name, row.what.launches) for row in found["experts", False].added]
+    assert names == [("experts of blocks", 1), ("ids of rows", 1), ("rows that count", 1)]
+
+
+def test_products_stand_in_for_no_other_kernels() -> None:
+    """Those of shared experts are no rows of the list of routed ones."""
+    stage = ("experts", False)
+    runs = [KernelRun(stage, "gemm1", 0, True, 2), KernelRun(stage, "zeroes", 1, False, 3)]
+    assert stack_calls._strange(runs, {"activation"}) == 3
+    assert stack_calls._strange(runs, {"zeroes"}) == 0
+
+
 @every_pair
 def test_kernels_are_launched_in_the_order_of_the_list(pair: Pair) -> None:
     """Those that the stack adds among those of the scheme, but for gradients of weights that a list puts off."""
     is_backward = pair.direction == "backward"
-    work = layer(is_backward=is_backward)
     calls = Calls(calls_of(pair))
-    script = outline_layer(scheme_of(pair), work, H100, "eager", calls).host.script
+    script = outline_layer(scheme_of(pair), layer(is_backward=is_backward), H100, "eager", calls).host.script
     for stages, rows in stack_calls._groups(stack_of(pair), sizes(), pair.direction).items():
         runs = script.runs([(stage, is_backward) for stage in stages])
         launched = [run.name for run in runs if not run.is_product]
