@@ -81,13 +81,17 @@ def uncertain(spec: SystemSpec) -> list[Uncertain]:
     """Values of a description that are drawn by themselves, sorted by key."""
     found = []
     for key, entry in _numbers(spec):
-        spread, value = entry.spread, float(entry.value)
-        if isinstance(spread, Range):
-            found.append(Uncertain(key, value, spread.low, spread.high))
-        elif spread == "by confidence" and value:
-            factor = FACTORS[entry.confidence]
-            found.append(Uncertain(key, value, value / factor, value * factor))
+        if isinstance(entry.spread, Range) or (entry.spread == "by confidence" and entry.value):
+            found.append(Uncertain(key, float(entry.value), *range_of(entry)))
     return found
+
+
+def range_of(entry: Quantity[Any]) -> tuple[float, float]:
+    """Where nine of ten draws of a number lie: in the range of its source, or that of its confidence."""
+    if isinstance(entry.spread, Range):
+        return entry.spread.low, entry.spread.high
+    factor = FACTORS[entry.confidence]
+    return float(entry.value) / factor, float(entry.value) * factor
 
 
 def spreads(spec: SystemSpec) -> dict[str, str]:

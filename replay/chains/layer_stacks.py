@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -170,8 +171,7 @@ def _stack_of(text: str, settings: ChainSettings, trace: RoutingTrace, system: S
     return known or stack
 
 
-def calls_of(
-    stack: Stack,
+def calls_maker(
     settings: ChainSettings,
     links: Sequence[ChainLink],
     shape: ModelShape,
@@ -179,8 +179,8 @@ def calls_of(
     scheme: Scheme,
     system: System,
     work_of: Callable[[ChainLink], LayerWork],
-) -> Calls:
-    """Give what a stack does around the scheme's kernels.
+) -> Callable[[Stack], Calls]:
+    """Give a function that says what a stack does around the scheme's kernels.
 
     Kernel lists assume even work: the GPU with most tokens stands for all. The largest micro-batch
     stands for all, with its share of the bytes and of laws' times.
@@ -192,6 +192,7 @@ def calls_of(
     if isinstance(scheme, ListedExchanges) and scheme.kernel_list:
         scheme = scheme.with_options({"stack": BARE})  # whose stages the list's rows are not of
 
+    @functools.cache
     def script(*, is_backward: bool) -> HostScript:
         link = next(link for link in links if link.is_backward == is_backward)
         return outline_layer(scheme, work_of(link), system).host.script
@@ -200,6 +201,10 @@ def calls_of(
         "backward" if is_backward else "forward": partial(script, is_backward=is_backward)
         for is_backward in sorted({link.is_backward for link in links})
     }
-    found = stage_calls(stack, scheme, sizes, scripts, system)
-    stages = {stage: calls.share(part, max(1, whole)) for stage, calls in found.stages.items()}
-    return dataclasses.replace(found, stages=stages)
+
+    def calls_of(stack: Stack) -> Calls:
+        found = stage_calls(stack, scheme, sizes, scripts, system)
+        stages = {stage: calls.share(part, max(1, whole)) for stage, calls in found.stages.items()}
+        return dataclasses.replace(found, stages=stages)
+
+    return calls_of

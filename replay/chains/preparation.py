@@ -15,7 +15,7 @@ from replay.chains.chain import ChainLink, MicroBatch
 from replay.chains.host_program import is_captured
 from replay.chains.jitter import read
 from replay.chains.kernel_streams import as_staged
-from replay.chains.layer_stacks import calls_of, stack_of
+from replay.chains.layer_stacks import calls_maker, stack_of
 from replay.chains.micro_batches import DBO, SBO, MicroBatchTurns
 from replay.chains.pass_pairs import ORDERS
 from replay.chains.replay import ONE_BATCH, LastAlone, Replay, Strategy
@@ -119,9 +119,7 @@ def prepare(layers: Layers, scheme: Scheme) -> Replay:
         strategy = strategy_of(kind, first.phase, as_staged(scheme, kind).releases)
     links = layers.links(strategy)
     stack = stack_of(settings, trace, system, scheme)
-    calls = None
-    if stack is not None:
-        calls = calls_of(stack, settings, links, trace.model_shape, first, scheme, system, layers.work)
+    calls_of = calls_maker(settings, links, trace.model_shape, first, scheme, system, layers.work)
     return Replay(
         links,
         system,
@@ -130,7 +128,8 @@ def prepare(layers: Layers, scheme: Scheme) -> Replay:
         strategy,
         communication_only=settings.communication_only,
         stack=stack,
-        calls=calls,
+        calls=None if stack is None else calls_of(stack),
+        calls_of=calls_of,
         last=layers.last,
     )
 

@@ -237,6 +237,8 @@ class Replay:
         The software around the scheme's kernels; None for bare launches.
     calls
         What it does in each stage of a layer, see `Host`.
+    calls_of
+        The same of any stack.
     last
         See `LastAlone`; replays of the same links may share it.
     """
@@ -251,18 +253,26 @@ class Replay:
     communication_only: bool = False
     stack: Stack | None = None
     calls: Calls | None = None
+    calls_of: Callable[[Stack], Calls] | None = None
     last: LastAlone = field(default_factory=LastAlone)
 
-    def under(self, scheme: Scheme, system: System | None = None) -> Replay:
+    def under(
+        self, scheme: Scheme, system: System | None = None, deviation: Callable[[str], float] | None = None
+    ) -> Replay:
         """Replace the scheme, such as by one with other options, and perhaps the system.
 
         Calls of a stack take times that follow the speed of the system's host.
+
+        Parameters
+        ----------
+        deviation
+            Draws what calls take, see `CallCosts.drawn`.
         """
         stack, calls = self.stack, self.calls
-        if system is not None and stack is not None and calls is not None:
-            speed = system.host.speed.value
-            calls = calls.slower(stack.costs.speed / speed)
-            stack = dataclasses.replace(stack, costs=dataclasses.replace(stack.costs, speed=speed))
+        if system is not None and stack is not None and self.calls_of is not None:
+            costs = dataclasses.replace(stack.costs, speed=system.host.speed.value)
+            stack = dataclasses.replace(stack, costs=costs if deviation is None else costs.drawn(deviation))
+            calls = self.calls_of(stack)
         return dataclasses.replace(self, scheme=scheme, system=system or self.system, stack=stack, calls=calls)
 
     def alone(self, link: ChainLink) -> Replay:

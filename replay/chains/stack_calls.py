@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from replay.model.machine.host_script import HostScript, KernelRun, StageKey
     from replay.model.work.kernel_lists import KernelSizes, ListedOperation
     from replay.model.work.kernel_lists.lists import Pass
-    from replay.model.work.stacks import Stack
+    from replay.model.work.stacks import CallCosts, Stack
     from replay.schemes import Scheme
 
 Listed = Sequence["ListedOperation"]
@@ -64,14 +64,15 @@ def stage_calls(
         counted.
     """
     found: dict[tuple[str, bool], StageCalls] = {}
-    known = stack.with_dispatcher(scheme.name, scheme.list_options)
+    known, costs = stack.with_dispatcher(scheme.name, scheme.list_options), stack.costs.of(scheme.name)
     has_experts = brings_experts(stack, scheme, system)
     for direction, script in scripts.items():
         is_backward = direction == "backward"
         found[OUTSIDE, is_backward] = StageCalls(stack.costs.call_ps("torch", direction))
-        library, inner = (stack.costs.call_ps(call, direction) for call in ("library", "launch"))
-        extension = StageCalls(library, inner_ps=inner)
+        extension = StageCalls(stack.costs.call_ps("library", direction))
         found |= {(stage, is_backward): extension for stage in (UNSTAGED, *STAGES)}
+        if known is None and costs.kernels:
+            found |= _of_library(costs, direction, script())
         if known is not None:
             groups = _groups(known, sizes, direction)
         elif has_experts:
@@ -97,6 +98,16 @@ def brings_experts(stack: Stack, scheme: Scheme, system: System) -> bool:
     if known or not stack.kernels.trains or not isinstance(scheme, StagedScheme):
         return False
     return not can_be_captured(typical_program(scheme, is_backward=False, system=system))
+
+
+def _of_library(costs: CallCosts, direction: Pass, script: HostScript) -> dict[StageKey, StageCalls]:
+    """Host time of each launch of a scheme's stages, the mean of all there, where its kernels' calls are known."""
+    whole: Counter[StageKey] = Counter()
+    launched = script.counts.launched
+    for run in script.runs(launched):
+        each = costs.call_ps("library", direction) if run.is_product else costs.kernel_ps(run.name, direction)
+        whole[run.stage] += run.kernels * each
+    return {stage: StageCalls(whole[stage] // launched[stage]) for stage in whole}
 
 
 def _groups(stack: Stack, sizes: KernelSizes, direction: Pass) -> dict[Stages, Listed]:

@@ -127,7 +127,7 @@ def compare(
         str | None,
         typer.Option(
             "--uncertainty-of",
-            help="What is drawn, of hardware, model and routing [hardware,model,routing].",
+            help="What is drawn, of hardware, software, model and routing [all of them].",
         ),
     ] = None,
     uncertainty_seed: Annotated[int | None, typer.Option("--uncertainty-seed", help="Seed of the draws [0].")] = None,

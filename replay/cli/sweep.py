@@ -12,7 +12,7 @@ import typer
 from replay.cli.crews import ClusterOption, JobsOption, SchedulerOption, going_on_later, tell
 from replay.cli.experiments import SOME_REFUSED
 from replay.cli.options import AllowCodeOption
-from replay.cli.screen import progress, show, tell
+from replay.cli.screen import progress, show
 from replay.errors import UserError
 from tracegen.cli.delivery import Delivery, delivers
 from tracegen.cli.outputs import file_option, folder_option

@@ -176,7 +176,7 @@ class Host:
         # Kernels that were launched, as they begin, with the number of their layer.
         self._ahead: deque[tuple[int, Ints]] = deque(maxlen=ahead)
         self._layer = 0
-        self._launch = self._inner = Time(system.overheads.launch_ps, LAUNCH)
+        self._launch = Time(system.overheads.launch_ps, LAUNCH)
         self._resources = resources
         self._tasks = tasks
         self._notes = notes
@@ -225,7 +225,6 @@ class Host:
             ranks = len(self._resources.ranks)
             self._paces = self._calls.paces(stage, ranks, is_backward=is_backward)
         self._launch = Time(self._overheads.launch_ps, LAUNCH) if found is None else Time(found.launch_ps)
-        self._inner = self._launch if found is None or found.inner_ps is None else Time(found.inner_ps)
         return found
 
     def moves(self, nbytes: IntsLike | MemoryTraffic, late: Time = NO_TIME) -> None:
@@ -360,8 +359,7 @@ class Host:
 
     def _each(self, one: Operation) -> Time:
         """Time of each launch on the threads."""
-        stage = self._inner if one.is_inner else self._launch
-        each = stage if one.host_ps is None else Time(one.host_ps)
+        each = self._launch if one.host_ps is None else Time(one.host_ps)
         return each if self._paces is None else Time(np.rint(each.ps * self._paces).astype(np.int64), each.of)
 
     def _launch_kernels(self, one: Operation, count: IntsLike) -> Tasks | None:

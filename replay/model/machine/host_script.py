@@ -33,8 +33,6 @@ class Operation(NamedTuple):
     host_ps
         What each launch, or the call that waits, takes the thread; None for what the stage costs
         that it belongs to, or a bare launch.
-    is_inner
-        Whether the call that launched what comes before launches it, too.
     """
 
     name: str
@@ -42,7 +40,6 @@ class Operation(NamedTuple):
     moves: str = ""
     source: str = ""
     host_ps: int | None = None
-    is_inner: bool = False
 
 
 class AddedRow(NamedTuple):
@@ -78,13 +75,10 @@ class StageCalls(NamedTuple):
         What each launch takes the thread, with all that it runs around it.
     added
         What the stack does there besides the scheme's own kernels, in order.
-    inner_ps
-        What a launch takes that another's call makes; None where it takes what all take.
     """
 
     launch_ps: int
     added: tuple[AddedRow, ...] = ()
-    inner_ps: int | None = None
 
     def share(self, part: int, whole: int) -> StageCalls:
         """Give them for a part of the tokens, with its share of bytes and of laws' times."""
@@ -92,11 +86,6 @@ class StageCalls(NamedTuple):
             row._replace(nbytes=row.nbytes * part // whole, late_ps=row.late_ps * part // whole) for row in self.added
         )
         return self._replace(added=tuple(rows))
-
-    def slower(self, times: float) -> StageCalls:
-        """Give them on hosts that take so many times as long for each launch."""
-        inner_ps = None if self.inner_ps is None else round(self.inner_ps * times)
-        return self._replace(launch_ps=round(self.launch_ps * times), inner_ps=inner_ps)
 
 
 @dataclass(frozen=True)
@@ -128,11 +117,6 @@ class Calls:
     def only(self, stage: StageKey) -> Calls:
         """Give those of one stage."""
         return dataclasses.replace(self, stages={stage: self.stages[stage]} if stage in self.stages else {})
-
-    def slower(self, times: float) -> Calls:
-        """Give them on hosts that take so many times as long for each launch."""
-        stages = {stage: calls.slower(times) for stage, calls in self.stages.items()}
-        return dataclasses.replace(self, stages=stages)
 
 
 class ScriptLine(NamedTuple):

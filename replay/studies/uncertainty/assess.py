@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from replay.experiments.layer.result import Result
     from replay.schemes import Scheme
 
-Drawn = Literal["hardware", "model", "routing"]
+Drawn = Literal["hardware", "software", "model", "routing"]
 EVERYTHING: tuple[Drawn, ...] = get_args(Drawn)
 
 
@@ -58,6 +58,7 @@ def assess(
         Draw n is the same for all numbers of draws.
     of
         What is drawn: ``"hardware"`` (values of the machine, each within its stated spread),
+        ``"software"`` (what calls of hosts take, likewise),
         ``"model"`` (what validation leaves unexplained of each part) and ``"routing"``.
     system
         The machine, if its name and overrides do not lead to it.
@@ -162,12 +163,14 @@ def _draw_results(
         if used is None:
             layers = 1 + max(link for result in results for link in _positions(result))
             used = Timer(results, routing.draw_routing(trace, seed, number, layers), system, schemes)
+        calls = deviates if "software" in of else None
         times = np.full(len(results), np.nan)
         for index in range(len(results)):
             by_kind, by_part = factors(parts[index] if "model" in of else {}, lies)
             if index in first_two:
                 values |= {name: math.log(one) for name, one in by_part.items()}
-            time_us = used.time_us(index, machine, by_kind)
+                values |= {key: deviates(key) for key in used.software(index) if calls is not None}
+            time_us = used.time_us(index, machine, by_kind, calls)
             times[index] = np.nan if time_us is None else time_us
             if progress is not None:
                 progress()

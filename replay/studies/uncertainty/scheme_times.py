@@ -67,7 +67,18 @@ class Timer:
             is_chain = setup.chain_settings.makes_chain(len(ready.links))
             self._ready.append((is_chain, ready))
 
-    def time_us(self, index: int, system: System, factors: npt.NDArray[np.float64]) -> float | None:
+    def software(self, index: int) -> list[str]:
+        """Keys of the costs of calls that a result's layers may pay: none where graphs hold them."""
+        _, ready = self._ready[index]
+        return [] if ready.stack is None or ready.launch == "graph" else ready.stack.costs.uncertain
+
+    def time_us(
+        self,
+        index: int,
+        system: System,
+        factors: npt.NDArray[np.float64],
+        deviation: Callable[[str], float] | None = None,
+    ) -> float | None:
         """Time of all layers of a result, in microseconds.
 
         Parameters
@@ -78,13 +89,15 @@ class Timer:
             The machine.
         factors
             (kind,): factor on the times of tasks of each kind.
+        deviation
+            Draws what calls of hosts take, see `CallCosts.drawn`.
 
         Returns
         -------
         None where the scheme cannot carry the layers, as may happen with drawn routing.
         """
         is_chain, ready = self._ready[index]
-        ready = ready.under(ready.scheme, system)
+        ready = ready.under(ready.scheme, system, deviation)
         change = functools.partial(slow_down, factors=factors)
         try:
             if is_chain:

@@ -325,21 +325,6 @@ def test_a_row_of_calls_costs_each_of_them() -> None:
     assert stream.ends_us() == [31]  # the last is launched at 30
 
 
-def test_a_launch_inside_a_call_costs_what_the_stage_says() -> None:
-    """Hosts that are twice as slow take twice as long for both; one that knows no calls launches."""
-    inner = Operation("kernel", is_inner=True)
-    calls = StageCalls(8 * US, inner_ps=4 * US)
-    for stage, begins in ((calls, [8, 12, 20]), (calls._replace(inner_ps=None), [8, 16, 24])):
-        for times in (1, 2):
-            stream = _under({("send", False): stage.slower(times)})
-            stream.end = stream.machine.enter("send", stream.end, is_backward=False)
-            for what in ("kernel", inner, "kernel"):
-                begun = stream.machine.kernel(stream.end, what)
-                stream.begun.append(begun)
-                stream.end = stream.machine.delay(Kind.BETWEEN, Time(US), begun)
-            assert stream.begins_us() == [times * us for us in begins]
-
-
 def test_a_stage_has_costs_of_its_own_and_leaves_them_behind() -> None:
     calls = {("send", False): StageCalls(8 * US), ("send", True): StageCalls(20 * US)}
     stream = _under(calls)

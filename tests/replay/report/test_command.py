@@ -125,7 +125,7 @@ def test_draws_are_asked_for_again(compared: Comparison) -> None:
     drawn = {
         "draws": 7,
         "seed": 0,
-        "drawn": ["hardware", "model", "routing"],
+        "drawn": ["hardware", "software", "model", "routing"],
         "notes": [],
         "bands": [],
         "order_holds": 1.0,

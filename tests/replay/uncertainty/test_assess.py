@@ -144,6 +144,19 @@ def test_a_wider_range_gives_a_wider_band(small, two):
     assert all(0 < 1.5 * narrow < wide for narrow, wide in zip(*widths, strict=True))
 
 
+def test_what_calls_take_is_drawn_where_a_host_launches_kernel_by_kernel(small):
+    """A graph holds the kernels of one scheme; of the other the host does most, whose costs decide."""
+    compared = replay.compare(small, ["deepep", "deepep-ll"], layer=0, launch="eager")
+    eager = assess(compared, small, draws=2, of=["software"], seed=1).uncertainty
+    assert all(len({*band.times_us, band.nominal_us}) == 3 for band in eager.bands)
+    held = replay.compare(small, ["deepep-ll"], layer=0, launch="graph")
+    (band,) = assess(held, small, draws=2, of=["software"], seed=1).uncertainty.bands
+    assert set(band.times_us) == {band.nominal_us}
+    bare = replay.compare(small, ["deepep"], layer=0, stack="bare")
+    (band,) = assess(bare, small, draws=2, of=["software"], seed=1).uncertainty.bands
+    assert set(band.times_us) == {band.nominal_us}
+
+
 def test_draws_do_not_depend_on_how_many_there_are(small, two):
     """Nor on what else is drawn."""
     few = assess(two, small, draws=2, seed=5).uncertainty
@@ -344,7 +357,7 @@ def test_the_json_has_it_where_it_was_asked_for(tmp_path, small, two):
     found.save(tmp_path / "c.json")
     assert replay.load_result(tmp_path / "c.json") == found
     text = replay.summary(found)
-    assert "How sure it is: 2 draws of hardware, model and routing, seed 0" in text
+    assert "How sure it is: 2 draws of hardware, software, model and routing, seed 0" in text
     assert "fastest in" in text
 
 
@@ -353,7 +366,7 @@ def test_the_json_has_it_where_it_was_asked_for(tmp_path, small, two):
     [
         ({"draws": 0}, "from 1 to 100000"),
         ({"draws": 1, "seed": -1}, "at least 0"),
-        ({"draws": 1, "of": ["weather"]}, "weather.*known: hardware, model, routing"),
+        ({"draws": 1, "of": ["weather"]}, "weather.*known: hardware, model, routing, software"),
         ({"draws": 1, "of": []}, "nothing is to be drawn"),
     ],
 )

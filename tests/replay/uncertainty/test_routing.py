@@ -58,7 +58,7 @@ def test_it_is_said_where_routing_is_asked_for_and_not_drawn(synthetic):
     alone = dataclasses.replace(trace, tokens=tokens, info=info, requests=tracegen.RequestTable(), stored_content_id="")
     compared = replay.compare(alone, ["deepep"], layer=0)
     found = assess(compared, alone, draws=2).uncertainty
-    assert found.drawn == ["hardware", "model"]
+    assert found.drawn == ["hardware", "software", "model"]
     assert "one request" in found.notes[0]
     with pytest.raises(UserError, match="one request"):
         assess(compared, alone, draws=2, of=["routing"])

@@ -270,10 +270,11 @@ class Stack:
         """
         if not knows(self.kernels, scheme):
             return None
+        costs = self.costs.of(scheme)
         if "dispatcher" not in self.options:
-            return self
+            return dataclasses.replace(self, costs=costs)
         given = {"dispatcher": DISPATCHERS[scheme], **(options or {})}
-        return dataclasses.replace(self, options={**self.options, **given})
+        return dataclasses.replace(self, options={**self.options, **given}, costs=costs)
 
     def without_rows(self) -> Self:
         """Give it with a list that knows no scheme, so that its calls alone are paid."""

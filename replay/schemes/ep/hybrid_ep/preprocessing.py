@@ -33,7 +33,7 @@ PLACE_BYTES, SUM_BYTES = 4, 8
 LISTED = Software("megatron", (("dispatcher", "hybridep"),))
 GATHER = Operation("all-gather of the routing map", moves="flags of all tokens")
 # A cudaMemsetAsync each, in the call that gathers (HybridEPBuffer::metadata_preprocessing of hybrid_ep.cu).
-CLEAR = Operation("memset of sums", 2, "a sum for each block and GPU, and for each block and own expert", is_inner=True)
+CLEAR = Operation("memset of sums", 2, "a sum for each block and GPU, and for each block and own expert")
 
 
 def all_experts(work: LayerWork) -> tuple[int, int]:
