@@ -87,7 +87,7 @@ def uncertain(spec: SystemSpec) -> list[Uncertain]:
 
 
 def range_of(entry: Quantity[Any]) -> tuple[float, float]:
-    """Where nine of ten draws of a number lie: in the range of its source, or that of its confidence."""
+    """Range that nine of ten draws of a number lie in: that of its source, or of its confidence."""
     if isinstance(entry.spread, Range):
         return entry.spread.low, entry.spread.high
     factor = FACTORS[entry.confidence]

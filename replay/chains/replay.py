@@ -266,12 +266,12 @@ class Replay:
         Parameters
         ----------
         deviation
-            Draws what calls take, see `CallCosts.drawn`.
+            Draws what calls take, see `CallCosts.draw`.
         """
         stack, calls = self.stack, self.calls
         if system is not None and stack is not None and self.calls_of is not None:
             costs = dataclasses.replace(stack.costs, speed=system.host.speed.value)
-            stack = dataclasses.replace(stack, costs=costs if deviation is None else costs.drawn(deviation))
+            stack = dataclasses.replace(stack, costs=costs if deviation is None else costs.draw(deviation))
             calls = self.calls_of(stack)
         return dataclasses.replace(self, scheme=scheme, system=system or self.system, stack=stack, calls=calls)
 

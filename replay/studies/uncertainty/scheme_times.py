@@ -90,7 +90,7 @@ class Timer:
         factors
             (kind,): factor on the times of tasks of each kind.
         deviation
-            Draws what calls of hosts take, see `CallCosts.drawn`.
+            Draws what calls of hosts take, see `CallCosts.draw`.
 
         Returns
         -------

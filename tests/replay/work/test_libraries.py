@@ -112,12 +112,12 @@ def test_drawn_costs_move_all_that_is_made_of_them() -> None:
     def of_crossings(key: str) -> float:
         return edge if key == "part.crossing" else 0.0
 
-    drawn = SERVES.of("deepep").drawn(of_crossings)
+    drawn = SERVES.of("deepep").draw(of_crossings)
     more = drawn.kernel_ps("notify", "forward") - SERVES.of("deepep").kernel_ps("notify", "forward")
     assert more == pytest.approx(2 * (1.2 - 0.75) * 1e6, abs=2)
     assert drawn.call_ps("library", "forward") == SERVES.call_ps("library", "forward")
     assert drawn.call_ps("torch", "forward") == SERVES.call_ps("torch", "forward")
-    given = SERVES.replace({"torch_us": 7, "library_us": 5}).drawn(lambda _: 3.0)
+    given = SERVES.replace({"torch_us": 7, "library_us": 5}).draw(lambda _: 3.0)
     assert (given.call_ps("torch", "forward"), given.call_ps("library", "forward")) == (7_000_000, 5_000_000)
     assert given.call_ps("tensor", "forward") > SERVES.call_ps("tensor", "forward")
     assert {"call.torch", "operator.view", "part.crossing"} <= set(SERVES.uncertain)

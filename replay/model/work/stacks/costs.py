@@ -136,16 +136,16 @@ class CallCosts:
     @functools.cached_property
     def calls(self) -> Mapping[str, CallCost]:
         """Cost by kind of call."""
-        made = {LIBRARY: self._made("engines", "operator")} if self.libraries else {}
+        made = {LIBRARY: self._library_cost("engines", "operator")} if self.libraries else {}
         return {**self.stated, **made, **self.given}
 
     @functools.cached_property
     def kernels(self) -> Mapping[str, CallCost]:
         """Cost of the scheme's kernels that are calls into a library, by name; none where that of all is given."""
         names = () if LIBRARY in self.given else self.libraries.get(self.scheme, ())
-        return {name: self._made(self.scheme, name) for name in names}
+        return {name: self._library_cost(self.scheme, name) for name in names}
 
-    def _made(self, scheme: str, kernel: str) -> CallCost:
+    def _library_cost(self, scheme: str, kernel: str) -> CallCost:
         return self.libraries[scheme][kernel].cost({**self.stated, **self.parts}, trains=self.trains)
 
     @property
@@ -180,7 +180,7 @@ class CallCosts:
             given[name] = CallCost(about=self.calls[name].about, forward_us=each, backward_us=each)
         return dataclasses.replace(self, given=given)
 
-    def drawn(self, deviation: Callable[[str], float]) -> CallCosts:
+    def draw(self, deviation: Callable[[str], float]) -> CallCosts:
         """Draw each cost within its spread, or that of its confidence; those that are given stay.
 
         Parameters
@@ -189,7 +189,9 @@ class CallCosts:
             Gives for each of `uncertain` how many standard deviations its logarithm is off.
         """
         tables: dict[str, Any] = {
-            name: {key: _drawn(cost, f"{DRAWN[name]}.{key}", deviation) for key, cost in getattr(self, name).items()}
+            name: {
+                key: _draw_cost(cost, f"{DRAWN[name]}.{key}", deviation) for key, cost in getattr(self, name).items()
+            }
             for name in DRAWN
         }
         return dataclasses.replace(self, **tables)
@@ -231,7 +233,7 @@ class CallCosts:
         return ps_from_us(us / self.speed)
 
 
-def _drawn(cost: CallCost, key: str, deviation: Callable[[str], float]) -> CallCost:
+def _draw_cost(cost: CallCost, key: str, deviation: Callable[[str], float]) -> CallCost:
     """Draw a cost; all its values are off alike."""
     changes = {}
     for name in ("forward_us", "backward_us", "around_forward_us", "around_backward_us"):
