@@ -31,7 +31,7 @@ def uncertainty(
         str | None,
         typer.Option(
             "--of",
-            help="Inputs to draw, with commas: hardware; of `run` and `compare` also model and routing [all].",
+            help="Inputs to draw, with commas: hardware; of `run` and `compare` also software, model, routing [all].",
         ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the draws.")] = 0,

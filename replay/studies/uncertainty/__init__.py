@@ -1,1 +1,1 @@
-"""Uncertainty of a comparison: replays on machines, with errors of the model and routing, drawn."""
+"""Uncertainty of a comparison: replays on machines, with costs of calls, errors of the model and routing, drawn."""

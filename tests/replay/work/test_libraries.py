@@ -45,6 +45,14 @@ def test_parts_are_those_of_the_table_brought_to_the_host_of_costs() -> None:
     assert (entry.value, *range_of(entry)) == pytest.approx((*back[:2], triton.value), rel=0.01)
 
 
+def test_the_table_has_each_setting_once_and_its_page_counts_its_rows() -> None:
+    folder = MEASURED.FOLDER
+    rows = (folder / "extension_calls.csv").read_text("utf-8").splitlines()[1:]
+    page = (folder / "MEASURED.md").read_text("utf-8")
+    assert len(rows) == len(MEASURED.HERE)
+    assert f"| extension_calls.csv | low_us, median_us | {len(rows)} |" in page
+
+
 def test_parts_add_up_to_whole_calls_where_both_were_timed() -> None:
     """But for the shortest, which is off by a microsecond."""
     for name, (whole, parts) in MEASURED.whole_calls().items():
