@@ -89,28 +89,35 @@ def replay_stretch(
         causes[cause], before = visible[tasks] - before, visible[tasks]
     return Stretch(
         causes,
-        lead_after(machine, visible, before),
+        lead_after(machine, timeline, before),
         activity_of(machine, before, timeline),
         _holds_up(machine, timeline),
     )
 
 
-def lead_after(machine: Machine, visible_ps: Picoseconds, ended_ps: Picoseconds) -> Time:
+def lead_after(machine: Machine, timeline: Timeline, ended_ps: Picoseconds) -> Time:
     """Lead of each host over its GPU at the end.
 
     Parameters
     ----------
-    visible_ps
-        (task,): when each task of the graph is over.
     ended_ps
         (rank,): when each GPU is through.
     """
-    return lead_behind(machine, _launched_ps(machine, visible_ps), ended_ps)
+    return lead_behind(machine, _launched_ps(machine, timeline), ended_ps)
 
 
-def _launched_ps(machine: Machine, visible_ps: Picoseconds) -> Ints | int:
-    """(rank,): when each host is through."""
-    return 0 if machine.host.last is None else visible_ps[machine.host.last]
+def _launched_ps(machine: Machine, timeline: Timeline) -> Ints | int:
+    """(rank,): when each host is through, and has made up for all that it stands still later."""
+    last, visible = machine.host.last, timeline.visible_ps
+    launched = 0 if last is None else visible[last]
+    if not machine.host.halts:
+        return launched
+    halted, rank = (np.concatenate(blocks) for blocks in zip(*machine.host.halts, strict=True))
+    through = np.broadcast_to(launched, machine.num_ranks)
+    later = visible[halted] > through[rank]
+    lost = np.zeros(machine.num_ranks, np.int64)
+    np.add.at(lost, rank[later], timeline.graph.duration_ps[halted[later]])
+    return through + lost
 
 
 def lead_behind(machine: Machine, launched_ps: Picoseconds | int, ended_ps: Picoseconds) -> Time:
@@ -199,7 +206,7 @@ def replay_moe(
             link,
             met,
             exposed_ps(machine, ends, timeline),
-            _launched_ps(machine, timeline.visible_ps),
+            _launched_ps(machine, timeline),
             _is_held_up(machine, timeline),
             activity_of(machine, met, timeline),
             _holds_up(machine, timeline),

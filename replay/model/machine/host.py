@@ -156,6 +156,8 @@ class Host:
         (rank,): the last task of each thread; None before the first.
     added
         What the stack is still to do in the stage.
+    halts
+        Blocks of (halt,) tasks for which threads stand still, and their ranks.
     """
 
     def __init__(
@@ -186,6 +188,7 @@ class Host:
         self._is_free = bool(np.all(np.asarray(lead.ps) >= FREE_HOSTS.ps))
         self.last: Ints | None = None
         self.added = AddedRows()
+        self.halts: list[tuple[Tasks, Ranks]] = []
         self.script = HostScript()
 
     @property
@@ -423,6 +426,13 @@ class Host:
     def work(self, kind: Kind, time: Time, after: Tasks) -> Tasks:
         """Occupy the thread for work of its own: (rank,) tasks."""
         return self._do(kind, time, after)
+
+    def halt(self, kind: Kind, time: Time, rank: Ranks, after: Tasks) -> None:
+        """Let threads of `rank` stand still once for each of (halt,) tasks; hosts that cost nothing go on."""
+        if not self._is_free:
+            threads = self._resources.host[rank]
+            halted = self._tasks.serve(threads, time, kind=kind, rank=rank, after=after, priority=-1)
+            self.halts.append((halted, rank))
 
     def _do(self, kind: Kind, time: Time, after: Tasks | None = None, *, each: Time | None = None) -> Tasks:
         """Go on with the program: (rank,) tasks behind the thread's last one, and `after`."""

@@ -145,7 +145,8 @@ def locked_adds(machine: Machine, kinds: PhaseKinds, rank: Ranks, after: Tasks) 
 
     A locked access to such memory locks the bus, so that a node does one at a time, and whatever
     its other CPUs do not find in their first cache waits (``scripts/locked_adds.cpp``). The threads
-    that launch kernels stand still meanwhile; proxies, of which others go on, are taken not to.
+    that launch kernels stand still meanwhile, whenever that is; proxies, of which others go on, are
+    taken not to.
 
     Parameters
     ----------
@@ -172,5 +173,5 @@ def locked_adds(machine: Machine, kinds: PhaseKinds, rank: Ranks, after: Tasks) 
         of_node = added[domain == number]
         hosts = np.tile(ranks, len(of_node))
         behind = np.repeat(of_node, len(ranks))
-        machine.serve(machine.resources.host[hosts], time, kind=kinds.sync, rank=hosts, after=behind)
+        machine.host.halt(kinds.sync, time, hosts, behind)
     return added

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from loops import every
 from machine_alone import ints
@@ -11,6 +13,7 @@ from round_nodes import CARDS
 import hwmodel
 from replay.engine import GraphBuilder, Timeline, schedule
 from replay.model.arrays import Ints, Ranks
+from replay.model.machine.host import FREE_HOSTS
 from replay.model.machine.kinds import DISPATCH, KIND_NAMES, Kind
 from replay.model.machine.machine import Machine
 from replay.model.machine.proxies import Proxies, locked_adds
@@ -25,8 +28,8 @@ WAY = 3 * 500 + 20 + 1000 + 20 + 500  # a packet: doorbell and data, out, across
 BACK = 1000 + 500  # the completion
 
 
-def make() -> Machine:
-    return Machine(hwmodel.load("dgx-h100-x2", {**ROUND, **NETWORK}), GraphBuilder(KIND_NAMES), 16)
+def make(**given: Any) -> Machine:
+    return Machine(hwmodel.load("dgx-h100-x2", {**ROUND, **NETWORK}), GraphBuilder(KIND_NAMES), 16, **given)
 
 
 def proxies(machine: Machine, in_flight: int = 100, command: int = COMMAND) -> Proxies:
@@ -96,13 +99,18 @@ def test_adds_that_lock_the_bus_take_turns_in_a_node() -> None:
 
 
 def test_hosts_of_a_node_stand_still_while_its_bus_is_locked() -> None:
+    """A lock stops a thread at once, also where it has work: both adds go before its second work."""
     machine = make()
     rank = ints(3, 3)
     locked_adds(machine, DISPATCH, rank, machine.mark(rank))
     launched = machine.host.work(Kind.HOST, machine.costs.ns(1500), machine.mark(machine.ranks))
-    # One add is over when a host has ended its first work, one during the second.
     second = machine.host.work(Kind.HOST, machine.costs.ns(10), launched)
-    third = machine.host.work(Kind.HOST, machine.costs.ns(10), second)
     timeline = schedule(machine.graph.build())
-    assert ns(timeline, second) == [1500 + 1000 + 10] * 8 + [1510] * 8
-    assert ns(timeline, third) == [2510 + 1000 + 10] * 8 + [1520] * 8
+    assert ns(timeline, second) == [1500 + 2 * 1000 + 10] * 8 + [1510] * 8
+
+
+def test_hosts_that_cost_nothing_do_not_stand_still() -> None:
+    machine = make(launch="eager", lead=FREE_HOSTS)
+    locked_adds(machine, DISPATCH, ints(3), machine.mark(ints(3)))
+    told = machine.host.poll(DISPATCH, machine.delay(Kind.MARK, machine.costs.ns(1500), machine.mark(machine.ranks)))
+    assert ns(schedule(machine.graph.build()), told) == [1500] * 16

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from small_shape import small_shape
 
 import hwmodel
 from replay.chains.replay import Replay
+from replay.engine import schedule
 from replay.experiments.layer.setup import set_up, spec_of
 from replay.model.arrays import Ints
 from replay.model.compute.dense import Between
@@ -75,21 +76,23 @@ def composed(passes: Iterable[PassTime]) -> Ints:
     return ended
 
 
-def compared(scheme: str, machine: hwmodel.System = H100, ranks: int = 4) -> Compared:
-    trace = generate("zipf", SMALL, ranks=ranks, tokens_per_rank=16, seed=2, skew=0.5)
-    both = "backward" in COMPARED[scheme].passes
-    settings = {
+def replayed(scheme: str, machine: hwmodel.System, ranks: int, tokens: int = 16, **settings: Any) -> Replay:
+    trace = generate("zipf", SMALL, ranks=ranks, tokens_per_rank=tokens, seed=2, skew=0.5)
+    settings |= {
         "scheme": scheme,
         "system": machine,
         "ranks": ranks,
         "phase": "prefill",
-        "direction": "training" if both else "forward",
         "precision": "bf16",
         "stack": "bare",
     }
     spec, system_given, given = spec_of(None, settings)
-    setup = set_up(spec, {"content_id": trace.content_id}, system_given, given)
-    ready = setup.prepare(trace)
+    return set_up(spec, {"content_id": trace.content_id}, system_given, given).prepare(trace)
+
+
+def compared(scheme: str, machine: hwmodel.System = H100, ranks: int = 4) -> Compared:
+    both = "backward" in COMPARED[scheme].passes
+    ready = replayed(scheme, machine, ranks, direction="training" if both else "forward")
     chain = ready.chain(compare_barrier=True)
     assert chain.barrier_us is not None
     end = int(composed(timed_links(ready)).max())
@@ -108,6 +111,15 @@ def test_several_nodes_compose_as_one_does() -> None:
     two = hwmodel.load("dgx-h100", {"fabric.num_gpus": 2, "fabric.num_domains": 2})
     found = compared("nccl-alltoall", two)
     assert found.composed_us == pytest.approx(found.barrier_us, rel=5e-3)
+
+
+def test_a_layer_pays_for_the_adds_that_halt_hosts_behind_the_one_before() -> None:
+    """Under UCCL's transport adds go on when a layer is over, while hosts launch what follows."""
+    slow = hwmodel.load("aws-p5-x2", {"overheads.launch_us": 40.0})
+    ready = replayed("deepep", slow, 16, 128, options={"transport": "uccl"})
+    chain = dataclasses.replace(ready, meets=True).build()
+    ended = schedule(chain.built.graph).visible_ps[chain.finishes[-1]]
+    assert composed(timed_links(ready)).max() == pytest.approx(ended.max(), rel=0.02)
 
 
 def test_gpus_that_do_not_meet_go_on_alone() -> None:

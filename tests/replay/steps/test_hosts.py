@@ -12,14 +12,18 @@ from small_shape import small_shape
 
 import hwmodel
 from replay.measure.activity import Activity
+from replay.model.arrays import Ints
 from replay.model.machine.host import OUTSIDE, Calls, Launch, StageCalls
+from replay.model.machine.kinds import DISPATCH, Kind
+from replay.model.machine.machine import Machine
+from replay.model.machine.proxies import locked_adds
 from replay.model.machine.times import Time
 from replay.model.work.stacks import Stack
 from replay.steps import layer_passes
 from replay.steps.layer_passes import LayerPasses, with_hosts
 from replay.steps.plan import ParallelPlan
 from replay.steps.replays import StepReplays
-from replay.steps.stretches import Stretch
+from replay.steps.stretches import Stretch, replay_stretch
 from replay.steps.times import Cause, PassTime, PassTimes
 
 RANKS, TOKENS = 4, 64
@@ -162,3 +166,19 @@ def test_a_host_goes_on_while_its_gpu_waits_for_others() -> None:
     causes: dict[Cause, Any] = {"attention": np.array([10, 20]), "dense": np.array([0, 10])}
     own = Stretch(causes, Time(np.array([5, -5])), nothing, pays_host=True)
     assert layer_passes._met_lead(own).ps.tolist() == [25, -5]  # type: ignore[union-attr]
+
+
+@every(("adds", "late_us"), [(0, 0.0), (3, 3.0)])
+def test_a_host_makes_up_for_adds_behind_its_last_launch(adds: int, late_us: float) -> None:
+    """All hosts of the node stand still for each add, those of the other node for none."""
+    system = hwmodel.load("dgx-h100-x2", {"host.locked_add_ns": 1000.0, "overheads.launch_us": 5.0})
+    counters = np.full(adds, 2)
+
+    def add(machine: Machine, after: Ints) -> dict[Cause, Ints]:
+        done = machine.delay(Kind.ATTENTION, machine.costs.ns(50_000), machine.kernel(after, "attention"))
+        locked_adds(machine, DISPATCH, counters, done[counters])
+        return {"attention": done}
+
+    lead = np.asarray(replay_stretch(system, 16, add, "eager").lead.ps) / 1e6
+    assert lead[8:] == pytest.approx(50.0)
+    assert lead[8:] - lead[:8] == pytest.approx(late_us)

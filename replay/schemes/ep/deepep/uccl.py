@@ -14,10 +14,12 @@ A GPU adds to its own, for chunks of its own node, over PCIe and locks nothing.
 Barriers among nodes go through one thread of each GPU: all of a node meet in shared memory, the
 first of each node tells the first of all, and that one tells them back.
 
-Left out: a thread's writes leave by one of the GPU's four cards, which are one card here; what an
-arrival takes a thread beside its add. Adds that come behind a kernel's last row go on beside what
-follows; a layer by itself is over when the last of them is, and in a step hosts stand still for
-those of the same pass alone.
+Adds that come behind a kernel's last row go on beside what follows. A layer by itself is over when
+the last of them is; in a step hosts stand still for these too.
+
+Left out, since steps are the same within 0.1 % (``replay/studies/steps-measured.md``): thread i of a
+GPU writes by card i of its four, which are one card here; and a thread posts nothing while its add
+waits for the bus. Nothing is acknowledged, and writes that overtake each other take no add more.
 
 Source: uccl-project/uccl at 0dc87eb (of 25 May 2026), ``ep/include/common.hpp`` (numbers),
 ``ep/include/uccl_ibgda.cuh`` (commands), ``ep/src/proxy.cpp`` (``post_gpu_command``,
