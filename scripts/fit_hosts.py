@@ -19,6 +19,7 @@ from math import exp, log, sqrt
 import replay
 
 SYSTEM = "aws-p5-x8"
+OPTIONS = {"megatron": {}, "deepep": {"transport": "proxy"}}
 SPEEDS = (0.6, 0.8, 1.0)  # replayed; log(step) is taken as straight between two of them
 PUBLISHED_S = {
     ("megatron", 1): 27.89,
@@ -26,7 +27,7 @@ PUBLISHED_S = {
     ("deepep", 1): 28.69,
     ("deepep", 4): 9.16,
 }
-"""By scheme and sequences of a micro-batch. DeepEP is on NVSHMEM; its steps on UCCL are predictions."""
+"""By scheme and sequences of a micro-batch. DeepEP is on NVSHMEM, whose proxy posts on EFA; its steps on UCCL are predictions."""
 
 Steps = dict[tuple[str, int], list[float]]
 
@@ -42,6 +43,7 @@ def step_s(scheme: str, micro_batch: int, speed: float, recompute: str) -> float
         sequence=4096,
         layers_sampled=1,
         scheme=scheme,
+        options=OPTIONS[scheme],
         stack="megatron-plain",
         fit=False,
         plan=f"tp=8,pp=4,dp=2,ep=16,{sizes}",

@@ -42,7 +42,7 @@ class Proxies:
         Threads of a GPU, and queues that its kernels have in all; queue q is of thread q modulo
         `threads`.
     in_flight
-        Writes of a queue that may be under way at a time.
+        Writes of a queue that may be under way at a time; 0 for any number.
     command
         Time of a thread for a command.
     """
@@ -134,6 +134,8 @@ class Proxies:
 
     def _bound(self, machine: Machine, ends: tuple[Ranks, Ranks], queue: Ints, posted: Tasks, arrived: Tasks) -> None:
         """Let commands wait for the completions of those before them in their queue."""
+        if not self.in_flight:
+            return
         pools = machine.buffers.pools(f"{self.name} writes in flight", self.in_flight, self.queues)
         back = machine.transfers.completion_time(*ends)
         completed = machine.delay(Kind.MARK, back, arrived, ends[0])

@@ -328,6 +328,10 @@ class Costs:
         """A flag between a GPU and a thread of its host, either way: a store over PCIe, a poll."""
         return Time(self._system.overheads.poll_pinned_ps, ("overheads.poll_pinned_us",))
 
+    def host_load(self) -> Time:
+        """A load of the host out of its GPU's memory: over PCIe and back."""
+        return Time(2 * self._system.fabric.network.pcie_ps, ("pcie.latency_ns",))
+
     def locked_add(self) -> Time:
         """An addition of the host to memory that it does not cache, which locks the bus of its node."""
         return Time(ps_from_ns(self._system.host.locked_add_ns.value), ("host.locked_add_ns",))

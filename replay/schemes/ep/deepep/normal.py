@@ -13,7 +13,7 @@ index, which forwards it; the way back is the reverse, with a sum at that GPU an
 
 Here are the scheme's options, what it needs, and its stages; the kernels are in `intranode`,
 `internode` and `internode_combine`, what they exchange before the rows in `notify` and
-`internode_notify`, how it leaves a node in `transport` and `uccl`, the engine's kernels around them
+`internode_notify`, how it leaves a node in `transport`, `nvshmem_proxy` and `uccl`, the engine's kernels around them
 in `stack`.
 
 Kernels are compiled for domains of at most eight GPUs; on a larger one a result counts how many GPUs
@@ -56,6 +56,7 @@ from replay.schemes.ep.deepep.crossings import Crossings, NormalKernel
 from replay.schemes.ep.deepep.intranode import INDEX_BYTES, WEIGHT_BYTES
 from replay.schemes.ep.deepep.messages import NODE_GPUS
 from replay.schemes.ep.deepep.notify import EXPERT_ID_BYTES
+from replay.schemes.ep.deepep.nvshmem_proxy import ProxyTransport
 from replay.schemes.ep.deepep.stack import STACKS
 from replay.schemes.ep.deepep.transport import WarpTransport
 from replay.schemes.ep.deepep.uccl import UcclTransport
@@ -72,7 +73,7 @@ if TYPE_CHECKING:
     from replay.schemes.ep.staged_schemes import Stages
 
 EXTRAPOLATED = "extrapolated: GPUs of the domain beyond the 8 that V1's kernels know"
-TRANSPORTS = MappingProxyType({"warps": WarpTransport(), "uccl": UcclTransport()})
+TRANSPORTS = MappingProxyType({"warps": WarpTransport(), "proxy": ProxyTransport(), "uccl": UcclTransport()})
 BARE = "bare"  # the stack that is nobody's
 LISTED = ("deepseek",)  # stacks whose lists have both passes, see `ListedExchanges`
 LEAST_BETWEEN = 4  # SMs: the notify kernel has blocks for three things
@@ -108,7 +109,8 @@ class DeepEpOptions(Options):
     rdma_ring_tokens: int = _shipped_option("Tokens in a ring between nodes.")
     transport: str = option(
         "warps",
-        "Who posts what leaves a node. warps: the kernels themselves, through NVSHMEM's GPU-initiated verbs. uccl: "
+        "Who posts what leaves a node. warps: the kernels themselves, through NVSHMEM's GPU-initiated verbs. proxy: "
+        "NVSHMEM's thread of the host, where cards take no doorbells of GPUs, as on AWS's EFA. uccl: "
         "UCCL-EP's threads of the host, as built for AWS's EFA, which also add to the counters that the kernels wait "
         "for (`uccl`).",
         "deepseek-ai/DeepEP",

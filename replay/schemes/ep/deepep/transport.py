@@ -1,7 +1,8 @@
 """Crossing of nodes under DeepEP's normal kernels: who posts what a warp wants to send.
 
 `WarpTransport` are those of the library as it ships: a warp posts a write itself, through NVSHMEM's
-GPU-initiated verbs, and the card does the additions to counters. `uccl` has another library's way.
+GPU-initiated verbs, and the card does the additions to counters. `host_transport` has what posts by threads
+of the host.
 
 Room of a ring comes back a chunk at a time: a warp that coordinates looks at the others' progress,
 sleeps, and adds what is free to a counter at the other end, through the NIC.

@@ -36,107 +36,42 @@ import numpy as np
 
 from replay.model.machine.kinds import DISPATCH, flags_of
 from replay.model.machine.proxies import BY_HOST, Proxies, locked_adds
-from replay.schemes.ep.deepep.transport import COUNTER_BYTES, SLEEP_NS, WarpTransport
+from replay.schemes.ep.deepep.host_transport import HostTransport
+from replay.schemes.ep.deepep.transport import COUNTER_BYTES
 
 if TYPE_CHECKING:
-    from replay.model.arrays import Ints, Ranks, Tasks
+    from replay.model.arrays import Ranks, Tasks
     from replay.model.machine.kinds import Kind, PhaseKinds
     from replay.model.machine.machine import Machine
     from replay.model.machine.times import Time
-    from replay.schemes.ep.deepep.crossings import Crossings
 
 THREADS, QUEUES, IN_FLIGHT = 4, 32, 8  # kNumProxyThs, kChannelPerProxy of each, kMaxInflightNormal
 # One thread of each GPU posts 8 KiB at 13.8 GB/s over four cards, 256 writes under way on each, without commands.
 COMMAND_NS = 594  # assumed to be as long (ep/bench/alltoall/efa_alltoall_results.md: p5, the same rail)
 
 
-class UcclTransport(WarpTransport):
-    """Writes that threads of the host post."""
+class UcclTransport(HostTransport):
+    """Writes that UCCL's threads post.
 
-    def issue(self, machine: Machine) -> Time:
-        """Time of a warp for a command: it counts one on, and stores it."""
-        return machine.costs.cache_load()
+    Its `quiet` ends when no completions come any more, and waits for none. The other threads are not
+    asked: the loop over threads ends with its first.
+    """
 
-    def cross(
-        self,
-        machine: Machine,
-        kinds: PhaseKinds,
-        crossings: Crossings,
-        ends: tuple[Ints, Ints],
-        row_bytes: tuple[int, int],
-        ready: Tasks,
-        warps: Ints,
-    ) -> tuple[Ints, Ints]:
-        """Have chunks written into rings at the other end, tails in their immediates."""
-        (src, dst), away = ends, ends[0] != ends[1]
-        fenced = machine.sync.fence(kinds, ready, src, stored="any")
-        sent, landed = ready.copy(), fenced.copy()
-        sent[away] = machine.serve(
-            warps[away], self.issue(machine), kind=kinds.send, rank=src[away], after=fenced[away]
-        )
-        arrived = self._proxies(machine).write(
-            machine,
-            kinds,
-            (src[away], dst[away]),
-            crossings.channel[away] % QUEUES,
-            crossings.rows[away],
-            row_bytes,
-            sent[away],
-        )
-        landed[away] = locked_adds(machine, kinds, dst[away], arrived)
-        return sent, machine.delay(kinds.sync, machine.costs.host_flag(), landed, dst)
+    def proxies(self, machine: Machine) -> Proxies:
+        """Four threads, each with eight queues."""
+        return Proxies("uccl", THREADS, QUEUES, IN_FLIGHT, machine.costs.ns(COMMAND_NS))
 
-    def room_back(
-        self,
-        machine: Machine,
-        kinds: PhaseKinds,
-        ways: tuple[Kind, Kind],
-        crossings: Crossings,
-        ends: tuple[Ints, Ints],
-        emptied: Ints,
-        asked: Ints,
-    ) -> Tasks:
-        """Tell senders of all whole chunks that their room is free, whoever waits for it."""
-        costs, back = machine.costs, emptied.copy()
-        whole = np.union1d(np.flatnonzero(crossings.rows == crossings.chunk_rows), asked)
-        src, dst = ends[0][whole], ends[1][whole]
-        told = machine.delay(kinds.sync, costs.ns(SLEEP_NS), emptied[whole], dst)
-        away = src != dst
-        queue = (crossings.channel[whole] + crossings.num_channels) % QUEUES
-        come = self._proxies(machine).tell(
-            machine, kinds, ways, (dst[away], src[away]), queue[away], COUNTER_BYTES, told[away]
-        )
-        told[away] = locked_adds(machine, kinds, src[away], come)
-        back[whole] = machine.delay(kinds.sync, costs.host_flag(), told, src)
-        return back
+    def poll(self, machine: Machine) -> Time:
+        """Time of a poll of the host's memory."""
+        return machine.costs.host_flag()
 
-    def announce(
-        self,
-        machine: Machine,
-        ways: tuple[Kind, Kind],
-        ends: tuple[Ranks, Ranks],
-        channel: Ints,
-        nbytes: int,
-        after: Tasks,
-    ) -> Tasks:
-        """Have it said how many rows of a channel will come, in the GPU's memory."""
-        come = self._proxies(machine).tell(machine, DISPATCH, ways, ends, channel % QUEUES, nbytes, after)
-        return machine.delay(DISPATCH.sync, machine.costs.poll(), come, ends[1])
-
-    def quiet(self, machine: Machine, kinds: PhaseKinds, after: Tasks) -> Tasks:
-        """Have the first thread look whether completions have come: (rank,) tasks.
-
-        It ends when none come any more, and waits for none. The others are not asked: the loop over threads
-        ends with its first.
-        """
-        first = np.zeros(machine.num_ranks, np.int64)
-        stored = machine.delay(kinds.sync, self.issue(machine), after)
-        looked = self._proxies(machine).take(machine, kinds, machine.ranks, first, stored)
-        return machine.delay(kinds.sync, machine.costs.host_flag(), looked)
+    def add(self, machine: Machine, kinds: PhaseKinds, rank: Ranks, arrived: Tasks) -> Tasks:
+        """Add by locked instructions."""
+        return locked_adds(machine, kinds, rank, arrived)
 
     def meet(self, machine: Machine, kinds: PhaseKinds, after: Tasks) -> Tasks:
         """Let all GPUs wait for one another, through one thread of each: (rank,) tasks."""
-        domains, ranks, proxies = machine.domains, machine.ranks, self._proxies(machine)
+        domains, ranks, proxies = machine.domains, machine.ranks, self.proxies(machine)
         first = np.array([int(domains.members(domain)[0]) for domain in range(domains.num)], np.int64)
         thread = np.zeros(machine.num_ranks, np.int64)
         machine.notes.meet("meetings of rails")
@@ -158,9 +93,5 @@ class UcclTransport(WarpTransport):
         """Have counts written, then look for completions: (rank,) marks."""
         queue = np.zeros(len(ends[0]), np.int64)
         stored = machine.delay(DISPATCH.sync, self.issue(machine), after[ends[0]], ends[0])
-        come = self._proxies(machine).tell(machine, DISPATCH, ways, ends, queue, nbytes, stored)
+        come = self.proxies(machine).tell(machine, DISPATCH, ways, ends, queue, nbytes, stored)
         return machine.gather(come, ends[1], self.quiet(machine, DISPATCH, machine.gather(stored, ends[0], after)))
-
-    @staticmethod
-    def _proxies(machine: Machine) -> Proxies:
-        return Proxies("uccl", THREADS, QUEUES, IN_FLIGHT, machine.costs.ns(COMMAND_NS))
