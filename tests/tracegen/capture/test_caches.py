@@ -7,23 +7,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import needs_torch  # noqa: F401  # before all that imports torch
 import pytest
-
-ENABLE = "needs torch and transformers 5: pip install 'moereplay[capture]'"
-pytest.importorskip("torch", reason=ENABLE)
-pytest.importorskip("transformers", "5.0", reason=ENABLE)
-
-import tiny_families  # noqa: E402 (only once it is known that models can be made)
-import torch  # noqa: E402
-from replay_proof import given_back  # noqa: E402
-from transformers import (  # noqa: E402
+import tiny_families
+import torch
+from replay_proof import given_back
+from transformers import (
     DynamicCache,
     GenerationConfig,
     LogitsProcessorList,
     StaticCache,
 )
 
-import tracegen  # noqa: E402
+import tracegen
 
 IDS = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
 NEXT = torch.tensor([[13], [14]])

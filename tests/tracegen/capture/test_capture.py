@@ -4,17 +4,13 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import needs_torch  # noqa: F401  # before all that imports torch
 import numpy as np
 import pytest
-
-ENABLE = "needs torch and transformers 5: pip install 'moereplay[capture]'"
-pytest.importorskip("torch", reason=ENABLE)
-pytest.importorskip("transformers", "5.0", reason=ENABLE)
-
-import tiny_families  # noqa: E402 (only once it is known that models can be made)
-import torch  # noqa: E402
-import transformers  # noqa: E402
-from replay_proof import (  # noqa: E402
+import tiny_families
+import torch
+import transformers
+from replay_proof import (
     DECODE,
     ENCODER,
     EXPECTED,
@@ -28,11 +24,11 @@ from replay_proof import (  # noqa: E402
     given_back,
     prompts,
 )
-from typer.testing import CliRunner  # noqa: E402
+from typer.testing import CliRunner
 
-import tracegen  # noqa: E402
-from tracegen.capture.prepare import release  # noqa: E402
-from tracegen.capture.sites import find_sites, find_stacks  # noqa: E402
+import tracegen
+from tracegen.capture.prepare import release
+from tracegen.capture.sites import find_sites, find_stacks
 
 
 def rows_of(trace: tracegen.RoutingTrace) -> list[tuple[int, int, int]]:

@@ -6,21 +6,17 @@ import os
 import re
 from pathlib import Path
 
+import needs_torch  # noqa: F401  # before all that imports torch
 import pytest
+import tiny_families
+import transformers
+from replay_proof import OLDER, PROMPT_TOKENS, Proof, forward_inputs, prove
+from transformers import AutoConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-ENABLE = "needs torch and transformers 5: pip install 'moereplay[capture]'"
-pytest.importorskip("torch", reason=ENABLE)
-pytest.importorskip("transformers", "5.0", reason=ENABLE)
-
-import tiny_families  # noqa: E402 (only once it is known that models can be made)
-import transformers  # noqa: E402
-from replay_proof import OLDER, PROMPT_TOKENS, Proof, forward_inputs, prove  # noqa: E402
-from transformers import AutoConfig  # noqa: E402
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
-
-import tracegen  # noqa: E402
-from tracegen.capture import header  # noqa: E402
-from tracegen.capture.sites import BROKEN  # noqa: E402
+import tracegen
+from tracegen.capture import header
+from tracegen.capture.sites import BROKEN
 
 TABLE = Path(tracegen.__file__).parent / "capture" / "FAMILIES.md"
 REWRITE = "MOEREPLAY_WRITE_FAMILIES"

@@ -6,20 +6,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import needs_torch  # noqa: F401  # before all that imports torch
 import numpy as np
 import pytest
+import tiny_families
+import torch
+from replay_proof import generate, given_back, prompts
+from transformers import DataCollatorWithFlattening, LogitsProcessorList
 
-ENABLE = "needs torch and transformers 5: pip install 'moereplay[capture]'"
-pytest.importorskip("torch", reason=ENABLE)
-pytest.importorskip("transformers", "5.0", reason=ENABLE)
-
-import tiny_families  # noqa: E402 (only once it is known that models can be made)
-import torch  # noqa: E402
-from replay_proof import generate, given_back, prompts  # noqa: E402
-from transformers import DataCollatorWithFlattening, LogitsProcessorList  # noqa: E402
-
-import tracegen  # noqa: E402
-from tracegen.capture import recover  # noqa: E402
+import tracegen
+from tracegen.capture import recover
 
 TRAINING = 2
 TEXTS = [[5, 6, 7, 8], [9, 10, 11], [12, 13, 14, 15, 16]]

@@ -8,22 +8,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import needs_torch  # noqa: F401  # before all that imports torch
 import numpy as np
 import pytest
+import tiny_families
+import torch
 from loops import every
+from replay_proof import DECODED, EXPECTED, REAL, captured, generate, prompts
 
-ENABLE = "needs torch and transformers 5: pip install 'moereplay[capture]'"
-pytest.importorskip("torch", reason=ENABLE)
-pytest.importorskip("transformers", "5.0", reason=ENABLE)
-
-import tiny_families  # noqa: E402 (only once it is known that models can be made)
-import torch  # noqa: E402
-from replay_proof import DECODED, EXPECTED, REAL, captured, generate, prompts  # noqa: E402
-
-import tracegen  # noqa: E402
-from tracegen.capture import generation, recover  # noqa: E402
-from tracegen.file import writer  # noqa: E402
-from tracegen.library import verify  # noqa: E402
+import tracegen
+from tracegen.capture import generation, recover
+from tracegen.file import writer
+from tracegen.library import verify
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,13 @@ import functools
 from pathlib import Path
 from typing import Any
 
+import needs_torch  # noqa: F401  # before all that imports torch
 import pytest
+import tiny_families
+import torch
+from replay_proof import generate
 
-ENABLE = "needs torch and transformers 5: pip install 'moereplay[capture]'"
-pytest.importorskip("torch", reason=ENABLE)
-pytest.importorskip("transformers", "5.0", reason=ENABLE)
-
-import tiny_families  # noqa: E402 (only once it is known that models can be made)
-import torch  # noqa: E402
-from replay_proof import generate  # noqa: E402
-
-import tracegen  # noqa: E402
+import tracegen
 
 IDS = torch.tensor([[5, 6, 7, 8]])
 
