@@ -172,7 +172,7 @@ class Gates:
         orders = [block[0].argsort(kind="stable") for block in blocks]
         nothing = np.empty(0, np.int32)
 
-        def join(parts: list[IntArray]) -> Int32s:
+        def join(parts: Sequence[IntArray]) -> Int32s:
             return np.concatenate([nothing, *parts], dtype=np.int32, casting="unsafe") if parts else nothing
 
         def indptr(column: int) -> Int64s:

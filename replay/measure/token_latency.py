@@ -86,7 +86,9 @@ def token_latency(timeline: Timeline, machine: Machine, work: LayerWork, trace_r
 def travelling_tokens(work: LayerWork) -> npt.NDArray[np.bool_]:
     """(token,): whether each has an expert, and is of a node in the sample, where there is one."""
     has_expert: npt.NDArray[np.bool_] = (work.expert_ids >= 0).any(axis=1)
-    return has_expert if work.sample is None else has_expert & work.sample.holds[work.source_rank]
+    if work.sample is not None:
+        has_expert &= work.sample.holds[work.source_rank]
+    return has_expert
 
 
 def _quantiles(latency: Ints) -> TokenLatency:
