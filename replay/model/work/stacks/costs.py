@@ -189,17 +189,18 @@ class CallCosts:
             Gives for each of `uncertain` how many standard deviations its logarithm is off.
         """
         tables: dict[str, Any] = {
-            name: {
-                key: _draw_cost(cost, f"{DRAWN[name]}.{key}", deviation) for key, cost in getattr(self, name).items()
-            }
-            for name in DRAWN
+            name: {key: _draw_cost(key, getattr(self, name), word, deviation) for key in getattr(self, name)}
+            for name, word in DRAWN.items()
         }
         return dataclasses.replace(self, **tables)
 
     @property
     def uncertain(self) -> list[str]:
-        """Keys of the costs that are drawn, such as ``call.torch``."""
-        return [f"{word}.{key}" for name, word in DRAWN.items() for key in getattr(self, name)]
+        """Keys of the costs that are drawn by themselves, such as ``call.torch``."""
+        tables = ((word, getattr(self, name)) for name, word in DRAWN.items())
+        return [
+            f"{word}.{key}" for word, costs in tables for key, cost in costs.items() if not _leader(cost.forward_us)
+        ]
 
     def call_ps(self, call: str, direction: Pass) -> int:
         """Host time of one call of a kind."""
@@ -233,15 +234,24 @@ class CallCosts:
         return ps_from_us(us / self.speed)
 
 
-def _draw_cost(cost: CallCost, key: str, deviation: Callable[[str], float]) -> CallCost:
-    """Draw a cost; all its values are off alike."""
+def _leader(entry: Quantity[NonNegative]) -> str:
+    """Name of the cost of the same table that a value keeps its ratio to; nothing if it is drawn by itself."""
+    spread = entry.spread if isinstance(entry.spread, str) else ""
+    return spread.partition(".")[2] if spread.startswith("as ") else ""
+
+
+def _draw_cost(name: str, costs: Mapping[str, CallCost], word: str, deviation: Callable[[str], float]) -> CallCost:
+    """Draw a cost of a table; all its values are off alike."""
     changes = {}
-    for name in ("forward_us", "backward_us", "around_forward_us", "around_backward_us"):
-        entry = getattr(cost, name)
+    for way in ("forward_us", "backward_us", "around_forward_us", "around_backward_us"):
+        entry = getattr(costs[name], way)
         if entry is not None and entry.value:
-            value = Uncertain(key, entry.value, *range_of(entry)).at(deviation(key))
-            changes[name] = entry.model_copy(update={"value": value})
-    return cost.model_copy(update=changes)
+            led = _leader(entry)
+            by = costs[led].forward_us if led else entry
+            key = f"{word}.{led or name}"
+            times = Uncertain(key, by.value, *range_of(by)).at(deviation(key)) / by.value
+            changes[way] = entry.model_copy(update={"value": entry.value * times})
+    return costs[name].model_copy(update=changes)
 
 
 @functools.cache
