@@ -62,7 +62,7 @@ def token_latency(timeline: Timeline, machine: Machine, work: LayerWork, trace_r
     np.minimum.at(begin, tokens, timeline.start_ps[tasks])
     tokens, tasks = machine.notes.remembered_tasks("combined")
     np.maximum.at(finish, tokens, timeline.visible_ps[tasks])
-    tokens = (travelling_tokens(work) & (begin < NEVER)).nonzero()[0]
+    tokens = np.flatnonzero(travelling_tokens(work) & (begin < NEVER))
     latency = finish[tokens] - begin[tokens]
     slowest = tokens[np.lexsort((tokens, -latency))[:NUM_SLOWEST]]
     return TokenTimes(
@@ -85,10 +85,8 @@ def token_latency(timeline: Timeline, machine: Machine, work: LayerWork, trace_r
 
 def travelling_tokens(work: LayerWork) -> npt.NDArray[np.bool_]:
     """(token,): whether each has an expert, and is of a node in the sample, where there is one."""
-    has_expert: npt.NDArray[np.bool_] = (work.expert_ids >= 0).any(axis=1)
-    if work.sample is not None:
-        has_expert &= work.sample.holds[work.source_rank]
-    return has_expert
+    has_expert: npt.NDArray[np.bool_] = np.any(work.expert_ids >= 0, axis=1)
+    return has_expert if work.sample is None else has_expert & work.sample.holds[work.source_rank]
 
 
 def _quantiles(latency: Ints) -> TokenLatency:
