@@ -27,8 +27,7 @@ PUBLISHED_S = {
     ("deepep", 1): 28.69,
     ("deepep", 4): 9.16,
 }
-"""By scheme and sequences of a micro-batch. DeepEP is on NVSHMEM, whose proxy posts on EFA; its steps on UCCL are
-predictions."""
+"""By scheme and sequences of a micro-batch. DeepEP is on NVSHMEM's proxy; its steps on UCCL are predictions."""
 
 Steps = dict[tuple[str, int], list[float]]
 
