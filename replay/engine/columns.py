@@ -370,7 +370,7 @@ class EdgeBlocks:
             If one names what cannot be a task.
         """
         few, most = self._few[:, self._num_checked : self._num_few], _LIMITS[np.dtype(np.int32)][1]
-        if few.size and (few.min() < 0 or few.max() > most):
+        if few.size and few.view(np.uint64).max() > most:  # as negative numbers are without their sign, too
             bad = few[(few < 0) | (few > most)][0]
             message = f"an edge names task {bad}; possible: 0 to {most}"
             raise GraphError(message)

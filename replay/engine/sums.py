@@ -135,7 +135,7 @@ class TaskSums:
 
 def _check_divisors(what: str, numbers: int | IntArray) -> None:
     """Refuse what kernels would divide by, which ends the process."""
-    least = int(np.min(numbers, initial=1))
+    least = numbers if isinstance(numbers, int) else int(numbers.min(initial=1))
     if least < 1:
         raise GraphError(f"{what} must be 1 or more, not {least}")
 

@@ -182,7 +182,7 @@ class Gates:
             indptr(0),
             join([block[0][order] for block, order in zip(blocks, orders, strict=True)]),
             join([block[1][order] for block, order in zip(blocks, orders, strict=True)]),
-            join(orders),
+            join([*orders]),
             indptr(2),
             join([block[2] for block in blocks]),
             join([block[3] for block in blocks]),

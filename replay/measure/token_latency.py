@@ -64,7 +64,7 @@ def token_latency(timeline: Timeline, machine: Machine, work: LayerWork, trace_r
     np.maximum.at(finish, tokens, timeline.visible_ps[tasks])
     tokens = np.flatnonzero(travelling_tokens(work) & (begin < NEVER))
     latency = finish[tokens] - begin[tokens]
-    slowest = tokens[np.lexsort((tokens, -latency))[:NUM_SLOWEST]]
+    slowest = tokens[(-latency).argsort(kind="stable")[:NUM_SLOWEST]]
     return TokenTimes(
         _quantiles(latency),
         _quantiles(finish[tokens]),
@@ -95,14 +95,13 @@ def _quantiles(latency: Ints) -> TokenLatency:
         return TokenLatency(num_tokens=0, mean_us=0, p50_us=0, p90_us=0, p99_us=0, max_us=0)
     ordered = np.sort(latency)
 
-    def quantile(share: float) -> float:
-        return us(ordered[min(len(ordered) - 1, int(share * len(ordered)))])
-
+    count = len(ordered)
+    p50, p90, p99, most = ordered[[min(count - 1, int(share * count)) for share in (0.5, 0.9, 0.99, 1)]].tolist()
     return TokenLatency(
-        num_tokens=len(latency),
-        mean_us=int(latency.sum()) / len(latency) / 1e6,
-        p50_us=quantile(0.5),
-        p90_us=quantile(0.9),
-        p99_us=quantile(0.99),
-        max_us=us(ordered[-1]),
+        num_tokens=count,
+        mean_us=int(latency.sum()) / count / 1e6,
+        p50_us=us(p50),
+        p90_us=us(p90),
+        p99_us=us(p99),
+        max_us=us(most),
     )
