@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from replay.engine.backend.memory import address
 from replay.engine.cells import KeyCells
 from replay.engine.kernels import layout
 from replay.engine.kernels.interning import KeyReferences, Triples, number_keys, rehash
@@ -102,7 +103,7 @@ def _pack_touches(touches: Touches, order: Int32s, numbers: Int32s) -> dict[str,
 def aligned_zeros(make: Callable[..., Int64s], rows: int, columns: int) -> Int64s:
     """An array of whole numbers (row, column) that begins with a cache line."""
     raw = make(rows * columns + _CACHE_LINE // 8, np.int64)
-    offset = (-raw.ctypes.data % _CACHE_LINE) // 8
+    offset = (-address(raw) % _CACHE_LINE) // 8
     return raw[offset : offset + rows * columns].reshape(rows, columns)
 
 

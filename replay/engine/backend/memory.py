@@ -86,7 +86,7 @@ def _holds_address() -> bool:
     return c_size_t.from_address(id(some) + _DATA).value == some.ctypes.data
 
 
-def _address(array: npt.NDArray[Any]) -> int:
+def address(array: npt.NDArray[Any]) -> int:
     """Address of an array; zero if it is empty, which nobody reads.
 
     The array's own ways to say so make objects that describe all of it.
@@ -118,7 +118,7 @@ class MemoryPart:
         if (dtype is not self.dtype and dtype != self.dtype) or not value.flags.c_contiguous:
             message = f"{self.name} must be a contiguous array of {self.dtype}, not {dtype}"
             raise TypeError(message)
-        return [_address(value)]
+        return [address(value)]
 
     def plain(self, value: Any) -> Any:
         """View that kernels use as plain Python."""
@@ -160,11 +160,11 @@ class StridedColumn(MemoryPart):
             raise TypeError(message)
         if not value.size:
             return [0, 0, free_bits]
-        address = _word_at(id(value) + _DATA).value if _IS_LAID_OUT_SO else _address(value)
+        begin = _word_at(id(value) + _DATA).value if _IS_LAID_OUT_SO else address(value)
         before, stride = free_bits >> 3, strides[0]
-        if address % _PAGE_BYTES < before or stride < 0:
+        if begin % _PAGE_BYTES < before or stride < 0:
             return []
-        return [address - before, stride, free_bits]
+        return [begin - before, stride, free_bits]
 
 
 def _off_page(column: npt.NDArray[Any]) -> npt.NDArray[Any]:

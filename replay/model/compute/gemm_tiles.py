@@ -349,8 +349,7 @@ def read_operands(
     of_activations = np.where(of_weights > 1, 1, share)
     from_memory = None
     if path.reads_rows:
-        least = compute.weights_from_memory_ps(plan.width, gemm.k // num_steps, number_type, path)
-        from_memory = np.tile(least, num_steps)
+        from_memory = compute.weights_from_memory_ps(plan.width, gemm.k // num_steps, number_type, path)
     columns, rows = blocks + matrix * num_columns + plan.column, (ours if inputs is None else inputs)[tile]
     # Of each operand: blocks of the first step, how far behind are those of the next, bytes in memory, bytes drawn.
     behind = len(tiles) if inputs is None else 0
@@ -364,15 +363,15 @@ def read_operands(
             slots(-(-activations // (num_steps * of_activations))),
         ),
     )
-    tasks, reader = np.concatenate(steps), np.concatenate([rank] * num_steps)
+    tasks = np.concatenate(steps)
     for what, first, each, nbytes, drawn in operands:
         machine.l2.read(
             what,
             tasks,
-            reader,
+            rank,
             np.concatenate([first + step * each for step in range(num_steps)]),
-            np.concatenate([nbytes] * num_steps),
-            drawn_bytes=np.concatenate([drawn] * num_steps),
+            nbytes,
+            drawn_bytes=drawn,
             reads_on=np.arange(len(tasks)) < len(tasks) - len(tile),
             is_found=what in found,
             from_memory_ps=from_memory if what == "weights" else None,

@@ -72,33 +72,39 @@ class L2Caches:
         ----------
         what
             What the blocks are, for reports.
-        tasks, rank
-            (read,): tasks on SMs, and their GPUs.
-        block, nbytes
-            (read,): which block, and its bytes in memory. A block larger than the cache is as large
-            as the cache.
+        tasks, block
+            (read,): tasks on SMs, those of one step of their tiles after those of the other, and which block each
+            reads.
+        rank, nbytes
+            (tile,): their GPUs, and a block's bytes in memory, the same in every step. A block larger than the
+            cache is as large as the cache.
         drawn_bytes
-            (read,): bytes that are read from the cache, if not all of the block: where tiles of one
+            (tile,): bytes that are read from the cache, if not all of the block: where tiles of one
             cluster share a load, each draws its share.
         reads_on
             Whether tiles, (read,) or all, have slices to come: what they do at their end is behind the last alone.
         is_found
             Whether the blocks are in the cache from the start, by who ran before.
         from_memory_ps
-            (read,): least time of a block that memory serves, where few reads of it are under way at a time.
+            (tile,): least time of a block that memory serves, where few reads of it are under way at a time.
         """
         l2, hbm = self._system.l2, self._system.hbm
+        num_steps = len(tasks) // max(len(rank), 1)
+
+        def of_steps(of_tile: IntsLike) -> IntsLike:
+            return np.concatenate([of_tile] * num_steps) if num_steps > 1 and np.ndim(of_tile) else of_tile
+
         lag_ps: IntsLike = (1 - reads_on) * self._ending_ps
         if from_memory_ps is not None:
-            lag_ps = lag_ps + np.maximum(from_memory_ps - hbm.stream_ps(nbytes), 0)
+            lag_ps = lag_ps + of_steps(np.maximum(from_memory_ps - hbm.stream_ps(nbytes), 0))
         self._caches.read(
             what,
             tasks,
-            self._tables()[rank],
+            np.concatenate([self._tables()[rank]] * max(num_steps, 1)),
             block,
-            nbytes=np.minimum(np.maximum(nbytes, 1), l2.kept_bytes),
-            fetch_ps=0 if is_found else hbm.stream_ps(nbytes),
-            port_ps=l2.read_ps(nbytes if drawn_bytes is None else drawn_bytes),
+            nbytes=of_steps(np.minimum(np.maximum(nbytes, 1), l2.kept_bytes)),
+            fetch_ps=0 if is_found else of_steps(hbm.stream_ps(nbytes)),
+            port_ps=of_steps(l2.read_ps(nbytes if drawn_bytes is None else drawn_bytes)),
             lag_ps=lag_ps,
         )
 

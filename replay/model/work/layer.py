@@ -325,6 +325,10 @@ class LayerWork:
 
         They are of the whole layer where only some nodes have all their rows.
         """
+        return {**self._summary}
+
+    @cached_property
+    def _summary(self) -> dict[str, Any]:
         if self.sample is not None:
             return self.sample.summary
         rows_of_rank = np.bincount(self.pair_rank, minlength=self.num_ranks)
