@@ -363,13 +363,14 @@ def read_operands(
             slots(-(-activations // (num_steps * of_activations))),
         ),
     )
-    tasks = np.concatenate(steps)
+    numbered = [*enumerate(steps)]
+    tasks = np.concatenate([of_step for _, of_step in numbered])
     for what, first, each, nbytes, drawn in operands:
         machine.l2.read(
             what,
             tasks,
             rank,
-            np.concatenate([first + step * each for step in range(num_steps)]),
+            np.concatenate([first + step * each for step, _ in numbered]),
             nbytes,
             drawn_bytes=drawn,
             reads_on=np.arange(len(tasks)) < len(tasks) - len(tile),
