@@ -6,9 +6,10 @@ all of a layer. Rows of the list belong to stages of the scheme's layer; their t
 spread evenly over what is launched in the stage. A kernel of the scheme is the row of its name
 (`tests/replay/run/test_scheme_kernels.py` holds both to that). Kernels that the scheme does not
 have are launched where the list has them: before the scheme's next kernel that is a row of the list,
-or at the end of the stage. Kernels of other names that the scheme has there stand in for them. They
-move the bytes of their rows, and take what laws of theirs take beside these. What the scheme's
-elementwise kernels lack of their rows' bytes comes before them.
+or at the end of the stage. Kernels of other names that the scheme has there stand in for them, or for
+the last of others, so that there are no more than the list has. They move the bytes of their rows, and
+take what laws of theirs take beside these. What the scheme's elementwise kernels lack of their rows'
+bytes comes before them.
 
 A list that does not know a scheme as a dispatcher says nothing of how the scheme moves rows: kernels
 that move rows are then calls of an extension. So are the scheme's experts, unless they are a stage of
@@ -136,21 +137,25 @@ def _spread(
     """Spread what the host does for rows over what is launched in their stages."""
     runs, waits = script.runs(stages), sum(script.counts.waited[stage] for stage in stages)
     added: dict[StageKey, list[AddedRow]] = {stage: [] for stage in stages}
-    remainder, place = _Remainder(runs, waits, machine), 0
+    remainder, place, strange = _Remainder(runs, waits, machine), 0, 0
     names = {row.name for row in rows}
     coming: list[AddedRow] = []  # before the next row that the scheme has
     for row in rows:
         at = next((i for i in range(place, len(runs)) if _is_of(runs[i], row)), None)
         if at is not None:
-            coming = _without(coming, _strange(runs[place:at], names))
+            coming, beyond = _without(coming, _strange(runs[place:at], names))
+            strange += beyond
         if (one := remainder.of(row)) is not None:
             coming.append(one)
         if at is not None:
             place, run = at + 1, runs[at]
             added[run.stage] += [one._replace(behind=run.behind) for one in coming]
             coming = []
-    coming = _without(coming, _strange(runs[place:], names))
     added[stages[-1]] += [one._replace(behind=len(runs)) for one in coming]
+    strange += _strange(runs[place:], names)
+    for stage in reversed(stages):
+        last, strange = _without(added[stage][::-1], strange)
+        added[stage] = last[::-1]
     launches = sum(run.kernels for run in runs) + sum(one.what.launches for of in added.values() for one in of)
     each = sum(stack.costs.ps(row) for row in rows) // max(1, launches)
     return {stage: StageCalls(each, tuple(found)) for stage, found in added.items()}
@@ -168,8 +173,8 @@ def _strange(runs: Sequence[KernelRun], names: Collection[str]) -> int:
     return sum(run.kernels for run in runs if not run.is_product and run.name not in names)
 
 
-def _without(rows: Iterable[AddedRow], kernels: int) -> list[AddedRow]:
-    """Leave out as many kernels of rows as other kernels stand in for, the first of them."""
+def _without(rows: Iterable[AddedRow], kernels: int) -> tuple[list[AddedRow], int]:
+    """Leave out kernels of rows, the first of them, for which so many others stand in; give what is left of both."""
     left: list[AddedRow] = []
     for row in rows:
         one, launches = row, row.what.launches
@@ -180,7 +185,7 @@ def _without(rows: Iterable[AddedRow], kernels: int) -> list[AddedRow]:
             one = row._replace(what=row.what._replace(launches=stays), nbytes=nbytes, late_ps=late_ps)
         if one.what.launches or one.nbytes or one.late_ps or one.waits:
             left.append(one)
-    return left
+    return left, kernels
 
 
 class _Remainder:
