@@ -343,7 +343,7 @@ class Machine:
         """Launch kernels of a stack and wait for them: (rank,) tasks."""
         held, self.host.added = self.host.added, AddedRows()
         for row in rows:
-            late = Time(row.late_ps)
+            self.notes.row, late = f"kernel list: {row.what.name}", Time(row.late_ps)
             if row.what.launches:
                 least = self.costs.stream(row.nbytes) + late
                 after = self.small_kernels(Kind.LAYOUT, row.nbytes, after, row.what, least=least)
@@ -353,7 +353,7 @@ class Machine:
                 after = self.stream(Kind.LAYOUT, nbytes, self.ranks, after, late=late)
             for _ in range(row.waits):
                 self.host.wait(DISPATCH, after, row.what.name)
-        self.host.added = held
+        self.host.added, self.notes.row = held, ""
         return after
 
     def keeping_up(self, needed: Time, nbytes: Bytes) -> int:

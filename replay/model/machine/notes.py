@@ -131,7 +131,7 @@ class Notes:
     kernels
         All that were launched, in order.
     places
-        First task of each block that was added at once, and the code that asked for it.
+        First task of each block that was added at once, and the code or row of a list that asked for it.
     spent
         Blocks of tasks whose times are made of values of the system.
     accesses
@@ -144,6 +144,8 @@ class Notes:
         it is a part of a layer; None for their own.
     layer
         The layer that is being added, counted from 0.
+    row
+        Row of a kernel list that is being added besides a scheme's own; empty for a scheme's code.
     """
 
     num_ranks: int
@@ -162,6 +164,7 @@ class Notes:
     meetings: Counter[str] = field(default_factory=Counter)
     tokens: Ints | None = None
     layer: int = 0
+    row: str = ""
     _followed: dict[Way, list[tuple[int, Ints, Ints]]] = field(default_factory=lambda: {"sent": [], "combined": []})
 
     def take(self) -> Notes:
@@ -175,7 +178,10 @@ class Notes:
         return taken
 
     def place(self, first: int) -> None:
-        """Remember which code asks for the tasks from `first` on: a scheme's, not what all schemes share."""
+        """Remember who asks for the tasks from `first` on: a scheme's code, not what all share, or a row of a list."""
+        if self.row:
+            self.places += [(first, self.row)]
+            return
         frame: FrameType | None = sys._getframe(2)  # behind the graph, which calls this
         place = ""
         while frame is not None and not place:

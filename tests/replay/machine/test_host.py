@@ -375,6 +375,8 @@ def test_a_stack_launches_between_kernels_of_a_scheme_and_behind_them() -> None:
     names = ["before", "gemm1", "between", "activation", "gemm2", "behind"]
     assert [name for name, *_ in _runs(stream)] == names
     assert (ended > stream.end).all()
+    places = [place for _, place in stream.machine.notes.places if place.startswith("kernel list")]
+    assert list(dict.fromkeys(places)) == ["kernel list: before", "kernel list: between", "kernel list: behind"]
     assert (stream.machine.leave(ended) == ended).all()
 
 
