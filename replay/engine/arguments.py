@@ -6,7 +6,7 @@ from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 
-from replay.engine.columns import FEW_EDGES, IntArray, Span
+from replay.engine.columns import IntArray, Span
 from replay.engine.errors import GraphError
 
 Numbers: TypeAlias = "int | np.integer[Any] | IntArray | list[int] | range"
@@ -54,9 +54,12 @@ def as_ints(name: str, value: Numbers) -> int | IntArray:
     return array
 
 
-def are_few_ids(value: object, count: int) -> TypeGuard[IntArray]:
-    """Tell whether a value is an int64 array (count,) of ids that `EdgeBlocks` looks at later."""
-    return type(value) is np.ndarray and value.dtype is INT64 and value.shape == (count,) and count <= FEW_EDGES
+def are_tasks(value: object, count: int) -> TypeGuard[IntArray]:
+    """Tell whether a value is an int64 array (count,) of possible task ids; ``count`` is at least 1."""
+    if type(value) is not np.ndarray or value.dtype is not INT64 or value.shape != (count,):
+        return False
+    largest: int = value.item(value.view(UNSIGNED).argmax())  # a negative number, where there is one
+    return 0 <= largest <= INT32_MAX
 
 
 def span_of(value: int | IntArray, low: int) -> Span:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from replay.engine.arguments import (
     INT32_MAX,
     Numbers,
-    are_few_ids,
+    are_tasks,
     as_ints,
     block_length,
     broadcast_length,
@@ -184,7 +184,8 @@ class GraphBuilder(Supplies):
         Raises
         ------
         GraphError
-            If lengths differ or a value is not possible, naming the task.
+            If lengths differ or a value is not possible, naming the field and the task. A possible id of a task
+            that does not exist is refused by :meth:`build` and :meth:`part`.
         """
         if self._is_built:
             self._check_open()
@@ -201,7 +202,7 @@ class GraphBuilder(Supplies):
         is_plain = count is not None and count > 0 and first + count <= INT32_MAX
         if is_plain and self.left_out:
             is_plain = type(kind) is int
-        is_plain = is_plain and (before is None or are_few_ids(before, size))
+        is_plain = is_plain and (before is None or are_tasks(before, size))
         if not (is_plain and self._rows.put(size, (*_MARK.values(), rank, tag) if is_left_out else values)):
             size, before = self._add_checked(size, values, after)
         elif self.left_out:
@@ -230,7 +231,7 @@ class GraphBuilder(Supplies):
         if before is not None and count:
             if not isinstance(before, int) and before.size == 1 and count != 1:
                 before = int(before[0])
-            check_range("after", before, 0, INT32_MAX, 0, "row")
+            check_range("after", before, 0, INT32_MAX, self._num_tasks)
         self._rows.append(count, given, self._num_tasks)
         return count, before
 
@@ -297,11 +298,18 @@ class GraphBuilder(Supplies):
         return int(self.add(1, **fields)[0])
 
     def edges(self, src: Numbers, dst: Numbers) -> None:
-        """Add edges: each ``dst`` waits until its ``src`` is visible; arrays broadcast."""
+        """Add edges: each ``dst`` waits until its ``src`` is visible; arrays broadcast.
+
+        Raises
+        ------
+        GraphError
+            If lengths differ or a number is not possible, naming the end and the edge. A possible id of a task
+            that does not exist is refused by :meth:`build` and :meth:`part`.
+        """
         if self._is_built:
             self._check_open()
         count = src.size if type(src) is np.ndarray else 0
-        if count and are_few_ids(src, count) and are_few_ids(dst, count):
+        if count and are_tasks(src, count) and are_tasks(dst, count):
             self._edges.append(src, dst, count)
             return
         ends = {"src": as_ints("src", src), "dst": as_ints("dst", dst)}
@@ -503,7 +511,7 @@ class GraphBuilder(Supplies):
             from replay.engine.kernels.layout import SIGNAL
 
             seen = as_ints("watched", watched) - first
-            edges.append_events(np.atleast_1d(seen), SIGNAL, np.size(seen))
+            edges.append(seen, SIGNAL, np.size(seen))
         self._gates = [_from_first(block, first) for block in self._gates]
         graph = self._join(count, edges, first, room)
         part = GraphPart(

@@ -254,23 +254,20 @@ def add_in_place(column: npt.NDArray[Any], amount: int) -> npt.NDArray[Any]:
 class EdgeBlocks:
     """Edges, kept as they were given until they are sorted: no array of all edges is ever made.
 
-    Blocks of few edges, such as those of one kernel on every GPU, are put together: looking at a block
-    and sorting it have costs of their own, whatever its size.
+    Blocks of few edges, such as those of one kernel on every GPU, are put together: sorting a block
+    has a cost of its own, whatever its size.
     """
 
     def __init__(self) -> None:
         self._blocks: list[tuple[int, End, End]] = []
-        self._few = np.empty((2, 0), np.int64)  # both ends of few edges, not yet in a block
-        self._num_few = self._num_checked = self._count = 0
+        self._few = np.empty((2, 0), np.int32)  # both ends of few edges, not yet in a block
+        self._num_few = self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def append(self, src: int | IntArray | range, dst: int | IntArray | range, count: int) -> None:
-        """Add ``count`` edges; each end is a number, an array (edge,) or a range of ids.
-
-        Ids of no more than `FEW_EDGES` need not be possible: they are looked at together, later.
-        """
+        """Add ``count`` edges; each end is a number, an array (edge,) or a range of ids, which are checked."""
         self._count += count
         if count > FEW_EDGES:
             self._close()
@@ -281,16 +278,10 @@ class EdgeBlocks:
             if high > few.shape[1]:
                 self._close()
                 low, high = 0, count
-                self._few = few = np.empty((2, _TOGETHER), np.int64)
+                self._few = few = np.empty((2, _TOGETHER), np.int32)
             self._num_few = high
             few[0, low:high] = np.arange(src.start, src.stop) if type(src) is range else src
             few[1, low:high] = np.arange(dst.start, dst.stop) if type(dst) is range else dst
-
-    def append_events(self, src: IntArray, events: int | IntArray, count: int) -> None:
-        """Add edges to what is no task, whose numbers are negative."""
-        self._check()
-        self.append(src, events, count)
-        self._num_checked = self._num_few
 
     def repeat(self, first: int, times: int, later: int, earliest: int) -> None:
         """Add the edges from number ``first`` on again, so often, between tasks each time so much later.
@@ -354,27 +345,11 @@ class EdgeBlocks:
         return inner, np.concatenate(outer_src), np.concatenate(outer_dst)
 
     def _close(self) -> None:
-        """Make a block of what is not yet in one; see `_check`."""
-        self._check()
+        """Make a block of what is not yet in one."""
         if self._num_few:
-            src, dst = self._few[:, : self._num_few].astype(np.int32)
+            src, dst = self._few[:, : self._num_few]
             self._blocks.append((self._num_few, (src, 0), (dst, 0)))
-            self._few, self._num_few, self._num_checked = np.empty((2, 0), np.int64), 0, 0
-
-    def _check(self) -> None:
-        """Look at edges that are not yet in a block.
-
-        Raises
-        ------
-        GraphError
-            If one names what cannot be a task.
-        """
-        few, most = self._few[:, self._num_checked : self._num_few], _LIMITS[np.dtype(np.int32)][1]
-        if few.size and few.view(np.uint64).max() > most:  # as negative numbers are without their sign, too
-            bad = few[(few < 0) | (few > most)][0]
-            message = f"an edge names task {bad}; possible: 0 to {most}"
-            raise GraphError(message)
-        self._num_checked = self._num_few
+            self._few, self._num_few = np.empty((2, 0), np.int32), 0
 
 
 def _end(ids: int | IntArray | range, count: int) -> End:

@@ -199,7 +199,7 @@ class Gates:
         if events == 0:
             return
         tasks = np.concatenate([self.member_task, self.tile_last])
-        edges.append_events(tasks, -1 - np.arange(events, dtype=np.int32), events)
+        edges.append(tasks, -1 - np.arange(events, dtype=np.int32), events)
 
 
 Part = TypeVar("Part", CreditTakes, Touches, Gates)

@@ -264,6 +264,6 @@ def with_events(
     """Sort edges and the events of gates still to come: first of each task, targets, number of edges."""
     for tasks, number in ((gates.member_task, 0), (gates.tile_last, gates.num_members)):
         some = np.flatnonzero(status[tasks] != PAST)
-        edges.append_events(tasks[some], -1 - (number + some), some.size)
+        edges.append(tasks[some], -1 - (number + some), some.size)
     indptr, successors, _, num_edges, _ = sort_edges(edges, num_tasks)
     return indptr, successors, num_edges

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from loops import every
 
@@ -111,13 +112,22 @@ def test_successors_keep_the_order_they_were_added_in() -> None:
 
 
 @every("end", [-1, 2**31, 2**32 + 1])
-def test_edges_of_few_are_looked_at_together(end: int) -> None:
-    """Numbers that a narrower type would turn into tasks are none."""
+@every(
+    ("make", "what"),
+    [
+        (lambda b, some: b.add(3, resource=0, after=some), "after of task 4"),
+        (lambda b, some: b.edges(some, some[::-1]), "src of edge 1"),
+        (lambda b, some: b.edges(some * 0, some), "dst of edge 1"),
+    ],
+)
+def test_refuses_ends_of_edges_at_once(
+    make: Callable[[GraphBuilder, npt.NDArray[np.int64]], object], what: str, end: int
+) -> None:
+    """Nobody is no task, nor are numbers that a narrower type would turn into tasks."""
     builder = _builder()
-    tasks = builder.add(3, resource=0, after=np.array([end, 0, 0]))
-    builder.edges(tasks[:2], tasks[1:])
-    with pytest.raises(GraphError, match=f"an edge names task {end}; possible: 0 to 2147483647"):
-        builder.build()
+    builder.add(3, resource=0)
+    with pytest.raises(GraphError, match=f"{what} is {end}; possible: 0 to 2147483647"):
+        make(builder, np.array([0, end, 1]))
 
 
 @every(
