@@ -119,7 +119,7 @@ class L2Cache:
         """Bytes of the slots that reading so many bytes in pieces takes.
 
         A slice of the cache serves one request of up to `SLICE_BYTES` per clock: a smaller one
-        takes a whole slot.
+        takes a whole slot. Pieces of whole slots take as many bytes as they have: the argument itself.
         """
         served = -(-piece_bytes // SLICE_BYTES) * SLICE_BYTES
         if served == piece_bytes:

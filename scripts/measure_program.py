@@ -101,7 +101,7 @@ class Step:
         return tuple(end - begin for begin, end in pairwise(stamps))
 
 
-def listed(layers: int) -> dict[str, Counter[str]]:
+def operator_calls(layers: int) -> dict[str, Counter[str]]:
     """Calls of operators in the list's passes by phase; *launch* are further kernels of one."""
     from replay.studies.validate import one_gpu
 
@@ -126,7 +126,7 @@ def steps(gpu: Gpu) -> Iterator[Row]:
     turns = Turns(gpu, rows, parameters)
     found = {name: every[name] for name in COSTED if name in every} | more_operators(gpu.device, rows)
     found |= weight_lookups()
-    programs = {layers: (Step(gpu, layers, turns.clock), listed(layers)) for layers in LAYERS}
+    programs = {layers: (Step(gpu, layers, turns.clock), operator_calls(layers)) for layers in LAYERS}
     for others in ("all", "operators alone"):
         mixture = [
             (name, operator, index)
@@ -162,6 +162,8 @@ def _quartile_us(seconds: list[float]) -> float:
 
 def _costs(turns: Turns, mixture: list[Any]) -> dict[tuple[str, str], float]:
     """Seconds of the list's operators by direction in a turn, without what clocks cost."""
+    from replay.model.work.stacks.costs import load_costs
+
     forward, _, backward, _ = turns.turn(mixture)
     means = turns.means(mixture)
     costs: dict[tuple[str, str], float] = {}
@@ -174,7 +176,7 @@ def _costs(turns: Turns, mixture: list[Any]) -> dict[tuple[str, str], float]:
     costs["attention", "backward"] -= 2 * inner  # sums of gradients of queries, keys and values
     costs["zeros", "backward"] = costs["zeros", "forward"]
     costs["inner", "forward"] = costs["sum_of_gradients", "forward"] = inner
-    launch = 3.5e-6 if turns.gpu.device == "cuda" else 0.0  # costs.toml
+    launch = 1e-6 * load_costs("pytorch").calls["launch"].us("forward") if turns.gpu.device == "cuda" else 0.0
     return costs | {("launch", direction): launch for direction in PHASES[:2]}
 
 

@@ -295,6 +295,7 @@ def _utilisation(pools: Pools, share: npt.NDArray[np.float64]) -> dict[str, Util
     of_group: dict[str, list[float]] = {}
     for group, of_pool in zip(pools.groups, share.tolist(), strict=True):
         of_group.setdefault(group, []).append(of_pool)
+    # The sum of NumPy's mean, whose other calls take longer than it for a group's few pools.
     return {
         group: Utilisation(mean=float(np.add.reduce(shares)) / len(shares), max=max(shares))
         for group, shares in sorted(of_group.items())

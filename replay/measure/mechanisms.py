@@ -173,6 +173,7 @@ def _by_role(ports: PortSums) -> dict[str, PortBytes]:
     """Bytes on the ports by what they are for."""
     nvlink = slice(len(NVLINK))
     payload, wire, evicted = (sums[:, nvlink] for sums in (ports.payload, ports.wire, ports.evicted))
+    # All roles by one product, where a mask for each would copy rows and add them up.
     by_role = _IS_OF_ROLE @ wire.reshape(len(wire), -1)
     of_role = dict(zip(WIRE_ROLES, by_role.reshape(-1, *wire.shape[1:]), strict=True))
     rows = payload[IS_ROW].sum(axis=0)
@@ -240,7 +241,7 @@ class _SharedTakes:
         timeline, takes = progress.timeline, progress.timeline.graph.takes
         is_shared = (takes.share >= 0) & (_pool_numbers(timeline.graph)[takes.pool] >= 0)
         rows = []
-        for row in np.flatnonzero(is_shared).tolist():
+        for row in is_shared.nonzero()[0].tolist():
             taker, giver = int(takes.task[row]), int(takes.released_by[row])
             if progress.is_done is not None and not progress.is_done[giver]:
                 continue

@@ -120,7 +120,7 @@ class NotedTouches:
         ids = progress.touch_ids[touch]
         owns, noted = [touch[:0]], np.empty(ids.size, NOTED)
         for part in self._parts:
-            own = np.flatnonzero((ids >= part.first) & (ids < part.first + part.noted.size))
+            own = ((ids >= part.first) & (ids < part.first + part.noted.size)).nonzero()[0]
             part.num_left -= own.size
             owns.append(own)
             # Placed, not joined in the end: records are joined field by field, ten times slower.

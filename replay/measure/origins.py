@@ -108,6 +108,7 @@ class _TaskOrigins:
 
     def _rows(self, kinds: Collection[str], cause: str) -> list[OverheadTasks]:
         # By kind, group, picoseconds of each and values, which tasks in one row have in common: how many by place.
+        # Bare tuples and dictionaries, since keys are made and counted for every task of every path.
         found: dict[tuple[str, str, int, tuple[str, ...]], dict[str, int]] = {}
         for task, kind, group, length in self._path.lengths(kinds, cause):
             block, place = self._block[task], self._place[task]

@@ -60,7 +60,8 @@ class OverTime:
             servers[group] += capacity
         for (group, parts), row in self._rows.items():
             busy[names.index(group)] += pools.whole // parts * self._busy[row, :count]
-        offered = np.array([*servers.values()], np.int64) * (self._window_ps * pools.whole)
+        window = self._window_ps * pools.whole  # a Python int: many parts of long windows exceed 64 bits
+        offered = np.array([num_servers * window for num_servers in servers.values()], np.float64)
         shares = np.round(busy / offered[:, None], 6).tolist()
         return UtilisationOverTime(window_us=self._window_ps / 1e6, groups=dict(zip(names, shares, strict=True)))
 
@@ -71,8 +72,10 @@ class OverTime:
         group = np.array([number[name] for name in pools.groups], np.int64)[pools.pool]
         width = int(pools.parts.max()) + 1
         key = group * width + pools.parts
-        row = np.bincount(key)
-        for one in row.nonzero()[0].tolist():
+        # Keys are few and small: counting finds those that occur without a sort.
+        has_key = np.bincount(key) > 0
+        row = np.zeros(has_key.size, np.int64)
+        for one in has_key.nonzero()[0].tolist():
             row[one] = self._rows.setdefault((names[one // width], one % width), len(self._rows))
         of_resource: Ints = row[key]
         return of_resource

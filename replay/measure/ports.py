@@ -145,6 +145,7 @@ class PortSums:
     def of_port(self, phase: str, what: str) -> Ints:
         """Bytes or picoseconds of a phase, or of all ("both"): (port, gpu)."""
         if (phase, what) not in self._of_ports:
+            # A product adds kinds up in one call; a mask would first copy their rows.
             sums = self._sums[what]
             added = _IS_COUNTED[phase, what] @ sums.reshape(len(sums), -1)
             self._of_ports[phase, what] = added.reshape(sums.shape[1:])

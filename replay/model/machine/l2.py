@@ -90,6 +90,7 @@ class L2Caches:
         """
         l2, hbm = self._system.l2, self._system.hbm
         num_steps = len(tasks) // max(len(rank), 1)
+        assert num_steps * len(rank) == len(tasks), f"{len(tasks)} reads are no whole steps of {len(rank)} tiles"
 
         def of_steps(of_tile: IntsLike) -> IntsLike:
             return np.concatenate([of_tile] * num_steps) if num_steps > 1 and np.ndim(of_tile) else of_tile

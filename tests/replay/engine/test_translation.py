@@ -148,6 +148,16 @@ def test_columns_lie_anywhere_on_a_page(dtype: str, some: slice) -> None:
     assert by_compiler(sum_of_column, g)[0] == by_python(sum_of_column, g)[0]
 
 
+def test_a_column_that_would_be_copied_is_not_bound_anew() -> None:
+    g = given([3, 5], [1, 2])
+    before = g._words.tolist()
+    with pytest.raises(ValueError, match=r"Given\.column cannot be read where it lies; bind it to a new Given"):
+        g.put(column=np.arange(4)[::-1])
+    assert g._words.tolist() == before
+    g.put(column=np.arange(4))
+    assert by_compiler(sum_of_column, g)[0] == by_python(sum_of_column, g)[0]
+
+
 def reads_what_it_wrote(g: Any) -> Any:
     """Rows that LLVM cannot know to be the same, two names of a field and of an array, and a number."""
     total, one, other = 0, g.column[0], g.column[1]
