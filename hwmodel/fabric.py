@@ -120,14 +120,14 @@ class Fabric:
         return self.links[self._check(gpu) % self.gpus_per_domain]
 
     def gpu_of_rank(self, num_ranks: int) -> list[int]:
-        """GPU that each of so many ranks runs on: the first so many GPUs, in some order.
+        """GPU that each of so many ranks runs on: the first so many GPUs, in some order; one alone on GPU 0.
 
         Raises
         ------
         UserError
             If the order is a list that names other GPUs than these.
         """
-        if self.rank_order == "by node":
+        if self.rank_order == "by node" or num_ranks == 1:
             return list(range(num_ranks))
         if self.rank_order == "round robin":
             size = self.gpus_per_domain
