@@ -157,18 +157,20 @@ def _stack_of(text: str, settings: ChainSettings, trace: RoutingTrace, system: S
     stack = Stack.of(text, system, facts)
     if not stack.kernels.trains and gemm not in stack.kernels.types:
         stack = stack.without_rows()
-    known = stack.with_dispatcher(scheme.name, scheme.list_options)
-    given = {part.partition("=")[0] for part in options.split(",")}
-    serves_another = not stack.kernels.trains and known is None
-    if idle := sorted(given & stack.kernels.options.keys()) if serves_another else []:
+    is_known = stack.knows(scheme.name)
+    given = {part.partition("=")[0] for part in options.split(",")} & stack.kernels.options.keys()
+    for name in sorted(given & scheme.list_options.keys()):
+        message = f"--stack {text}: scheme {scheme.name!r} decides {name}, by {scheme.list_options[name].by}"
+        raise UserError(message)
+    if idle := [] if stack.kernels.trains or is_known else sorted(given):
         message = (
             f"--stack {text}: {quote_names(idle)} changes no layer: its list has no kernels around "
             f"those of {scheme.name!r}; times of calls have an effect, such as library_us=20"
         )
         raise UserError(message)
-    has_rows = known is not None or brings_experts(stack, scheme, system)
+    has_rows = is_known or brings_experts(stack, scheme, system)
     stack.check(is_training=is_training, precision=gemm if has_rows else None)
-    return known or stack
+    return stack.with_dispatcher(scheme.name, scheme.list_options)
 
 
 def calls_maker(

@@ -58,6 +58,8 @@ def stage_calls(
 
     Parameters
     ----------
+    stack
+        With the scheme as its dispatcher, if its list knows that.
     sizes
         Sizes of a GPU's work.
     scripts
@@ -65,17 +67,17 @@ def stage_calls(
         counted.
     """
     found: dict[tuple[str, bool], StageCalls] = {}
-    known, costs = stack.with_dispatcher(scheme.name, scheme.list_options), stack.costs.of(scheme.name)
+    is_known, costs = stack.knows(scheme.name), stack.costs.of(scheme.name)
     has_experts = brings_experts(stack, scheme, system)
     for direction, script in scripts.items():
         is_backward = direction == "backward"
         found[OUTSIDE, is_backward] = StageCalls(stack.costs.call_ps("torch", direction))
         extension = StageCalls(stack.costs.call_ps("library", direction))
         found |= {(stage, is_backward): extension for stage in (UNSTAGED, *STAGES)}
-        if known is None and costs.kernels:
+        if costs.kernels and not is_known:
             found |= _of_library(costs, direction, script())
-        if known is not None:
-            groups = _groups(known, sizes, direction)
+        if is_known:
+            groups = _groups(stack, sizes, direction)
         elif has_experts:
             groups = {EXPERTS: stack.experts(sizes, direction, shared=False)}
         else:
@@ -95,8 +97,7 @@ def brings_experts(stack: Stack, scheme: Scheme, system: System) -> bool:
     In stacks that train, the host tells the experts' kernels how many rows each has. Under a scheme
     whose host never waits, it does not know.
     """
-    known = stack.with_dispatcher(scheme.name) is not None
-    if known or not stack.kernels.trains or not isinstance(scheme, StagedScheme):
+    if stack.knows(scheme.name) or not stack.kernels.trains or not isinstance(scheme, StagedScheme):
         return False
     return not can_be_captured(typical_program(scheme, is_backward=False, system=system))
 

@@ -89,6 +89,7 @@ def stacks(
         shape = tracegen.models.load(last)
         found = Stack.of(stack, machine, facts_of(shape))
     found.check_model(shape, tp)
+    found = found.with_dispatcher(found.dispatcher)  # whose calls a replay pays
     _check_sizes(shape, ranks=ranks, tp=tp, tokens=tokens)
     sizes = replace(even_sizes(shape, tokens=tokens // tp, ranks=ranks, tp=tp), sms=machine.compute.num_sms)
     listed = [

@@ -241,7 +241,8 @@ class StepReplays:
             "forward": functools.partial(script, is_backward=False),
             "backward": functools.partial(script, is_backward=True),
         }
-        found = stage_calls(self.stack, scheme, self._shared_times.sizes, scripts, self.system)
+        stack = self.stack.with_dispatcher(scheme.name, scheme.list_options)
+        found = stage_calls(stack, scheme, self._shared_times.sizes, scripts, self.system)
         return dataclasses.replace(found, spread=self.host_spread, seed=self.seed)
 
     @property

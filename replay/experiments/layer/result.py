@@ -194,7 +194,7 @@ class StackDescription(Strict):
     @classmethod
     def of(cls, stack: Stack, scheme: str) -> Self:
         """Describe a stack around a scheme's kernels."""
-        return cls(name=stack.name, options=dict(stack.options), knows=stack.with_dispatcher(scheme) is not None)
+        return cls(name=stack.name, options=dict(stack.options), knows=stack.knows(scheme))
 
 
 class TracedResult(TimedResult):

@@ -239,7 +239,7 @@ class ListedEngineParts(EngineParts):
         return bool(tp == 1 and shape.num_heads and has_types and stack.has_attention_of(shape))
 
     def _attend_and_choose(self, stream: KernelTotals, rows: LoadRows) -> None:
-        if self.stack.with_dispatcher(self.scheme) is None:
+        if not self.stack.knows(self.scheme):
             super()._attend_and_choose(stream, rows)
             return
         self._run(stream.kernels(self.precision, self._times), "sum", rows)

@@ -79,7 +79,7 @@ def facts(setup: TrainingSetup, scheme: Scheme) -> dict[str, Any]:
     """Facts of the replays behind times; of a stack also whether its list knows the scheme."""
     found, stack = setup.replays.facts, setup.replays.stack
     if stack is not None:
-        found["stack"]["knows"] = stack.with_dispatcher(scheme.name) is not None
+        found["stack"]["knows"] = stack.knows(scheme.name)
     return found
 
 

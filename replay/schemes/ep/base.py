@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from replay.model.machine.resources import Discipline
     from replay.model.work.capacity import CarriedLayer
     from replay.model.work.layer import LayerWork
+    from replay.model.work.stacks import ListOption
     from replay.schemes.ep.facts import Buffer
 
 
@@ -116,8 +117,8 @@ class Scheme(AnyScheme):
     unacknowledged: Mapping[str, str] = MappingProxyType({})
 
     @property
-    def list_options(self) -> Mapping[str, str | bool]:
-        """Options of a kernel list that the scheme's own decide, where the list knows it."""
+    def list_options(self) -> Mapping[str, ListOption]:
+        """Options of a kernel list that the scheme decides, where the list knows it."""
         return {}
 
     @property

@@ -7,9 +7,12 @@ import re
 from loops import every
 from typer.testing import CliRunner
 
+import hwmodel
 from replay.cli.app import app
 from replay.errors import UserError
-from replay.model.work.stacks import STACKS
+from replay.model.work.stacks import STACKS, Stack
+
+H100 = hwmodel.load("dgx-h100")
 
 
 def said(*words: str) -> str:
@@ -41,6 +44,24 @@ def test_each_is_counted_and_listed(name: str) -> None:
     assert host_us > 0
     listed = said(name, "--tokens", "64", "--kernels")
     assert len(listed.splitlines()) > waits
+
+
+@every(
+    ("stack", "scheme"),
+    [
+        ("megatron-plain:dispatcher=deepep", "deepep"),
+        ("megatron-plain:dispatcher=hybridep", "hybrid-ep"),
+        ("automodel", "deepep"),
+        ("sglang:dispatcher=deepep-ll", "deepep-ll"),
+    ],
+)
+def test_calls_of_a_dispatcher_s_library_cost_what_a_replay_pays(stack: str, scheme: str) -> None:
+    shown = said(stack, "--kernels", "--tokens", "64")
+    assert Stack.of(stack, H100).dispatcher == scheme
+    costs = Stack.of(stack, H100).with_dispatcher(scheme).costs
+    paid_us = costs.kernels["dispatch"].us("forward")
+    assert re.search(rf"^dispatch +forward +dispatch .* {paid_us:.1f} ", shown, re.M)
+    assert f"{paid_us:.1f}" != f"{costs.calls['library'].us('forward'):.1f}", "a call that stands in for any"
 
 
 def test_a_graph_takes_launches_off_the_host() -> None:

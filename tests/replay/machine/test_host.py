@@ -378,6 +378,8 @@ def test_a_stack_launches_between_kernels_of_a_scheme_and_behind_them() -> None:
     places = [place for _, place in stream.machine.notes.places if place.startswith("kernel list")]
     assert list(dict.fromkeys(places)) == ["kernel list: before", "kernel list: between", "kernel list: behind"]
     assert (stream.machine.leave(ended) == ended).all()
+    stream.kernel(1)
+    assert not stream.machine.notes.places[-1][1].startswith("kernel list"), "of the scheme again"
 
 
 def test_a_stack_moves_more_bytes_than_a_scheme_s_kernels() -> None:

@@ -23,6 +23,7 @@ from replay.errors import UserError
 from replay.experiments.layer.setup import set_up
 from replay.experiments.layer.spec import RunSpec
 from replay.model.compute.dense import Between
+from replay.model.machine.host import AddedRow, Calls, Operation, StageCalls
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import Time
 from replay.model.work.context import Context
@@ -127,6 +128,21 @@ def ran(scheme, kind: str, between=None, number: int = 1):
             found[one.of == "rows"].append((one.of, begun, ended))
     last = [max(int(visible[ends].max()) for ends in chain.finishes[2 * pair :][:2]) for pair in range(number)]
     return *(sorted(found[is_rows], key=lambda one: one[1:]) for is_rows in (True, False)), last
+
+
+def test_kernels_that_a_stack_adds_to_experts_are_computed() -> None:
+    """Nothing is exposed for them: all GPUs wait for, in these pairs, is computed."""
+    rows = tuple(AddedRow(Operation(name, 1), 50_000_000, behind=behind) for behind, name in enumerate(("cast", "sum")))
+    bare, under = (
+        pair_times(
+            Replay(links(1, Parts()), H100, Still(), strategy=ORDERS["megatron"], launch="eager", calls=Calls(calls))
+        )
+        for calls in ({}, {("experts", False): StageCalls(0, rows)})
+    )
+    assert (under.exposed_ps == bare.exposed_ps).all()
+    longer = under.busy_ps["experts"] - bare.busy_ps["experts"]
+    assert (longer == under.ends_ps - bare.ends_ps).all()
+    assert (longer > 2 * H100.hbm.stream_ps(50_000_000)).all()
 
 
 def test_dualpipe_by_hand() -> None:
@@ -417,7 +433,8 @@ def test_what_does_not_go_with_it_is_said(message: str, trace) -> None:
 
 
 def test_schemes_without_gradients_have_no_such_order() -> None:
-    for name in SCHEMES:
-        one = find(name)
-        if isinstance(one, StagedScheme):
-            assert ("dualpipe" in one.interleaves) == ("backward" in one.passes)
+    """All others have one but Megatron-LM's all-gathers, whose stages are its list's alone."""
+    staged = [one for one in map(find, SCHEMES) if isinstance(one, StagedScheme)]
+    different = {one.name for one in staged if ("dualpipe" in one.interleaves) != ("backward" in one.passes)}
+    assert different == {"megatron-allgather"}
+    assert not find("megatron-allgather").interleaves

@@ -73,7 +73,7 @@ def pairs() -> Iterator[tuple[str, str]]:
     """All of them."""
     for stack in STACKS:
         for scheme in names("ep"):
-            if Stack.of(stack, H100).with_dispatcher(scheme) is not None:
+            if Stack.of(stack, H100).knows(scheme):
                 yield stack, scheme
 
 
@@ -117,9 +117,8 @@ def with_options(pair: Pair) -> Scheme:
 def stack_of(pair: Pair) -> Stack:
     """The stack, with the scheme as its dispatcher."""
     text = f"{pair.stack}:{OPTIONS[pair.stack]}" if pair.stack in OPTIONS else pair.stack
-    found = Stack.of(text, H100, facts_of_place(H100, 4)).with_dispatcher(pair.scheme, with_options(pair).list_options)
-    assert found is not None
-    return found
+    stack = Stack.of(text, H100, facts_of_place(H100, 4))
+    return stack.with_dispatcher(pair.scheme, with_options(pair).list_options)
 
 
 def scheme_of(pair: Pair) -> Scheme:
@@ -217,7 +216,6 @@ def test_kernels_that_stand_in_for_others_are_where_these_are() -> None:
     """Rows are permuted in place of tables, zeroed and added up in place of a sum of each token's."""
     pair = Pair("megatron-inference", "nvls", "forward")
     stack = Stack.of("megatron-inference", H100).with_dispatcher("nvls")
-    assert stack is not None
     found = stage_calls(stack, scheme_of(pair), sizes(), {"forward": lambda: script_of(pair)}, H100).stages
     names = [(row.what.name, row.what.launches) for row in found["experts", False].added]
     # The permute stands for the first table, of two kernels that add up one for another table: eight as the list has.
@@ -245,6 +243,19 @@ def test_kernels_are_launched_in_the_order_of_the_list(pair: Pair) -> None:
         assert launched == [name for name, _ in itertools.groupby(listed)], stages
 
 
+def test_gradients_of_weights_that_are_put_off_leave_other_rows_where_they_are() -> None:
+    """Products of rows stand for none of weights: the stack's cast comes between the products, as in the list."""
+    pair = Pair("megatron-plain", "nccl-alltoall", "backward")
+    work = layer(is_backward=True).putting_off_weights()
+    scripts = {pair.direction: lambda: outline_layer(scheme_of(pair), work, H100).host.script}
+    found = stage_calls(stack_of(pair), scheme_of(pair), sizes(), scripts, H100)
+    script = outline_layer(scheme_of(pair), work, H100, "eager", found).host.script
+    launched = [run.name for run in script.runs([("experts", True)]) if not run.is_product]
+    rows = stack_calls._groups(stack_of(pair), sizes(), pair.direction)[stack_calls.EXPERTS]
+    listed = [row.name for row in rows if row.kind != "gemm" and (row.kernels or row.name in launched)]
+    assert launched == [name for name, _ in itertools.groupby(listed)]
+
+
 @pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair.stack not in IN_FP8], ids=" ".join)
 def test_kernels_that_both_state_move_the_same_bytes(pair: Pair) -> None:
     for stages in stages_of(pair):
@@ -258,12 +269,13 @@ def test_megatron_s_casts_and_paddings_are_its_list_s(direction: Pass) -> None:
     """Scales of blocks; those of schemes that run experts together stand in for them."""
     is_backward = direction == "backward"
     stack = Stack.of("megatron-plain:fp8=blockwise", H100).with_dispatcher("megatron")
-    assert stack is not None
     work = layer(is_backward=is_backward, precision=Precision("bf16", gemm="fp8"))
-    script = outline_layer(find("megatron"), work, H100).host.script
-    listed = Counter[str]()
+    machine = outline_layer(find("megatron"), work, H100)
+    script = machine.host.script
+    listed, late_ps = Counter[str](), Counter[str]()
     for row in stack.operations(sizes(), ["experts"], direction):
         listed[row.name] += row.kernels
+        late_ps[row.name] += stack_calls._late_ps(machine, row)
     runs = [run for run in script.runs([("experts", is_backward)]) if not run.is_product and "sort" not in run.name]
     launched = {name: sum(run.kernels for run in runs if run.name == name) for name in {run.name for run in runs}}
     launched.pop("chunk map", None)
@@ -272,12 +284,15 @@ def test_megatron_s_casts_and_paddings_are_its_list_s(direction: Pass) -> None:
         name: count for name, count in launched.items() if name not in names
     }
     assert sum("cast" in name or "padd" in name for name in launched) == 5
+    calls = stage_calls(stack, find("megatron"), sizes(), {direction: lambda: script}, H100).stages
+    late_ps.subtract({run.name: run.late_ps for run in runs if "cast" in run.name})
+    added = {row.what.name: row.late_ps for row in calls["experts", is_backward].added if "cast" in row.what.name}
+    assert added == {name: late_ps[name] for name in launched if "cast" in name}, "the stack's is the rest of a law's"
 
 
 def test_masked_experts_in_fp8_are_their_list_s() -> None:
     """SGLang's list is of BF16 otherwise; buffers have room for 128 tokens of each GPU."""
     stack = Stack.of("sglang:fp8_experts=true", H100).with_dispatcher("deepep-ll")
-    assert stack is not None
     script = outline_layer(find("deepep-ll"), layer(is_backward=False, precision="fp8"), H100).host.script
     rows = stack.operations(dataclasses.replace(sizes(), slots=4 * 4 * 128), ["experts"], "forward")
     runs = script.runs([("experts", False)])

@@ -92,7 +92,8 @@ def scripts(scheme: str) -> dict[Pass, Callable[[], HostScript]]:
 
 
 def calls_of(scheme: str, stack: Stack) -> Mapping[tuple[str, bool], StageCalls]:
-    return stage_calls(stack, known(scheme), sizes(), scripts(scheme), H100).stages
+    around = stack.with_dispatcher(scheme, known(scheme).list_options)
+    return stage_calls(around, known(scheme), sizes(), scripts(scheme), H100).stages
 
 
 def extension(stack: Stack, direction: Pass) -> StageCalls:
@@ -113,7 +114,6 @@ def waits_of(calls: StageCalls) -> int:
 def test_each_row_of_a_layer_is_in_one_group(scheme: str, direction: Pass) -> None:
     """Rows arrive with the last exchange of the first part, and leave with those of the last."""
     stack = plain().with_dispatcher(scheme)
-    assert stack is not None
     groups = stack_calls._groups(stack, sizes(), direction)
     parts = ("dispatch", "experts", "combine")
     parts = parts if direction == "forward" else parts[::-1]
@@ -131,7 +131,6 @@ def test_each_row_of_a_layer_is_in_one_group(scheme: str, direction: Pass) -> No
 def test_stages_have_what_the_list_has_beyond_the_scheme(scheme: str, direction: Pass) -> None:
     """Time is spread over launches; kernels, bytes and waits that the scheme has are not twice."""
     stack = plain().with_dispatcher(scheme)
-    assert stack is not None
     is_backward = PASSES[direction]
     found = calls_of(scheme, stack)
     machine = outline_layer(known(scheme), works()[direction], H100)
@@ -140,38 +139,39 @@ def test_stages_have_what_the_list_has_beyond_the_scheme(scheme: str, direction:
         waited = sum(machine.host.counts.waited[stage, is_backward] for stage in stages)
         runs = machine.host.script.runs([(stage, is_backward) for stage in stages])
         launched = sum(run.kernels for run in runs)
-        has, moved = Counter[str](), Counter[str]()
+        has, moved, late = Counter[str](), Counter[str](), Counter[str]()
         for run in (run for run in runs if not run.is_product):
             has[run.name] += run.kernels
             moved[run.name] += run.nbytes
+            late[run.name] += run.late_ps
         # Experts multiply twice, and backward twice for each; one scheme calls each by itself.
         calls = RANKS if scheme == "megatron" else 1
         assert has.total() == launched - calls * sum(row.kind == "gemm" for row in rows)
         small = [row for row in rows if row.kind != "gemm"]
-        listed, of_rows = Counter[str](), Counter[str]()
+        listed, of_rows, of_laws = Counter[str](), Counter[str](), Counter[str]()
         for row in small:
             listed[row.name] += row.kernels
             of_rows[row.name] += row.moves
+            of_laws[row.name] += stack_calls._late_ps(machine, row)
         added = [row for one in here for row in one.added]
         assert sum(row.what.launches for row in added) == (listed - has).total()
         assert sum(row.waits for row in added) == max(0, sum(row.waits for row in rows) - waited)
         # The scheme's kernels move rows; its elementwise ones may lack bytes of theirs.
         elementwise = {row.name for row in small if row.kind == "memory"}
-        lacks = {name: of_rows[name] - moved[name] for name in of_rows if name not in has or name in elementwise}
-        assert +Counter(lacks) == +_sums(added)
-        late_ps = {row.name: stack_calls._late_ps(machine, row) for row in small if row.name not in has}
-        assert all(row.late_ps == late_ps[row.what.name] for row in added if row.what.name in late_ps)
+        lacks = {name for name in of_rows if name not in has or name in elementwise}
+        assert +Counter({name: of_rows[name] - moved[name] for name in lacks}) == +_sums(added, "nbytes")
+        assert +Counter({name: of_laws[name] - late[name] for name in lacks}) == +_sums(added, "late_ps")
         assert {one.launch_ps for one in here} == {here[0].launch_ps}
         launches = launched + (listed - has).total()
         whole = sum(stack.costs.ps(row) for row in rows)
         assert 0 <= whole - launches * here[0].launch_ps < max(1, launches)
 
 
-def _sums(added: Iterable[AddedRow]) -> Counter[str]:
-    """Bytes by name."""
+def _sums(added: Iterable[AddedRow], what: str) -> Counter[str]:
+    """Bytes or times of laws by name."""
     found: Counter[str] = Counter()
     for row in added:
-        found[row.what.name] += row.nbytes
+        found[row.what.name] += getattr(row, what)
     return found
 
 
@@ -370,7 +370,7 @@ def test_every_scheme_trains_in_practice(scheme: str, synthetic: Synthetic) -> N
     if find(scheme).passes != {"forward", "backward"}:
         pytest.skip("has no backward pass")
     adds = stack_calls.brings_experts(plain(), find(scheme), H100)
-    adds = adds or plain().with_dispatcher(scheme) is not None
+    adds = adds or plain().knows(scheme)
     check_practice(synthetic(ranks=2), scheme, "training", adds=adds)
 
 
@@ -691,6 +691,24 @@ def test_gpus_that_share_experts_launch_for_twice_as_many(synthetic: Synthetic) 
     kernels = [[row.what for row in one.added if row.what.launches] for one in (whole, shared)]
     assert kernels[0] == kernels[1]
     assert shared.launch_ps > 1.3 * whole.launch_ps
+
+
+@every(
+    ("scheme", "stack", "by", "settings"),
+    [
+        ("trtllm-alltoall", "tensorrt-llm:fused_sum=true", "fused_sum, by its experts", {}),
+        ("trtllm-alltoall", "practice:payload_in_workspace=true", "by its option payload_in_workspace", {}),
+        ("deepep-ll", "sglang:signals=true", "signals, by its option overlap_sms", {}),
+        ("deepep-ll", "sglang:fp8_experts=true", "fp8_experts, by the type of products", {}),
+        ("deepep-ll", "sglang:fp8_experts=true", "fp8_experts, by the type of products", {"precision": "fp8"}),
+    ],
+)
+def test_options_that_a_scheme_decides_are_refused(
+    scheme: str, stack: str, by: str, settings: dict[str, str], synthetic: Synthetic
+) -> None:
+    """They would contradict its kernels, or change nothing."""
+    with pytest.raises(UserError, match=rf"^--stack \S+: scheme '{scheme}' decides .*{by}"):
+        replay.run(synthetic(ranks=2, phase="decode"), scheme=scheme, layer=0, stack=stack, **settings)
 
 
 def test_options_that_change_no_layer_are_refused(synthetic: Synthetic) -> None:

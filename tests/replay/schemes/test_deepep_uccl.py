@@ -9,6 +9,7 @@ from round_machine import NS, ROUND
 from round_nodes import CARDS
 
 import hwmodel
+from replay.chains.layer import build_layer
 from replay.engine import NULL_RESOURCE, GraphBuilder, Timeline, schedule
 from replay.model.arrays import Ints
 from replay.model.machine.kinds import DISPATCH, KIND_NAMES, Kind
@@ -17,6 +18,7 @@ from replay.model.machine.resources import ResourceClass
 from replay.model.work.layer import ExpertShape, LayerWork
 from replay.schemes.contract import layers as small_layers
 from replay.schemes.contract.examine import case_of, examine_case
+from replay.schemes.ep.base import LayerRefusedError
 from replay.schemes.ep.deepep import internode_notify
 from replay.schemes.ep.deepep.configs import default_config
 from replay.schemes.ep.deepep.crossings import Crossings
@@ -204,6 +206,13 @@ def test_a_layer_of_one_node_knows_no_transport() -> None:
         scheme.combine(work, machine, scheme.dispatch(work, machine, machine.mark(machine.ranks)))
         took.append(schedule(graph.build()).makespan_ps)
     assert took[0] == took[1]
+
+
+@every("transport", ["proxy", "uccl"])
+def test_a_transport_without_effect_is_refused(transport: str) -> None:
+    work = small_layers.work(small_layers.draw(80, 16, 4), 8, 16, shape=ExpertShape(512, 64))
+    with pytest.raises(LayerRefusedError, match=f"transport={transport} of scheme 'deepep' .* all 8 GPUs"):
+        build_layer(work, hwmodel.load("dgx-h100"), DeepEp(DeepEpOptions(transport=transport)))
 
 
 @every("layer", ["3 domains of 8, fp8", "2 domains of 8, uneven ranks", "backward, 2 domains of 8"])

@@ -7,7 +7,7 @@ from loops import every
 from one_layer import replay_layer
 
 import hwmodel
-from replay.chains.host_program import program
+from replay.chains.host_program import outline_layer, program
 from replay.chains.layer import build_layer
 from replay.model.machine.kinds import Kind
 from replay.model.work.layer import ExpertShape, LayerWork, Precision
@@ -15,6 +15,7 @@ from replay.schemes import SCHEMES
 from replay.schemes.contract import layers as small_layers
 from replay.schemes.contract.examine import case_of, examine_case
 from replay.schemes.contract.graph_facts import port_bytes
+from replay.schemes.ep.megatron.allgather import SELECTED, SIZE_WAIT
 
 SYSTEM = hwmodel.load("dgx-h100")
 SCHEME = SCHEMES["megatron-allgather"]
@@ -76,6 +77,16 @@ def test_it_has_two_waits_and_as_many_experts_kernels() -> None:
     backward = program(SCHEME, small_layers.work(ids, 8, 64, is_backward=True), SYSTEM)
     assert all(one.launches for one in backward)
     assert backward[-1].name == "reduce-scatter of gradients of probabilities"
+
+
+def test_own_gate_weights_are_selected_before_the_host_waits_for_their_number() -> None:
+    """Seven kernels: flags and three probabilities for each token and each of two experts of a GPU."""
+    for back, value in (("bf16", 2), ("fp32", 4)):
+        script = outline_layer(SCHEME, layer([10, 10, 10], back=back), SYSTEM).host.script
+        (run,) = (one for one in script.runs([("experts", False)]) if one.name == SELECTED)
+        assert (run.kernels, run.nbytes) == (7, 30 * 2 * (4 + 3 * value))
+        launched = [one.name for one in script.program]
+        assert launched[launched.index(SIZE_WAIT) - 1] == SELECTED
 
 
 def test_casts_stand_round_the_scatter_where_probabilities_are_fp32() -> None:

@@ -87,7 +87,6 @@ def test_deepep_s_calls_by_hand() -> None:
 def test_a_row_of_a_list_is_the_library_s_call_once() -> None:
     """Its tensors are among the parts, and what autograd adds is paid once."""
     stack = Stack.of("megatron-plain", H100).with_dispatcher("deepep")
-    assert stack is not None
     sizes = even_sizes(models.load("qwen3-30b-a3b"), tokens=64, ranks=8)
     layout = next(row for row in stack.operations(sizes, ["dispatch"], "forward") if row.name == "layout")
     parts = 2 * 1.1 + 0.75 + 0.19 + 3 * 2.6 + 2 * 0.53 + 3.5

@@ -10,6 +10,7 @@ from replay.model.work.stacks.sizes import facts_of as facts_of
 from replay.model.work.stacks.sizes import facts_of_place as facts_of_place
 from replay.model.work.stacks.stack import PRACTICE as PRACTICE
 from replay.model.work.stacks.stack import STACKS as STACKS
+from replay.model.work.stacks.stack import ListOption as ListOption
 from replay.model.work.stacks.stack import Stack as Stack
 from replay.model.work.stacks.stack import is_bare as is_bare
 from replay.model.work.stacks.stack import knows as knows

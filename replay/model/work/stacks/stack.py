@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from replay.errors import UserError, quote_names, unknown, value_text
 from replay.model.work.kernel_lists import KernelList, load
@@ -62,6 +62,21 @@ DISPATCHERS: Mapping[str, str] = {
     "trtllm-alltoall": "one-sided",
 }
 """Choices of lists' option `dispatcher` by scheme."""
+
+
+class ListOption(NamedTuple):
+    """Option of a kernel list that a scheme decides.
+
+    Attributes
+    ----------
+    value
+        Its value.
+    by
+        What of the scheme decides it, in words.
+    """
+
+    value: Value
+    by: str
 
 
 def is_bare(stack: str) -> bool:
@@ -260,20 +275,32 @@ class Stack:
         choices = self.kernels.options["graphs"].choices
         return scope in choices and choices.index(scope) <= choices.index(self.options["graphs"])
 
-    def with_dispatcher(self, scheme: str, options: Mapping[str, Value] | None = None) -> Self | None:
-        """Give it with a scheme as the dispatcher of rows; None if its list has no such choice.
+    def knows(self, scheme: str) -> bool:
+        """Tell whether its list has what lies around a scheme's exchange."""
+        return knows(self.kernels, scheme)
+
+    @property
+    def dispatcher(self) -> str:
+        """First scheme that brings rows as its options say; nothing where none does."""
+        choice = self.options.get("dispatcher")
+        if choice is None:
+            return self.kernels.dispatcher
+        return next((scheme for scheme, of in DISPATCHERS.items() if of == choice), "")
+
+    def with_dispatcher(self, scheme: str, options: Mapping[str, ListOption] | None = None) -> Self:
+        """Give it with a scheme as the dispatcher of rows; as it is if its list does not know the scheme.
 
         Parameters
         ----------
         options
-            Of the list, as the scheme's own options decide them: `Scheme.list_options`.
+            Of the list, as the scheme decides them: `Scheme.list_options`.
         """
-        if not knows(self.kernels, scheme):
-            return None
+        if not self.knows(scheme):
+            return self
         costs = self.costs.of(scheme)
         if "dispatcher" not in self.options:
             return dataclasses.replace(self, costs=costs)
-        given = {"dispatcher": DISPATCHERS[scheme], **(options or {})}
+        given = {"dispatcher": DISPATCHERS[scheme], **{name: one.value for name, one in (options or {}).items()}}
         return dataclasses.replace(self, options={**self.options, **given}, costs=costs)
 
     def without_rows(self) -> Self:

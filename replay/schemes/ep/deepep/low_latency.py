@@ -50,6 +50,7 @@ from replay.model.compute.masked_tiles import MASKED_ROWS
 from replay.model.compute.shared_experts import shared_kernels
 from replay.model.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.model.work.ragged import places
+from replay.model.work.stacks import ListOption
 from replay.schemes.ep import memory
 from replay.schemes.ep.deepep.beside_gemm import send
 from replay.schemes.ep.deepep.buffers import HEADER_BYTES, low_latency_bytes
@@ -61,6 +62,8 @@ from replay.schemes.ep.staged_schemes import StagedScheme
 from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hwmodel import System
     from replay.model.arrays import Bytes, Ints, Tasks
     from replay.model.machine.machine import Machine
@@ -190,6 +193,14 @@ class LowLatencyDeepEp(StagedScheme):
         """(rank,): rows that the buffers of each rank's experts have room for."""
         experts = np.array([len(experts) for experts in work.experts_of_rank], np.int64)
         return experts * self._room(work) * work.num_ranks
+
+    @property
+    def list_options(self) -> Mapping[str, ListOption]:
+        """Type and signals of masked experts; layers in FP8 do not run by the list, which is of BF16."""
+        return {
+            "fp8_experts": ListOption(False, "the type of products (--precision)"),
+            "signals": ListOption(bool(self.options.overlap_sms), "its option overlap_sms"),
+        }
 
     def interleave(self, kind: Interleave) -> Self:
         """The scheme with hooks; for "sbo", with a combine beside GEMM-2."""

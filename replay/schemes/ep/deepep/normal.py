@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from replay.schemes.ep.staged_schemes import Stages
 
 EXTRAPOLATED = "extrapolated: GPUs of the domain beyond the 8 that V1's kernels know"
+DEFAULT_TRANSPORT = "warps"
 TRANSPORTS = MappingProxyType({"warps": WarpTransport(), "proxy": ProxyTransport(), "uccl": UcclTransport()})
 BARE = "bare"  # the stack that is nobody's
 LISTED = ("deepseek",)  # stacks whose lists have both passes, see `ListedExchanges`
@@ -108,7 +109,7 @@ class DeepEpOptions(Options):
     rdma_combine_chunk: int = _shipped_option("The same in the combine.")
     rdma_ring_tokens: int = _shipped_option("Tokens in a ring between nodes.")
     transport: str = option(
-        "warps",
+        DEFAULT_TRANSPORT,
         "Who posts what leaves a node. warps: the kernels themselves, through NVSHMEM's GPU-initiated verbs. proxy: "
         "NVSHMEM's thread of the host, where cards take no doorbells of GPUs, as on AWS's EFA. uccl: "
         "UCCL-EP's threads of the host, as built for AWS's EFA, which also add to the counters that the kernels wait "
@@ -147,7 +148,8 @@ class DeepEp(ListedExchanges):
     assumes = (
         "GEMMs run on all SMs, after the dispatch kernel; V1's kernels inside a domain know at "
         "most 8 GPUs, so that a larger domain is an extrapolation, which the result counts; with "
-        "transport=uccl a locked add takes what it takes one EPYC of Zen 4 ([host] locked_add_ns)"
+        "transport=uccl a locked add takes what it takes one EPYC of Zen 4 ([host] locked_add_ns); "
+        "transport=warps posts from the GPU on any card, though AWS's EFA takes no doorbells of GPUs"
     )
     wins = "many tokens and skew against all-to-alls, by one row per GPU and rings that bound what one GPU is sent"
     loses = (
@@ -250,6 +252,12 @@ class DeepEp(ListedExchanges):
                 f"option stack={self.kernel_list} of scheme {self.name!r} is of a pair of layers: "
                 "--pass training --interleave dualpipe, and in a step --schedule dualpipe --stack "
                 f"{self.kernel_list}"
+            )
+            raise LayerRefusedError(message)
+        if machine.num_domains == 1 and self.options.transport != DEFAULT_TRANSPORT:
+            message = (
+                f"option transport={self.options.transport} of scheme {self.name!r} is of what leaves a node, and all "
+                f"{work.num_ranks} GPUs of the experts are in one: leave it out"
             )
             raise LayerRefusedError(message)
         beyond = work.num_ranks - NODE_GPUS

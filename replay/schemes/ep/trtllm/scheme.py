@@ -41,6 +41,7 @@ from replay.model.compute.shared_experts import shared_kernels
 from replay.model.machine.kinds import Kind
 from replay.model.machine.times import MemoryTraffic
 from replay.model.work.precision import FP4_TYPES
+from replay.model.work.stacks import ListOption
 from replay.schemes.ep import memory
 from replay.schemes.ep.facts import FORWARD, LIBRARY_WEIGHTS
 from replay.schemes.ep.staged_schemes import StagedScheme
@@ -148,10 +149,14 @@ class TrtLlmAllToAll(StagedScheme):
         return (*memory.cast_tokens(work), *found)
 
     @property
-    def list_options(self) -> Mapping[str, str | bool]:
+    def list_options(self) -> Mapping[str, ListOption]:
         """Mover of rows and place of results; experts add them up in a kernel of their own."""
-        side, is_there = f"{self.options.side}-sided", self.options.payload_in_workspace
-        return {"dispatcher": side, "payload_in_workspace": is_there, "fused_sum": False}
+        is_there = self.options.payload_in_workspace
+        return {
+            "dispatcher": ListOption(f"{self.options.side}-sided", "its option side"),
+            "payload_in_workspace": ListOption(is_there, "its option payload_in_workspace"),
+            "fused_sum": ListOption(False, "its experts, whose rows a kernel of its own adds up"),
+        }
 
     def stages(self, work: LayerWork, machine: Machine, start: Tasks) -> Stages:
         """Add quantisation, dispatch, experts and combine."""
