@@ -107,6 +107,7 @@ def _of_decoded(loads: Sequence[Load]) -> Context:
         tokens=requests * queries,
         positions=cached + requests * queries,
         pairs=queries * cached + requests * (queries * (queries + 1) // 2),
+        requests=requests,
     )
 
 

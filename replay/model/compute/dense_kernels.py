@@ -18,7 +18,7 @@ from hwmodel.compute import gradient_type
 from replay.model.compute.weight_gradients import ACCUMULATOR_BYTES, exposed_sum_bytes
 from replay.model.machine.block_scheduler import BlockScheduler
 from replay.model.machine.kinds import KIND_NAMES, Kind
-from replay.model.machine.times import NO_TIME, Time
+from replay.model.machine.times import Time
 
 if TYPE_CHECKING:
     from hwmodel.attention import Scores
@@ -117,7 +117,7 @@ class DenseKernels:
         run = attention.backward_ps if self.is_backward else attention.forward_ps
         self._attention(run(scores, key, value, nbytes))
 
-    def decode(self, flop: Ints, nbytes: Bytes, least: Time = NO_TIME) -> None:
+    def decode(self, flop: Ints, nbytes: Bytes) -> None:
         """Add an attention kernel over the cache.
 
         Parameters
@@ -126,10 +126,8 @@ class DenseKernels:
             (rank,): operations of its products.
         nbytes
             (rank,): bytes read plus bytes written.
-        least
-            What it takes at least, however few these are.
         """
-        self._attention(np.maximum(self._machine.system.attention.decode_ps(flop, nbytes), least.ps))
+        self._attention(self._machine.system.attention.decode_ps(flop, nbytes))
 
     def _attention(self, time_ps: Picoseconds | int) -> None:
         if self.weights == "alone":

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.model.compute import flash
 from replay.model.compute.row_moves import cast_twice, chunk_map, row_map, row_walk
 from replay.model.machine.times import NO_TIME, Time
 
@@ -64,11 +63,6 @@ def blocks(machine: Machine, count: IntsLike, nbytes: int) -> Time:
     return Time(machine.system.hbm.stream_ps(rounds * sms * nbytes))
 
 
-def flash_decode(machine: Machine, count: IntsLike, keys: int) -> Time:
-    """Time of FlashAttention-2's kernel over a cache, beside reading it; parameters of `flash.decode_ps`."""
-    return Time(flash.decode_ps(machine.system, count, keys))
-
-
 def _clocks(machine: Machine, values: IntsLike, clocks: float) -> Time:
     system = machine.system
     each = clocks * 1000 / system.spec.gpu.clock_GHz.value / system.compute.num_sms
@@ -84,7 +78,6 @@ LAWS: dict[str, Callable[[Machine, IntsLike, int], Time]] = {
     "atomic": atomic,
     "chain": chain,
     "blocks": blocks,
-    "flash": flash_decode,
 }
 
 

@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.model.compute import laws
+from replay.model.compute import flash, laws
 from replay.model.compute.dense_kernels import BF16, DenseKernels, Weights
 from replay.model.compute.slices import nobody
 from replay.model.machine.host import Operation
 from replay.model.machine.kinds import DISPATCH, Kind
-from replay.model.machine.times import NO_TIME
 from replay.model.work.kernel_lists import RankedOperation
 
 if TYPE_CHECKING:
-    from replay.model.arrays import Tasks
+    from replay.model.arrays import Ints, Tasks
     from replay.model.compute.slices import CollectivePs
     from replay.model.machine.machine import Machine
     from replay.model.work.context import Context
@@ -64,7 +63,7 @@ class ListedKernels(DenseKernels):
     ) -> None:
         super().__init__(machine, precision, after, is_backward=is_backward, weights=weights, known=known)
         self._stack, self._collective_ps, self._attend = stack, collective_ps, attend
-        self._least = NO_TIME  # of attention over a cache
+        self._flash: ListedOperation | None = None  # what launches attention over a cache, if FlashAttention-2 does
 
     def run(self, rows: Iterable[ListedOperation] | Iterable[RankedOperation]) -> None:
         """Launch rows in their order; those that a graph holds in one launch."""
@@ -104,10 +103,30 @@ class ListedKernels(DenseKernels):
                 continue
             self.what = what
             heads, key, value = row.of.scores
-            if is_decode:
-                self.decode(2 * context.pairs * heads * (key + value), row.moves, self._least)
+            if is_decode and self._flash is not None:
+                self._flash_decode(self._flash, context, row.moves)
+            elif is_decode:
+                self.decode(2 * context.pairs * heads * (key + value), row.moves)
             else:
                 self.attention(context.scores(heads), key, value, row.moves)
+
+    def _flash_decode(self, of: ListedOperation, context: Context, nbytes: Ints) -> None:
+        """Add FlashAttention-2's kernel; with one token a request, queries of a head of keys are rows of a block."""
+        assert of.flash is not None, of.name
+        heads, kv_heads, width = of.flash
+        queries = context.tokens // np.maximum(context.requests, 1)
+        of_request = np.where(queries > 1, heads, kv_heads)
+        self._attention(
+            flash.decode_ps(
+                self._machine.system,
+                context.requests * of_request,
+                context.positions * of_request,
+                np.where(queries > 1, queries, heads // kv_heads),
+                width,
+                nbytes,
+                is_split=of.kernels > 1,
+            )
+        )
 
     def _of_ranks(self, row: ListedOperation | RankedOperation) -> RankedOperation:
         if isinstance(row, RankedOperation):
@@ -159,8 +178,8 @@ class ListedKernels(DenseKernels):
                 assert self._attend is not None, of.name
                 if of.kernels > 1:  # beside the one that multiplies
                     few = one._replace(launches=of.kernels - 1)
-                    self._memory(row._replace(of=of._replace(law=None)), few)
-                self.what, self._least = one._replace(launches=1), laws.least(self._machine, of.law)
+                    self._memory(row, few)
+                self.what, self._flash = one._replace(launches=1), of if of.flash else None
                 self._attend(self)
             case "exchange":
                 self._exchanges(row, one)

@@ -34,6 +34,8 @@ class Context:
         (rank,): pairs of a query and a key whose product is computed.
     blocks, longest
         (rank,): tiles of queries of a prefill kernel, and pairs of the longest; nothing in decode.
+    requests
+        (rank,): requests that are decoded, each with as many queries; nothing in prefill.
     """
 
     tokens: Counts
@@ -41,11 +43,13 @@ class Context:
     pairs: Ints
     blocks: Ints | int = 0
     longest: Ints | int = 0
+    requests: Ints | int = 0
 
     def __getitem__(self, ranks: slice) -> Context:
         """Context of some ranks."""
-        blocks, longest = (each if isinstance(each, int) else each[ranks] for each in (self.blocks, self.longest))
-        return Context(self.tokens[ranks], self.positions[ranks], self.pairs[ranks], blocks, longest)
+        some = (self.blocks, self.longest, self.requests)
+        blocks, longest, requests = (each if isinstance(each, int) else each[ranks] for each in some)
+        return Context(self.tokens[ranks], self.positions[ranks], self.pairs[ranks], blocks, longest, requests)
 
     def scores(self, heads: int) -> Scores[Ints]:
         """Scores that a prefill kernel of so many heads computes."""
@@ -66,7 +70,7 @@ class Context:
         tokens = np.bincount(rank, minlength=n)
         if batch.phase == "decode":
             attended = _sum(rank, reach, n)
-            return cls(tokens, attended, attended)
+            return cls(tokens, attended, attended, requests=tokens)
         order = np.lexsort((reach, trace.tokens.request[batch.rows], rank))
         rank, reach = rank[order], reach[order]
         request = trace.tokens.request[batch.rows].astype(np.int64)[order]

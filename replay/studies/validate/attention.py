@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from replay.studies.validate.bench import Bench
 
 BF16, FP32 = 2, 4
-FLASH_TILES = {64: (128, 128), 96: (128, 64), 128: (128, 64), 256: (64, 64)}
-"""Queries and keys of a tile by the width of a head (csrc/flash_attn/src/flash_fwd_launch_template.h, H100)."""
 SHORT = 1024  # tokens of a sequence up to which other kernels and the start weigh much
 
 
@@ -50,7 +48,7 @@ def predict(bench: Bench, row: MeasurementRow) -> float:
 
 def _flash_ps(row: MeasurementRow, system: System) -> int:
     sequence, sms = int(row["sequence"]), system.compute.num_sms
-    rows, keys = FLASH_TILES[int(row["width"])]
+    rows, keys = flash.tile("forward", int(row["width"]))
     alone, beside = flash.turns_ps(system, rows, keys, int(row["width"]))
     last = range(rows, sequence + rows, rows) if row["causal"] else [sequence] * -(-sequence // rows)
     tiles = [-(-min(seen, sequence) // keys) for seen in last] * int(row["batch"] * row["heads"])

@@ -51,9 +51,9 @@ SUMS = {"megatron": Precision("bf16", combine="fp32"), "vllm": Precision("bf16")
 """Number types of a layer under each engine."""
 
 STACKS = {
-    ("megatron", "step"): "megatron-inference:one_table=true,fused_activation=true,fused_choice=true,attention=stream",
+    ("megatron", "step"): "megatron-inference:one_table=true,fused_activation=true,fused_choice=true",
     ("megatron", "later"): "megatron-inference:one_table=true,fused_activation=true,fused_choice=true,"
-    "fused_qk_norms=true,fused_residuals=2,bf16_sums=true,attention=stream",
+    "fused_qk_norms=true,fused_residuals=2,bf16_sums=true",
     ("vllm", "step"): "vllm",
 }
 """What launched a step, by engine and trace. Norms and residuals were not fused yet in the first one, as its kernels
@@ -144,8 +144,9 @@ def _heads(shape: ModelShape) -> tuple[int, int, int]:
 
 
 def _projections(system: System, shape: ModelShape, row: MeasurementRow) -> int:
-    """The module: a norm and, behind it, the product.
+    """The module, a norm and the product behind it.
 
+    Taken for what the timer went around, which is not public.
     ``InferenceLayerNormColumnParallelLinear.forward`` launches both (Megatron-LM 29b4491927,
     tensor_parallel/inference_layers.py). The option by which the layer before norms was still off.
     """
@@ -171,8 +172,9 @@ def _attention(system: System, shape: ModelShape, row: MeasurementRow) -> int:
     heads, kv_heads, width = _heads(shape)
     tokens, positions = row["tokens_per_rank"], row["tokens_per_rank"] * row["positions"]
     values = (tokens * heads + positions * kv_heads) * 2 * width
-    least = flash.decode_ps(system, tokens * kv_heads, positions * kv_heads)
-    return max(int(system.attention.decode_ps(4 * positions * heads * width, values * BF16)), int(least))
+    blocks, keys, nbytes = tokens * kv_heads, positions * kv_heads, values * BF16
+    # Requests times heads of keys fill the SMs, so that keys are not split: the ledger has one kernel.
+    return int(flash.decode_ps(system, blocks, keys, heads // kv_heads, width, nbytes, is_split=False))
 
 
 BESIDE: Mapping[str, Callable[[System, ModelShape, MeasurementRow], int]] = {

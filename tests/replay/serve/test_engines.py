@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 from loops import every
 
@@ -283,8 +284,8 @@ def test_a_list_that_knows_a_scheme_has_kernels_in_all_of_a_layer() -> None:
     assert fused.decode.spent_us["launches"] == pytest.approx(under.decode.spent_us["launches"] - 4 * layers * gap_us)
 
 
-def test_attention_of_a_list_takes_as_long_as_its_law() -> None:
-    """FlashAttention-2's SMs take longer than reading the cache; sums of split keys are a kernel without that law."""
+def of_megatron(attention: str) -> ReplayedTimes:
+    """Times of decoding under one graph, on GPUs alone."""
     spec = InferSpec(
         model="qwen3-30b-a3b",
         system="gb200-nvl72",
@@ -294,19 +295,50 @@ def test_attention_of_a_list_takes_as_long_as_its_law() -> None:
         sample_layers=1,
         engine_host_us=0.0,
         engine_overlap=True,
+        stack="megatron-inference" + attention,
     )
-    stacks = [f"megatron-inference:attention={kernel}" for kernel in ("flash-2", "stream")]
-    by_law, by_cache = (ServingSetup.of(spec.model_copy(update={"stack": of})).times["decode"] for of in stacks)
+    return ServingSetup.of(spec).times["decode"]
+
+
+def test_flash_attention_of_a_list_takes_as_long_as_its_sms() -> None:
+    """FlashAttention-2's SMs take longer than reading the cache, with keys in one piece and split."""
+    by_law, by_cache = of_megatron(":attention=flash-2"), of_megatron("")
     system, layers = by_law.system, by_law.shape.num_moe_layers
     for requests, kernels in ((64, 1), (16, 2)):
         loads = [Load(requests, 1, 600 * requests)] * 4
+        assert kernels == 1 + (requests * 4 < 0.8 * 2 * system.compute.num_sms)
         longer = (by_law.spent_ps(loads)["attention"] - by_cache.spent_ps(loads)["attention"]) // layers
         keys = 601 * requests
         values = (requests * 32 + keys * 4) * 2 * 128
         read = system.attention.decode_ps(4 * keys * 32 * 128, 2 * values)
-        law = int(flash.decode_ps(system, requests * 4, keys * 4))
+        law = int(flash.decode_ps(system, requests * 4, keys * 4, 8, 128, 2 * values, is_split=kernels > 1))
         assert law > read
-        assert longer == pytest.approx(law - read + (kernels - 1) * system.overheads.small_kernel_ps, abs=2)
+        assert longer == pytest.approx(law - read, abs=2)
+
+
+def test_flash_attention_is_each_gpus_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a block are the queries of a head of keys; with several tokens a request, those of a head of queries.
+
+    All graphs are of the largest batch, so that 64 requests are decoded everywhere.
+    """
+    given: list[Any] = []
+
+    def recorded(system: Any, *sizes: Any, is_split: bool) -> Any:
+        given.append((sizes, is_split))
+        return np.zeros(4, np.int64)
+
+    monkeypatch.setattr(flash, "decode_ps", recorded)
+    loads = [Load(64, 1, 38_400), Load(1, 1, 40_000), Load(), Load(16, 3, 1_600)]
+    of_megatron(":attention=flash-2").spent_ps(loads)
+    (blocks, keys, rows, width, nbytes), is_split = given[0]
+    read = [38_400 + 64, 40_000 + 64, 64, 1_600 + 3 * 64]
+    assert blocks.tolist() == [64 * 4, 64 * 4, 64 * 4, 64 * 32]
+    assert keys.tolist() == [read[0] * 4, read[1] * 4, read[2] * 4, read[3] * 32]
+    assert rows.tolist() == [8, 8, 8, 3]
+    assert width == 128
+    moved = [2 * 2 * 128 * (queries * 64 * 32 + of * 4) for queries, of in zip((1, 1, 1, 3), read, strict=True)]
+    assert nbytes.tolist() == moved
+    assert not is_split
 
 
 def test_decoding_is_bare_where_a_list_has_no_such_kernels() -> None:

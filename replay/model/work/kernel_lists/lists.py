@@ -38,7 +38,7 @@ Stream = Literal["compute", "communication", "shared", "weights"]
 """Where its kernels go: the stream of what computes; one of what moves rows; one of shared experts
 beside the exchange; a second one of weights' gradients."""
 
-Law = Literal["row map", "chunk map", "row walk", "cast twice", "strided", "atomic", "chain", "blocks", "flash"]
+Law = Literal["row map", "chunk map", "row walk", "cast twice", "strided", "atomic", "chain", "blocks"]
 """How long kernels take whose bytes do not say it: Transformer Engine's map of rows, by tokens and
 experts; its map of chunks, by rows and splits; its permutes, by thread blocks and rows of each; its
 casts by rows and by columns at once, by casts and values of each; values whose addresses are found
@@ -84,6 +84,10 @@ class ListRow(StrictDocument):
         Rows, columns and inner dimension of each product, if it is one.
     scores
         Of attention itself: query heads of the GPU, and widths of a head's key and value.
+    flash
+        Of attention over a cache by FlashAttention-2, whose second kernel sums what split keys gave:
+        heads of queries and of keys of the GPU, and values of a head; the first is 0 where another
+        kernel attends.
     groups
         Products of these sizes in one kernel, each of weights of its own.
     types
@@ -127,6 +131,7 @@ class ListRow(StrictDocument):
     law: tuple[Law, int | str, int | str] | None = None
     gemm: tuple[int | str, int | str, int | str] | None = None
     scores: tuple[int | str, int | str, int | str] | None = None
+    flash: tuple[int | str, int | str, int | str] | None = None
     groups: int | str = 1
     operator: str = ""
     calls: int | str = 1
@@ -219,7 +224,7 @@ class ListedOperation(NamedTuple):
         Name, pass and scope of CUDA graphs of its part.
     kernels, moves, law, gemm, groups, calls, tensors, copies, waits, events, peers, adds
         As of `ListRow`, as numbers.
-    by_driver, operator, collective, group, scores, types, weights, captured, again, shared
+    by_driver, operator, collective, group, scores, flash, types, weights, captured, again, shared
         As of `ListRow`.
     is_routed
         Whether a product has rows of routed experts.
@@ -256,6 +261,7 @@ class ListedOperation(NamedTuple):
     shared: bool = False
     group: Group = "tp"
     scores: tuple[int, int, int] | None = None
+    flash: tuple[int, int, int] | None = None
     by_driver: int = 0
 
     @property
@@ -544,6 +550,7 @@ def _texts_of(row: ListRow) -> Iterable[str]:
         *over,
         *(row.gemm or ()),
         *(row.scores or ()),
+        *(row.flash or ()),
     ):
         yield str(value)
 
@@ -557,6 +564,7 @@ def _compute(row: ListRow, part: ListPart, given: Mapping[str, Value]) -> Listed
 
     m, n, k = row.gemm or (0, 0, 0)
     heads, key, of_value = row.scores or (0, 0, 0)
+    queries, keys, width = row.flash or (0, 0, 0)
     law = (row.law[0], number(row.law[1]), number(row.law[2])) if row.law else None
     names = [Expression(one).names if isinstance(one, str) else frozenset[str]() for one in (m, n, k)]
     stream = row.stream
@@ -594,6 +602,7 @@ def _compute(row: ListRow, part: ListPart, given: Mapping[str, Value]) -> Listed
         shared=row.shared,
         group=row.group,
         scores=(number(heads), number(key), number(of_value)) if row.scores else None,
+        flash=(number(queries), number(keys), number(width)) if number(queries) else None,
         by_driver=row.by_driver,
     )
 
