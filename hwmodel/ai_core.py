@@ -68,7 +68,9 @@ class RowReads:
         latency / under_way`` and of its bytes' way. Commands begin in order, and not before the last
         but one has all it asked for (CATCCOS at e89e2a5, ``tests/dynamic_tiling/include/cost_model.h``:
         ``nd2nzCmdOtsd = 2``): the rows of a step are asked for behind the weights of the step before,
-        the weights when those have come.
+        the weights when those have come. That two commands are under way is of an A2 there and taken
+        for A3; latencies are not taken from it, since it has no values of A3, but from CANN's model,
+        which is for an L2 cache of 192 MB, as of this machine.
         """
         steps = ceil_div(inner_bytes, step_bytes)
         reads = rows * (steps * ceil_div(step_bytes, self.most_bytes))

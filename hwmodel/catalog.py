@@ -27,6 +27,9 @@ _TEXT_KEYS = ("name", "summary", "base")
 _LINKS_PER_GPU = "link.links_per_gpu"
 _LINKS_PER_PLANE = "fabric.links_per_plane"
 
+FORMER_KEYS = frozenset({"ai_core.row_read_efficiency"})
+"""Keys that older files and overrides have, which are read and have no effect."""
+
 Flat = dict[str, dict[str, Any]]
 
 
@@ -148,6 +151,8 @@ def check_base(name: str) -> None:
 def _spec(document: dict[str, Any], where: str, overrides: Mapping[str, Any]) -> SystemSpec:
     flat, texts = _complete(document, where, ())
     for key, value in overrides.items():
+        if key in FORMER_KEYS:
+            continue
         _check_key(key, "override")
         flat[key] = {
             "value": _parse(key, value),
@@ -237,6 +242,8 @@ def _complete(document: dict[str, Any], where: str, seen: tuple[str, ...]) -> tu
             raise UserError(message)
         for leaf, entry in table.items():
             key = f"{section}.{leaf}"
+            if key in FORMER_KEYS:
+                continue
             _check_key(key, where)
             if not isinstance(entry, dict):
                 message = (

@@ -381,3 +381,17 @@ def test_public_names_resolve():
     assert all(getattr(hwmodel, name) is not None for name in hwmodel.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         hwmodel.nothing  # noqa: B018
+
+
+def test_keys_of_older_files_and_overrides_have_no_effect(tmp_path):
+    """`ai_core.row_read_efficiency` stood for what the steps of a core's reads are now."""
+    present = hwmodel.load("cloudmatrix384")
+    assert hwmodel.load("cloudmatrix384", {"ai_core.row_read_efficiency": 0.5}) == present
+    file = tmp_path / "older.toml"
+    file.write_text(
+        'name = "cloudmatrix384"\nbase = "cloudmatrix384"\n\n[ai_core]\n'
+        'row_read_efficiency = { value = 0.5, source = "", confidence = "low", spread = "exact" }\n'
+    )
+    assert hwmodel.load(file).ai_core == present.ai_core
+    with pytest.raises(UserError, match=r"unknown key 'link\.row_read_efficiency'"):
+        hwmodel.load("cloudmatrix384", {"link.row_read_efficiency": 0.5})

@@ -107,15 +107,15 @@ def decode_ps(
     sms = system.compute.num_sms
     tile_rows, tile_keys = tile("decode", width)
     alone, beside = turns_ps(system, tile_rows, tile_keys, width)
-    heads, held = np.asarray(blocks, np.int64), RESIDENT * sms
+    heads, moved, held = np.asarray(blocks, np.int64), np.asarray(nbytes, np.int64), RESIDENT * sms
     tiles = -(-np.asarray(keys, np.int64) // (np.maximum(heads, 1) * tile_keys))
     count = heads * -(-np.asarray(rows, np.int64) // tile_rows)
     if is_split:
-        pieces = np.clip(held, count, count * tiles)
+        pieces = np.minimum(np.maximum(held, count), count * tiles)
         tiles = -(-count * tiles // np.maximum(pieces, 1))
         count = pieces
     full, left = np.divmod(count, held)
     last = np.where(left > sms, beside, alone)
     start = ps_from_ns(BLOCK_NS)
-    time = full * (tiles * beside + start) + (left > 0) * (tiles * last + start)
-    return np.maximum(time, system.attention.decode_ps(0, np.asarray(nbytes, np.int64)))
+    time: Ints = full * (tiles * beside + start) + (left > 0) * (tiles * last + start)
+    return np.maximum(time, system.attention.decode_ps(0 * moved, moved))

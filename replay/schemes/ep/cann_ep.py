@@ -21,8 +21,9 @@ of NPU g's links is
 
 Between nodes without a unified bus rows and flags go from card to card, as in DeepEP-Ascend's
 non-hierarchical kernels. Its normal kernels, which count first, and the fused ones are not modelled,
-but for the normal combine, which is this one with cores that all begin at the first of their rows
-(``cam_moe_combine_normal.h``). Here each begins at another place than its peers on other NPUs.
+but for the normal combine (``cam_moe_combine_normal.h`` at 060a3fa), whose cores all begin at the first
+of their rows, and which is otherwise taken to be alike. Here each begins at another place than its peers
+on other NPUs.
 
 Source: sgl-project/sgl-kernel-npu at 3a9a611, ``csrc/deepep/ops/op_kernel`` with
 ``moe_distribute_dispatch_v2.h`` and ``moe_distribute_combine_v2.h``, which are CANN's

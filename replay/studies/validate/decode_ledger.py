@@ -168,7 +168,7 @@ def _choice(system: System, shape: ModelShape, row: MeasurementRow) -> int:
 
 
 def _attention(system: System, shape: ModelShape, row: MeasurementRow) -> int:
-    """FlashAttention-2, on which this engine's kernels were timed."""
+    """FlashAttention-2 (``attention=flash-2``), on which this engine's kernels were timed by events."""
     heads, kv_heads, width = _heads(shape)
     tokens, positions = row["tokens_per_rank"], row["tokens_per_rank"] * row["positions"]
     values = (tokens * heads + positions * kv_heads) * 2 * width
