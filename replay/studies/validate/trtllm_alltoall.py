@@ -46,14 +46,20 @@ def _time_us(bench: Bench, row: MeasurementRow, tokens: int) -> float:
         work, sms = even_ranks(*setting), machine.sms.split("trtllm", {})
         if side == "one":
             channels = sms.channels("trtllm", machine.sms.count)
-            step = one_sided.dispatch if phase == "dispatch" else one_sided.combine
-            step(work, machine, channels, start)
+            if phase == "dispatch":
+                one_sided.dispatch(work, machine, channels, start)
+                return
+            ready = one_sided.make_ready(work, machine, start, copies=False)
+            one_sided.combine(work, machine, channels, ready)
         elif phase == "prepare":
             two_sided.prepare(work, machine, start)
         else:
             grid = two_sided.QueueGrid.of(machine.num_ranks, machine.sms.count)
-            move = two_sided.dispatch if phase == "dispatch" else two_sided.combine
-            move(work, machine, sms, grid, start)
+            if phase == "dispatch":
+                two_sided.dispatch(work, machine, sms, grid, start)
+                return
+            ready = two_sided.clear_choices(work, machine, start)
+            two_sided.combine(work, machine, sms, grid, ready)
 
     def time_us() -> float:
         return bench.time_us(bench.system(row["system"]), row["ep_size"], build)
