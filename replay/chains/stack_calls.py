@@ -107,8 +107,7 @@ def _of_library(costs: CallCosts, direction: Pass, script: HostScript) -> dict[S
     whole: Counter[StageKey] = Counter()
     launched = script.counts.launched
     for run in script.runs(launched):
-        each = costs.call_ps("library", direction) if run.is_product else costs.kernel_ps(run.name, direction)
-        whole[run.stage] += run.kernels * each
+        whole[run.stage] += run.kernels * costs.kernel_ps(run.name, direction)
     return {stage: StageCalls(whole[stage] // launched[stage]) for stage in whole}
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,6 +16,11 @@ from hwmodel.draws import range_of
 from replay.model.work.kernel_lists import load
 from replay.model.work.stacks import Stack, even_sizes, load_costs
 from tracegen import models
+
+if TYPE_CHECKING:
+    from replay.model.work.kernel_lists import ListedOperation
+    from replay.model.work.kernel_lists.lists import Pass
+    from replay.model.work.stacks import CallCosts
 
 ROOT = Path(__file__).parents[3]
 H100 = hwmodel.load("dgx-h100")
@@ -69,34 +76,147 @@ def test_an_operator_of_an_extension_by_hand() -> None:
     assert TRAINS.call_ps("library", "backward") == round((by_hand + 12.5) * 1e6)
 
 
-def test_deepep_s_calls_by_hand() -> None:
-    costs = SERVES.of("deepep")
-    functions, crossings, sizes, signal, launch, tensor = 6 * 1.1, 2 * 0.75, 12 * 1.5, 0.53, 3.5, 2.6
-    notify = functions + crossings + 6 * 0.19 + sizes + 2 * tensor + signal + launch
-    combine = functions + crossings + 5 * 0.19 + sizes + signal + launch
-    assert costs.kernel_ps("notify", "forward") == pytest.approx(notify * 1e6, abs=1)
-    assert costs.kernel_ps("cached notify of combine", "forward") == pytest.approx(combine * 1e6, abs=1)
-    rest = 1.1 + tensor + signal + launch
-    assert costs.kernel_ps("combine", "forward") == pytest.approx(rest * 1e6, abs=1)
-    # What the library does not say is an operator of the engine's.
-    assert costs.kernel_ps("silu_and_mul", "forward") == SERVES.call_ps("library", "forward")
+PARTS_US = {
+    "function": 1.1,
+    "crossing": 0.75,
+    "argument": 0.19,
+    "object": 1.5,
+    "property": 1.5,
+    "lookup": 10.3,
+    "signal": 0.53,
+    "record": 0.95,
+    "tensor": 2.6,
+    "launch": 3.5,
+}
+"""Parts of calls in microseconds, the same in both passes."""
+Parts = dict[str, int]
+
+
+def parts(**counts: int) -> Parts:
+    """Parts of a call by their names."""
+    return counts
+
+
+NOTHING = parts()
+FUSED = parts(autograd=1, function=4)
+"""fused_a2a.py around DeepEP's first version: a Function, and four functions of Python."""
+CALLS: dict[str, dict[str, tuple[Parts, Parts]]] = {
+    "deepep": {
+        # get_dispatch_layout and the event before it: three tensors, and four that are recorded.
+        "layout": (parts(function=3, crossing=2, argument=1, object=1, tensor=3, signal=2, record=4), FUSED),
+        "notify": (parts(function=6, crossing=2, argument=6, object=12, tensor=2, signal=1), NOTHING),
+        # Eight tensors that there always are, indices and weights of both sides, and two counts.
+        "dispatch": (parts(function=2, crossing=1, tensor=6, signal=1, record=8 + 4 + 2), NOTHING),
+        "cached notify of dispatch": (parts(function=7, crossing=3, argument=4, object=13, signal=1), FUSED),
+        "cached notify of combine": (parts(function=7, crossing=3, argument=5, object=13, signal=1), FUSED),
+        "combine": (parts(function=2, crossing=1, tensor=1, signal=1, record=6), NOTHING),
+    },
+    "deepep-ll": {
+        "dispatch": (parts(function=5, crossing=1, argument=2, tensor=5, signal=1), NOTHING),
+        "combine": (parts(function=5, crossing=1, argument=5, tensor=1, signal=1), NOTHING),
+    },
+    "deepep-v2": {
+        "dispatch": (
+            parts(function=11, crossing=1, argument=3, tensor=5, signal=1, lookup=1),
+            parts(autograd=1, function=2),
+        ),
+        "dispatch, copy epilogue": (parts(function=2, tensor=4, signal=1, lookup=1), NOTHING),
+        "combine": (parts(function=6, crossing=1, argument=4, signal=1, lookup=1), parts(autograd=1, function=2)),
+        "combine, reduce epilogue": (parts(function=1, tensor=1, signal=1, lookup=1), NOTHING),
+    },
+    "hybrid-ep": {
+        "memset of sums": (NOTHING, NOTHING),
+        # Nine tensors of its handle, and six settings of the buffer's template.
+        "scan": (
+            parts(function=5, crossing=6, argument=1, object=1, property=6, tensor=9),
+            parts(autograd=1, function=2),
+        ),
+        "permute preprocessing": (parts(tensor=5), NOTHING),
+        "padded counts": (parts(tensor=1), NOTHING),
+        "tokens to send": (NOTHING, NOTHING),
+        "gate weights to send": (NOTHING, NOTHING),
+        "expected values of flags": (NOTHING, NOTHING),
+        "device sync": (NOTHING, NOTHING),
+        "sync between nodes": (NOTHING, NOTHING),
+        # The second call of the Function around the scan, and one of its own on the way back.
+        "dispatch": (parts(crossing=1, argument=2, tensor=2), parts(function=1)),
+        "permute": (parts(property=12, crossing=1), NOTHING),
+        "unpermute": (parts(function=5, crossing=2, argument=2, object=1, property=11), parts(autograd=1, function=2)),
+        "combine": (parts(crossing=1, tensor=1), NOTHING),
+    },
+}
+"""By scheme and kernel: parts of the call but for its launch, and what autograd adds."""
+BACKWARD: dict[tuple[str, str], Parts] = {
+    # With a handle: neither indices, weights nor counts, but two matrices that are kept.
+    ("deepep", "dispatch"): parts(function=2, crossing=1, tensor=4, signal=1, record=8 + 2),
+    # Weights go back as well.
+    ("deepep", "combine"): parts(function=2, crossing=1, tensor=2, signal=1, record=8),
+    ("hybrid-ep", "dispatch"): parts(autograd=1, function=8, crossing=3, argument=2, object=1, property=12, tensor=2),
+}
+"""Parts of calls that are others in the backward pass."""
+
+
+def us_of(counts: Parts, direction: Pass = "forward") -> float:
+    """Of a kernel, with its launch."""
+    autograd = {"forward": 29.9, "backward": 12.5}[direction]
+    return PARTS_US["launch"] + sum(count * {**PARTS_US, "autograd": autograd}[part] for part, count in counts.items())
+
+
+@pytest.mark.parametrize("scheme", LIBRARIES)
+def test_calls_of_a_library_by_hand(scheme: str) -> None:
+    """Parts that were counted in the sources, in serving and, with what autograd adds, in training."""
+    serves, trains = SERVES.of(scheme), TRAINS.of(scheme)
+    assert set(CALLS[scheme]) == set(TRAINS.libraries[scheme])
+    for name, (alone, trained) in CALLS[scheme].items():
+        both = Counter(alone) + Counter(trained)
+        back = BACKWARD.get((scheme, name), both)
+        assert serves.kernel_ps(name, "forward") == pytest.approx(us_of(alone) * 1e6, abs=1), name
+        assert trains.kernel_ps(name, "forward") == pytest.approx(us_of(both) * 1e6, abs=1), name
+        assert trains.kernel_ps(name, "backward") == pytest.approx(us_of(back, "backward") * 1e6, abs=1), name
+
+
+def test_kernels_that_a_library_does_not_name_are_an_engine_s_operators() -> None:
+    assert SERVES.of("deepep").kernel_ps("silu_and_mul", "forward") == SERVES.call_ps("library", "forward")
     fast = Stack.of("vllm", hwmodel.load("dgx-h100", {"host.speed": 2.0})).costs.of("deepep")
+    rest = us_of(CALLS["deepep"]["combine"][0])
     assert fast.kernel_ps("combine", "forward") == pytest.approx(rest * 5e5, abs=1)
 
 
 def test_a_row_of_a_list_is_the_library_s_call_once() -> None:
     """Its tensors are among the parts, and what autograd adds is paid once."""
-    stack = Stack.of("megatron-plain", H100).with_dispatcher("deepep")
-    sizes = even_sizes(models.load("qwen3-30b-a3b"), tokens=64, ranks=8)
-    layout = next(row for row in stack.operations(sizes, ["dispatch"], "forward") if row.name == "layout")
-    parts = 2 * 1.1 + 0.75 + 0.19 + 3 * 2.6 + 2 * 0.53 + 3.5
-    around = 29.9 + 5 * 1.1 + 0.75 + 1.5 + 4 * 1.65
+    rows, costs = listed_rows("deepep", "forward")
+    each, around = us_of(CALLS["deepep"]["layout"][0]), 29.9 + 4 * 1.1
+    layout = rows["layout"]
     assert (layout.call, layout.tensors) == ("library", 4)
-    assert stack.costs.ps(layout) == pytest.approx((parts + around) * 1e6, abs=1)
-    assert stack.costs.ps(layout._replace(kernels=2)) == pytest.approx((2 * parts + around) * 1e6, abs=1)
-    rest = {row.name: row for row in stack.operations(sizes, ["combine"], "backward")}["dispatch"]
-    again = 2 * 1.1 + 0.75 + 4 * 2.6 + 0.53 + 13 * 1.65 + 3.5
-    assert stack.costs.ps(rest) == pytest.approx(again * 1e6, abs=1)
+    assert costs.ps(layout) == pytest.approx((each + around) * 1e6, abs=1)
+    assert costs.ps(layout._replace(kernels=2)) == pytest.approx((2 * each + around) * 1e6, abs=1)
+    rows, costs = listed_rows("deepep", "backward")
+    assert costs.ps(rows["dispatch"]) == pytest.approx(us_of(BACKWARD["deepep", "dispatch"]) * 1e6, abs=1)
+
+
+def test_a_row_pays_memsets_that_it_launches() -> None:
+    """HybridEP clears two tables before its scan, whose rows the list has as no kernels."""
+    rows, costs = listed_rows("hybrid-ep", "forward")
+    assert costs.ps(rows["memset of sums"]) == 2 * 3_500_000
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("scheme", ["deepep", "hybrid-ep", "megatron"])
+def test_a_given_cost_of_libraries_has_tensors_and_events_in_it(scheme: str, direction: Pass) -> None:
+    """In rows of lists, too: as many times as they call, and nothing beside."""
+    rows, costs = listed_rows(scheme, direction, "library_us=5")
+    called = {name: row for name, row in rows.items() if row.call == "library"}
+    assert any(row.tensors > row.kernels for row in called.values()) or scheme == "megatron"
+    for name, row in called.items():
+        assert costs.ps(row) == max(row.calls, row.kernels) * 5_000_000, name
+
+
+def listed_rows(scheme: str, direction: Pass, options: str = "") -> tuple[dict[str, ListedOperation], CallCosts]:
+    """Rows of Megatron's list around a scheme's exchange by name, and the costs that they pay."""
+    stack = Stack.of(f"megatron-plain:{options}", H100).with_dispatcher(scheme)
+    assert stack is not None
+    sizes = even_sizes(models.load("qwen3-30b-a3b"), tokens=64, ranks=8)
+    return {row.name: row for row in stack.operations(sizes, ["dispatch", "combine"], direction)}, stack.costs
 
 
 @pytest.mark.parametrize("scheme", LIBRARIES)

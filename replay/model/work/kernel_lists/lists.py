@@ -97,7 +97,8 @@ class ListRow(StrictDocument):
         gradients that it adds up in place, 0 where it writes a result of its own.
     operator, calls
         The operator of PyTorch that issues it, a name of the operators that have host costs of
-        their own, and how often; without it, the host's cost is that of the call.
+        their own, and how often; without it, the host's cost is that of the call. Of a library's
+        calls, also those that launch no kernel, such as memsets.
     tensors
         Tensors of device memory that are allocated for it.
     copies, waits

@@ -208,7 +208,10 @@ class CallCosts:
 
     def kernel_ps(self, kernel: str, direction: Pass) -> int:
         """Host time of a kernel of the scheme, by its name, where no list has it: a call into a library."""
-        return ps_from_us(self.kernels.get(kernel, self.calls[LIBRARY]).us(direction) / self.speed)
+        return ps_from_us(self._kernel(kernel).us(direction) / self.speed)
+
+    def _kernel(self, name: str) -> CallCost:
+        return self.kernels.get(name, self.calls[LIBRARY])
 
     def ps(self, operation: ListedOperation) -> int:
         """Host time of an operation: its calls, allocations, copies and events, but no waiting."""
@@ -216,8 +219,10 @@ class CallCosts:
         if one.operator:
             each = self.operators[one.operator].us(direction)
             return ps_from_us(one.calls * each / self.speed)
-        if one.call == LIBRARY and one.name in self.kernels:  # which has its tensors and events
-            return ps_from_us(self.kernels[one.name].us(direction, max(1, one.kernels)) / self.speed)
+        is_named = one.name in self.libraries.get(self.scheme, ())
+        if one.call == LIBRARY and (is_named or LIBRARY in self.given):  # with its tensors and events
+            count = max(one.calls, one.kernels) if is_named else one.kernels  # named ones may launch no kernel
+            return ps_from_us(self._kernel(one.name).us(direction, count, bool(count)) / self.speed)
         call = f"{one.call}_{one.kind}"
         calls = self.calls.get(call, self.calls[one.call])
         us = calls.us(direction, one.kernels, bool(one.kernels))
