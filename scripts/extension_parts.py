@@ -2,7 +2,7 @@
 
 Usage: python scripts/extension_parts.py
 
-`extension_calls.csv` is of another host. Five calls that are Python and PyTorch's dispatcher alone were measured on
+`extension_calls.csv` is of another host. Four calls that are Python and PyTorch's dispatcher alone were measured on
 both among others; the ratio in the median brings parts to the host of costs.toml, and the least and the largest are
 how far off that may be. Prints microseconds with this range, as replay/model/work/stacks/libraries.toml has them.
 """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replay.experiments.layer.tables.notes import LAUNCHED, LAUNCHES, NOT_ALONE, STAND_INS
+from replay.experiments.layer.tables.notes import LAUNCHED, LAUNCHES, NOT_ALONE, UNCERTAIN_CALLS
 from replay.report.charts import STEP_KINDS, STEPS_SAY, steps_between
 from replay.report.comparisons import tables_group
 from replay.report.tables import table
@@ -133,7 +133,14 @@ def gpu_line(found: Explanation) -> list[str]:
 
 def summary(found: Explanation) -> list[str]:
     """Lines that answer the question: the difference, what entered otherwise, and values that turn it round."""
-    return [sentence(found), *others(found), *stand_ins(found), *fitted_lines(found), *turning(found), *found.sure]
+    return [
+        sentence(found),
+        *others(found),
+        *uncertain_calls(found),
+        *fitted_lines(found),
+        *turning(found),
+        *found.sure,
+    ]
 
 
 def sentence(found: Explanation) -> str:
@@ -220,12 +227,12 @@ def others(found: Explanation) -> list[str]:
     return [f"{text}."]
 
 
-def stand_ins(found: Explanation) -> list[str]:
-    """Line on launches that the first sentence names, where costs of many calls stand in; none elsewhere."""
+def uncertain_calls(found: Explanation) -> list[str]:
+    """Line on launches that the first sentence names, where stacks charge uncertain calls; none elsewhere."""
     named = {share.what for some in _reasons(found) for share in some}
-    if LAUNCHES_OF_HOSTS not in named or STAND_INS not in found.notes:
+    if LAUNCHES_OF_HOSTS not in named or UNCERTAIN_CALLS not in found.notes:
         return []
-    return [f"Of {LAUNCHES_OF_HOSTS}: {STAND_INS[0].lower()}{STAND_INS[1:]}"]
+    return [f"Of {LAUNCHES_OF_HOSTS}: {UNCERTAIN_CALLS[0].lower()}{UNCERTAIN_CALLS[1:]}"]
 
 
 def fitted_lines(found: Explanation) -> list[str]:
@@ -459,7 +466,7 @@ def quantities_table(found: Explanation) -> Table:
 
 def lines(found: Explanation) -> list[str]:
     """Lines on launches and choices, what is paid off the path, code that no path tells of, and the words."""
-    said = [note for note in found.notes if note != STAND_INS or not stand_ins(found)]
+    said = [note for note in found.notes if note != UNCERTAIN_CALLS or not uncertain_calls(found)]
     for name, keys in found.beside.items():
         told = ", ".join(f"{key} = {value:.3g}" for key, value in keys.items())
         said.append(f"Paid by {name} off its critical path: {told}.")

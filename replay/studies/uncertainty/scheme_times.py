@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from replay.chains.host_program import is_captured
 from replay.engine.taskgraph import slow_down
 from replay.experiments.layer.setup import LayerSetup, find_scheme
 from replay.measure.token_latency import us
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from replay.chains.replay import Replay
     from replay.experiments.layer.result import Result
     from replay.model.work.layer import LayerWork
+    from replay.model.work.stacks import CallCosts
     from replay.schemes import Scheme
     from tracegen import RoutingTrace
 
@@ -56,6 +58,7 @@ class Timer:
         known = {scheme.name: scheme for scheme in schemes}
         self._works: dict[Key, Callable[[], LayerWork]] = {}
         self._ready: list[tuple[bool, Replay]] = []  # whether it is a chain
+        self._software: dict[int, list[str]] = {}
         for result in results:
             found = known.get(result.scheme.name) or find_scheme(result.spec.scheme, allow_code=False)
             scheme = found.with_options(result.scheme.options)
@@ -68,9 +71,10 @@ class Timer:
             self._ready.append((is_chain, ready))
 
     def software(self, index: int) -> list[str]:
-        """Keys of the costs of calls that a result's layers may pay: none where graphs hold them."""
-        _, ready = self._ready[index]
-        return [] if ready.stack is None or ready.launch == "graph" else ready.stack.costs.uncertain
+        """Keys of the costs of calls that a result's layers pay: none where graphs hold all of them."""
+        if index not in self._software:
+            self._software[index] = _paid(self._ready[index][1])
+        return self._software[index]
 
     def time_us(
         self,
@@ -111,3 +115,19 @@ class Timer:
         key = (placement, link.step, link.layer_index, link.is_backward)
         work = self._works.setdefault(key, functools.cache(link.work))
         return dataclasses.replace(link, work=work)
+
+
+def _paid(ready: Replay) -> list[str]:
+    """Keys of costs that change what hosts do where they alone are drawn."""
+    stack, calls_of = ready.stack, ready.calls_of
+    if stack is None or calls_of is None:
+        return []
+    passes = {link.is_backward for link in ready.links}
+    if ready.launch == "graph" and is_captured(ready.scheme, passes, ready.system):
+        return []
+
+    def drawn(key: str) -> CallCosts:
+        return stack.costs.draw(lambda one: float(one == key))
+
+    whole = calls_of(stack)
+    return [key for key in stack.costs.uncertain if calls_of(dataclasses.replace(stack, costs=drawn(key))) != whole]

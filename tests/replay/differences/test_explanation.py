@@ -14,7 +14,7 @@ from replay.experiments.base.names import row_names
 from replay.experiments.dense.experiment import EXPERIMENT as DENSE
 from replay.experiments.layer.result import Comparison, Result
 from replay.experiments.layer.tables import tables
-from replay.experiments.layer.tables.notes import STAND_INS
+from replay.experiments.layer.tables.notes import UNCERTAIN_CALLS
 from replay.model.machine.kinds import PHASES
 from replay.report.pages import page
 from replay.report.text import render
@@ -275,16 +275,16 @@ def apart(synthetic):
 
 
 def test_whose_hosts_launched_each_stands_on_the_first_screen(trace):
-    """Calls of extensions, whose time stands in, are the largest cause: a doubt of it, said once."""
+    """Calls of extensions, whose costs are uncertain, are the largest cause: a doubt of it, said once."""
     asked = {"layer": 0, "launch": "eager"}
     found = replay.explain(*(replay.run(trace, scheme=name, **asked) for name in ("nvls", "deepep")))
     assert f"Most of it: {LAUNCHES} " in sentence(found)
-    (doubt,) = [line for line in summary(found) if STAND_INS[1:] in line]
+    (doubt,) = [line for line in summary(found) if UNCERTAIN_CALLS[1:] in line]
     assert doubt.startswith(f"Of {LAUNCHES}: ")
     whose = "nvls was launched by megatron-inference, deepep by vllm."
     for details in (False, True):
         text = " ".join(render(explanation_tables(found, details=details)).split())
-        assert whose in text and text.count(STAND_INS[1:]) == 1
+        assert whose in text and text.count(UNCERTAIN_CALLS[1:]) == 1
         for name, stack in (("nvls", "megatron-inference"), ("deepep", "vllm")):
             assert f"Launched kernel by kernel by hosts of {stack}: {name}." in text
 

@@ -482,7 +482,10 @@ def test_comparisons_say_which_stack_launches_which_scheme(synthetic: Synthetic)
     assert f"{held} megatron-inference: nvls." in text
     end = "so that kernels for rows are calls of an extension"
     assert f"Not in the list of vllm, {end}: all." in text  # that of megatron-inference knows nvls
-    assert "Costs of many calls stand in for others: --stack practice:library_us=20 gives" in text
+    assert (
+        "Costs of calls are uncertain: `moereplay compare --uncertainty 20` draws them, --stack practice:library_us=20"
+        in text
+    )
     assert f"{held} megatron-inference: nvls." in " ".join(render(ranking(both)).split())
 
 

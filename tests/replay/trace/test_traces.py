@@ -24,7 +24,7 @@ from replay.chains import replay as replays
 from replay.engine.scheduler import OutOfOrderError
 from replay.errors import UserError
 from replay.experiments.base.crews.store import PointOutcome, point_text
-from replay.experiments.layer.tables.notes import STAND_INS, launch_lines, launch_notes
+from replay.experiments.layer.tables.notes import UNCERTAIN_CALLS, launch_lines, launch_notes
 from replay.experiments.trace import task
 from replay.experiments.trace.experiment import EXPERIMENT
 from replay.experiments.trace.page import layers_plot
@@ -499,7 +499,7 @@ def test_placements_stand_beside_each_other(tmp_path: Path) -> None:
 
 
 def test_whose_hosts_launched_is_said_as_of_one_step() -> None:
-    """On the screen and on the page; nothing stands in under bare hosts."""
+    """On the screen and on the page; bare hosts pay no uncertain calls."""
     names = ["deepep", "nvls"]
     both = replay.compare(trace(), names, layer=0, steps="0:2")
     alone = replay.compare(trace(), names, layer=0)
@@ -508,11 +508,11 @@ def test_whose_hosts_launched_is_said_as_of_one_step() -> None:
         assert all(line in text for text in said)
     assert {one.hosts for one in both.results} == {"vllm", "megatron-inference"}
     assert "launched by " in page(both).summary
-    (doubt,) = [line for line in launch_notes(alone.results) if line == STAND_INS]
+    (doubt,) = [line for line in launch_notes(alone.results) if line == UNCERTAIN_CALLS]
     assert doubt in said[0] and doubt.partition(":")[0] in said[1]
     bare = replay.run(trace(), scheme="deepep", layer=0, steps="0:2", stack="bare")
     text = " ".join(render(tables(bare, details=False)).split())
-    assert "Launched kernel by kernel by bare hosts." in text and STAND_INS not in text
+    assert "Launched kernel by kernel by bare hosts." in text and UNCERTAIN_CALLS not in text
 
 
 def _rows(table: Any) -> list[tuple[Any, list[Any]]]:

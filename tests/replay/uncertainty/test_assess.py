@@ -149,12 +149,27 @@ def test_what_calls_take_is_drawn_where_a_host_launches_kernel_by_kernel(small):
     compared = replay.compare(small, ["deepep", "deepep-ll"], layer=0, launch="eager")
     eager = assess(compared, small, draws=2, of=["software"], seed=1).uncertainty
     assert all(len({*band.times_us, band.nominal_us}) == 3 for band in eager.bands)
+    system = hwmodel.load("dgx-h100")
+    assert {"call.te", "operator.view"}.isdisjoint(Timer(compared.results, small, system).software(0))
     held = replay.compare(small, ["deepep-ll"], layer=0, launch="graph")
+    assert Timer(held.results, small, system).software(0) == []
     (band,) = assess(held, small, draws=2, of=["software"], seed=1).uncertainty.bands
     assert set(band.times_us) == {band.nominal_us}
     bare = replay.compare(small, ["deepep"], layer=0, stack="bare")
     (band,) = assess(bare, small, draws=2, of=["software"], seed=1).uncertainty.bands
     assert set(band.times_us) == {band.nominal_us}
+
+
+def test_calls_behind_a_wait_are_named_under_a_graph_too(small):
+    """The host launches what follows its wait; these costs are drawn, and can decide."""
+    compared = replay.compare(small, ["deepep"], layer=0, launch="graph")
+    system = hwmodel.load("dgx-h100")
+    timer = Timer(compared.results, small, system)
+    nominal = timer.time_us(0, system, ONES)
+    keys = timer.software(0)
+    assert {"call.tensor", "call.launch", "part.function", "part.signal", "part.record"} <= set(keys)
+    moved = [key for key in keys if timer.time_us(0, system, ONES, lambda one, key=key: float(one == key)) != nominal]
+    assert set(keys) - set(moved) <= {"call.torch"}  # of what is launched before the layer
 
 
 def test_draws_do_not_depend_on_how_many_there_are(small, two):

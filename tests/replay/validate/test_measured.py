@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
 from collections import Counter, defaultdict
 from importlib import resources
 from pathlib import Path
 
 import numpy as np
 import pytest
+from repository_scripts import script_of
 from round_machine import WHOLE_BLOCKS
 
 import hwmodel
@@ -32,14 +31,6 @@ from replay.studies.validate.table import predict
 ROOT = Path(__file__).parents[3]
 TABLES = Path(str(resources.files("replay.studies.validate.measurements")))
 SYSTEMS = {name: hwmodel.load(name) for name in ("dgx-h100", "hgx-h200")}
-
-
-def script_of(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 SCRIPT = script_of("measure_tile_order")

@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections import Counter
-from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
+from repository_scripts import script_of
 
 import hwmodel
 from hwmodel.draws import range_of
+from replay.chains.host_program import typical_program
 from replay.model.work.kernel_lists import load
 from replay.model.work.stacks import Stack, even_sizes, load_costs
+from replay.model.work.stacks.stack import knows
+from replay.schemes import SCHEMES
 from tracegen import models
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from replay.model.work.kernel_lists import ListedOperation
+    from replay.model.work.kernel_lists.expressions import Value
     from replay.model.work.kernel_lists.lists import Pass
     from replay.model.work.stacks import CallCosts
 
-ROOT = Path(__file__).parents[3]
 H100 = hwmodel.load("dgx-h100")
 SERVES, TRAINS = load_costs("vllm"), load_costs("megatron")
 LIBRARIES = sorted(set(TRAINS.libraries) - {"engines"})
 
 
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-MEASURED = script("extension_parts")
+MEASURED = script_of("extension_parts")
 
 
 def test_parts_are_those_of_the_table_brought_to_the_host_of_costs() -> None:
@@ -211,20 +205,29 @@ def test_a_given_cost_of_libraries_has_tensors_and_events_in_it(scheme: str, dir
         assert costs.ps(row) == max(row.calls, row.kernels) * 5_000_000, name
 
 
-def listed_rows(scheme: str, direction: Pass, options: str = "") -> tuple[dict[str, ListedOperation], CallCosts]:
+def listed_rows(
+    scheme: str, direction: Pass, settings: str = "", options: Mapping[str, Value] | None = None
+) -> tuple[dict[str, ListedOperation], CallCosts]:
     """Rows of Megatron's list around a scheme's exchange by name, and the costs that they pay."""
-    stack = Stack.of(f"megatron-plain:{options}", H100).with_dispatcher(scheme)
+    stack = Stack.of(f"megatron-plain:{settings}", H100).with_dispatcher(scheme, options)
     assert stack is not None
     sizes = even_sizes(models.load("qwen3-30b-a3b"), tokens=64, ranks=8)
     return {row.name: row for row in stack.operations(sizes, ["dispatch", "combine"], direction)}, stack.costs
 
 
+OF_LISTS: Mapping[str, Mapping[str, Value]] = {"hybrid-ep": {"nodes": "doca", "places_apart": True}}
+"""Options of Megatron's list with which it has all kernels of a scheme."""
+
+
 @pytest.mark.parametrize("scheme", LIBRARIES)
-def test_kernels_of_libraries_are_a_list_s_or_their_scheme_s(scheme: str) -> None:
-    listed = {row.name for part in load("megatron").parts for row in part.rows if row.call == "library"}
-    source = "".join(path.read_text("utf-8") for path in (ROOT / "replay/schemes/ep").rglob("*.py"))
-    for kernel in set(TRAINS.libraries[scheme]) - listed:
-        assert f'"{kernel}"' in source, kernel
+def test_kernels_of_libraries_are_their_scheme_s_or_its_list_s(scheme: str) -> None:
+    """In a pass, in a node or among several; every kernel, so that a wrong name is no call of nobody's."""
+    names = set[str]()
+    for is_backward in (False, True):
+        names |= {one.name for one in typical_program(SCHEMES[scheme], is_backward=is_backward) or ()}
+        if knows(load("megatron"), scheme):
+            names |= listed_rows(scheme, "backward" if is_backward else "forward", "", OF_LISTS.get(scheme))[0].keys()
+    assert set(TRAINS.libraries[scheme]) <= names
 
 
 @pytest.mark.parametrize("scheme", LIBRARIES)
@@ -249,5 +252,20 @@ def test_drawn_costs_move_all_that_is_made_of_them() -> None:
     given = SERVES.replace({"torch_us": 7, "library_us": 5}).draw(lambda _: 3.0)
     assert (given.call_ps("torch", "forward"), given.call_ps("library", "forward")) == (7_000_000, 5_000_000)
     assert given.call_ps("tensor", "forward") > SERVES.call_ps("tensor", "forward")
-    assert {"call.torch", "operator.view", "part.function"} <= set(SERVES.uncertain)
-    assert "part.crossing" not in SERVES.uncertain
+
+
+def test_each_key_that_a_cost_is_drawn_by_is_named_once() -> None:
+    """Autograd's node is drawn by itself, what precedes it forward with all that one ratio brought there."""
+    asked = list[str]()
+
+    def ask(key: str) -> float:
+        asked.append(key)
+        return 1.645 if key == "part.autograd" else 0.0
+
+    drawn = TRAINS.draw(ask)
+    assert sorted(TRAINS.uncertain) == sorted(set(asked))
+    assert {"call.torch", "operator.view", "part.function", "part.autograd"} <= set(asked)
+    assert "part.crossing" not in asked
+    assert drawn.call_ps("library", "forward") == TRAINS.call_ps("library", "forward")
+    more = drawn.call_ps("library", "backward") - TRAINS.call_ps("library", "backward")
+    assert more == pytest.approx((32.7 - 12.5) * 1e6, rel=1e-3)

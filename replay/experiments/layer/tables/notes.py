@@ -19,11 +19,11 @@ FOR_NVLINK = frozenset({"deepep", "deepep-ll", "deepep-v2"})
 """Schemes with DeepEP's kernels in a node, whose README asks for NVLink there (Requirements)."""
 BARE = "bare"
 """Stack that is nobody's, of schemes that can have another one's kernels around their own."""
-STAND_INS = (
-    "Costs of many calls stand in for others: --stack practice:library_us=20 gives calls of extensions another one, "
-    "--stack bare none."
+UNCERTAIN_CALLS = (
+    "Costs of calls are uncertain: `moereplay compare --uncertainty 20` draws them, --stack practice:library_us=20 "
+    "gives those of extensions another one, --stack bare none."
 )
-"""Assumption on hosts, and how to turn it."""
+"""Doubt of what hosts take, and how to turn it."""
 PCIE_UNIT_BYTES = 4
 """Unit in which PCIe counts packets, where NVLink has 16 bytes: PCI Express base specification."""
 
@@ -175,7 +175,7 @@ def launch_notes(results: Sequence[TracedResult]) -> list[str]:
             f"Not in the list of {stack}, so that kernels for rows are calls of an extension: {names}."
             for stack, names in strange.items()
         ),
-        *([STAND_INS] if len(bare) < len(results) else []),
+        *([UNCERTAIN_CALLS] if len(bare) < len(results) else []),
     ]
 
 

@@ -50,6 +50,12 @@ class CallCost(StrictDocument):
     around_forward_us: Quantity[NonNegative] | None = None
     around_backward_us: Quantity[NonNegative] | None = None
 
+    @property
+    def entries(self) -> Mapping[str, Quantity[NonNegative]]:
+        """Values that are not zero, by their fields."""
+        ways = ("forward_us", "backward_us", "around_forward_us", "around_backward_us")
+        return {way: entry for way in ways if (entry := getattr(self, way)) is not None and entry.value}
+
     def us(self, direction: Pass, calls: int = 1, rows: int = 1) -> float:
         """Microseconds of calls and what is around them in a pass."""
         back = direction == "backward"
@@ -196,11 +202,15 @@ class CallCosts:
 
     @property
     def uncertain(self) -> list[str]:
-        """Keys of the costs that are drawn by themselves, such as ``call.torch``."""
+        """Keys that costs are drawn by, such as ``call.torch``, each once."""
         tables = ((word, getattr(self, name)) for name, word in DRAWN.items())
-        return [
-            f"{word}.{key}" for word, costs in tables for key, cost in costs.items() if not _leader(cost.forward_us)
-        ]
+        keys = (
+            _key(word, name, entry)
+            for word, costs in tables
+            for name, cost in costs.items()
+            for entry in cost.entries.values()
+        )
+        return list(dict.fromkeys(keys))
 
     def call_ps(self, call: str, direction: Pass) -> int:
         """Host time of one call of a kind."""
@@ -246,17 +256,19 @@ def _leader(entry: Quantity[NonNegative]) -> str:
 
 
 def _draw_cost(name: str, costs: Mapping[str, CallCost], word: str, deviation: Callable[[str], float]) -> CallCost:
-    """Draw a cost of a table; all its values are off alike."""
+    """Draw a cost of a table; its values are off alike, but for those that keep their ratio to another cost."""
     changes = {}
-    for way in ("forward_us", "backward_us", "around_forward_us", "around_backward_us"):
-        entry = getattr(costs[name], way)
-        if entry is not None and entry.value:
-            led = _leader(entry)
-            by = costs[led].forward_us if led else entry
-            key = f"{word}.{led or name}"
-            times = Uncertain(key, by.value, *range_of(by)).at(deviation(key)) / by.value
-            changes[way] = entry.model_copy(update={"value": entry.value * times})
+    for way, entry in costs[name].entries.items():
+        led, key = _leader(entry), _key(word, name, entry)
+        by = costs[led].forward_us if led else entry
+        times = Uncertain(key, by.value, *range_of(by)).at(deviation(key)) / by.value
+        changes[way] = entry.model_copy(update={"value": entry.value * times})
     return costs[name].model_copy(update=changes)
+
+
+def _key(word: str, name: str, entry: Quantity[NonNegative]) -> str:
+    """Key that a value of a cost is drawn by: of the cost, or of the one that it keeps its ratio to."""
+    return f"{word}.{_leader(entry) or name}"
 
 
 @functools.cache
