@@ -30,9 +30,9 @@ from replay.studies.differences.explanation_page import (
     overhead_table,
     path_table,
     sentence,
-    stand_ins,
     summary,
     turning,
+    uncertain_calls,
     values_table,
 )
 from replay.studies.differences.gpus import BUSY, COPYING, EXPOSED, LAST, MESSAGES, NOBODY, OTHERS, PARTS
@@ -293,7 +293,7 @@ def test_two_ways_to_launch_one_scheme_are_told_by_their_hosts(trace):
     bare, practice = (replay.run(trace, scheme="deepep", layer=0, stack=stack) for stack in ("bare", "practice"))
     found = replay.explain(bare, practice)
     assert (found.one, found.other) == ("deepep (bare hosts)", "deepep (vllm)")
-    assert stand_ins(found) and not stand_ins(replay.explain(practice, practice))
+    assert uncertain_calls(found) and not uncertain_calls(replay.explain(practice, practice))
 
 
 def test_a_row_of_launches_is_as_many_of_one(apart):
