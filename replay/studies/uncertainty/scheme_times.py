@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from replay.chains.chain import ChainLink
     from replay.chains.replay import Replay
     from replay.experiments.layer.result import Result
+    from replay.model.machine.host import Calls
     from replay.model.work.layer import LayerWork
-    from replay.model.work.stacks import CallCosts
     from replay.schemes import Scheme
     from tracegen import RoutingTrace
 
@@ -126,8 +126,9 @@ def _paid(ready: Replay) -> list[str]:
     if ready.launch == "graph" and is_captured(ready.scheme, passes, ready.system):
         return []
 
-    def drawn(key: str) -> CallCosts:
-        return stack.costs.draw(lambda one: float(one == key))
+    def calls(key: str) -> Calls:
+        costs = stack.costs.draw(lambda one: float(one == key))
+        return calls_of(dataclasses.replace(stack, costs=costs))
 
     whole = calls_of(stack)
-    return [key for key in stack.costs.uncertain if calls_of(dataclasses.replace(stack, costs=drawn(key))) != whole]
+    return [key for key in stack.costs.uncertain if calls(key) != whole]
