@@ -19,10 +19,7 @@ from replay.schemes import SCHEMES
 from tracegen import models
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from replay.model.work.kernel_lists import ListedOperation
-    from replay.model.work.kernel_lists.expressions import Value
     from replay.model.work.kernel_lists.lists import Pass
     from replay.model.work.stacks import CallCosts
 
@@ -205,17 +202,14 @@ def test_a_given_cost_of_libraries_has_tensors_and_events_in_it(scheme: str, dir
         assert costs.ps(row) == max(row.calls, row.kernels) * 5_000_000, name
 
 
-def listed_rows(
-    scheme: str, direction: Pass, settings: str = "", options: Mapping[str, Value] | None = None
-) -> tuple[dict[str, ListedOperation], CallCosts]:
+def listed_rows(scheme: str, direction: Pass, settings: str = "") -> tuple[dict[str, ListedOperation], CallCosts]:
     """Rows of Megatron's list around a scheme's exchange by name, and the costs that they pay."""
-    stack = Stack.of(f"megatron-plain:{settings}", H100).with_dispatcher(scheme, options)
-    assert stack is not None
+    stack = Stack.of(f"megatron-plain:{settings}", H100).with_dispatcher(scheme)
     sizes = even_sizes(models.load("qwen3-30b-a3b"), tokens=64, ranks=8)
     return {row.name: row for row in stack.operations(sizes, ["dispatch", "combine"], direction)}, stack.costs
 
 
-OF_LISTS: Mapping[str, Mapping[str, Value]] = {"hybrid-ep": {"nodes": "doca", "places_apart": True}}
+OF_LISTS = {"hybrid-ep": "nodes=doca,places_apart=true"}
 """Options of Megatron's list with which it has all kernels of a scheme."""
 
 
@@ -226,7 +220,7 @@ def test_kernels_of_libraries_are_their_scheme_s_or_its_list_s(scheme: str) -> N
     for is_backward in (False, True):
         names |= {one.name for one in typical_program(SCHEMES[scheme], is_backward=is_backward) or ()}
         if knows(load("megatron"), scheme):
-            names |= listed_rows(scheme, "backward" if is_backward else "forward", "", OF_LISTS.get(scheme))[0].keys()
+            names |= listed_rows(scheme, "backward" if is_backward else "forward", OF_LISTS.get(scheme, ""))[0].keys()
     assert set(TRAINS.libraries[scheme]) <= names
 
 
