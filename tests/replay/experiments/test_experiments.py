@@ -664,7 +664,7 @@ def test_numbers_of_numpy_are_numbers_beside_the_settings(name: str) -> None:
     [
         ({"draws": 1.5}, r"draws = 1.5 \(float\): expected a whole number from 1 to"),
         ({"seed": "a"}, r"seed = 'a' \(str\): expected a whole number of at least 0"),
-        ({"of": 3}, r"of = 3 \(int\): expected names out of hardware, model, routing"),
+        ({"of": 3}, r"of = 3 \(int\): expected names out of hardware, software, model, routing"),
         ({"of": [3]}, r"of = 3 \(int\): expected names"),
         ({"of": "wether"}, "unknown uncertainty 'wether'"),
     ],
