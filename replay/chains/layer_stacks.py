@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from replay.chains.host_program import outline_layer
-from replay.chains.stack_calls import brings_experts, stage_calls
+from replay.chains.stack_calls import brings_experts, script_of, stage_calls
 from replay.errors import UserError, quote_names, unknown
 from replay.model.work.kernel_lists import load
 from replay.model.work.stacks import (
@@ -194,14 +193,12 @@ def calls_maker(
     if isinstance(scheme, ListedExchanges) and scheme.kernel_list:
         scheme = scheme.with_options({"stack": BARE})  # whose stages the list's rows are not of
 
-    @functools.cache
-    def script(*, is_backward: bool) -> HostScript:
-        link = next(link for link in links if link.is_backward == is_backward)
-        return outline_layer(scheme, work_of(link), system).host.script
-
+    first = {link.is_backward: link for link in reversed(links)}
     scripts: dict[Pass, Callable[[], HostScript]] = {
-        "backward" if is_backward else "forward": partial(script, is_backward=is_backward)
-        for is_backward in sorted({link.is_backward for link in links})
+        "backward" if is_backward else "forward": functools.cache(
+            partial(script_of, scheme, system, partial(work_of, first[is_backward]))
+        )
+        for is_backward in sorted(first)
     }
 
     def calls_of(stack: Stack) -> Calls:

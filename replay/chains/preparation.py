@@ -118,13 +118,14 @@ def prepare(layers: Layers, scheme: Scheme) -> Replay:
     if kind != "off":
         strategy = strategy_of(kind, first.phase, as_staged(scheme, kind).releases)
     links = layers.links(strategy)
+    launch = settings.launch or _launch(settings, scheme, system, first)
     stack = stack_of(settings, trace, system, scheme)
     calls_of = calls_maker(settings, links, trace.model_shape, first, scheme, system, layers.work)
     return Replay(
         links,
         system,
         scheme,
-        settings.launch or _launch(settings, scheme, system, first),
+        launch,
         strategy,
         communication_only=settings.communication_only,
         stack=stack,

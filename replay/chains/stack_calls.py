@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.chains.host_program import can_be_captured, typical_program
+from replay.chains.host_program import can_be_captured, outline_layer, typical_program
 from replay.engine import GraphBuilder
 from replay.model.compute import laws
 from replay.model.machine.host import OUTSIDE, UNSTAGED, AddedRow, Calls, Operation, StageCalls
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from replay.model.machine.host_script import HostScript, KernelRun, StageKey
     from replay.model.work.kernel_lists import KernelSizes, ListedOperation
     from replay.model.work.kernel_lists.lists import Pass
+    from replay.model.work.layer import LayerWork
     from replay.model.work.stacks import CallCosts, Stack
     from replay.schemes import Scheme
 
@@ -74,8 +75,8 @@ def stage_calls(
         found[OUTSIDE, is_backward] = StageCalls(stack.costs.call_ps("torch", direction))
         extension = StageCalls(stack.costs.call_ps("library", direction))
         found |= {(stage, is_backward): extension for stage in (UNSTAGED, *STAGES)}
-        if costs.kernels and not is_known:
-            found |= _of_library(costs, direction, script())
+        if costs.kernels and not is_known and direction in scheme.passes:
+            found |= _of_library(costs, direction, script)
         if is_known:
             groups = _groups(stack, sizes, direction)
         elif has_experts:
@@ -102,13 +103,19 @@ def brings_experts(stack: Stack, scheme: Scheme, system: System) -> bool:
     return not can_be_captured(typical_program(scheme, is_backward=False, system=system))
 
 
-def _of_library(costs: CallCosts, direction: Pass, script: HostScript) -> dict[StageKey, StageCalls]:
+def _of_library(costs: CallCosts, direction: Pass, script: Callable[[], HostScript]) -> dict[StageKey, StageCalls]:
     """Host time of each launch of a scheme's stages, the mean of all there, where its kernels' calls are known."""
     whole: Counter[StageKey] = Counter()
-    launched = script.counts.launched
-    for run in script.runs(launched):
+    done = script()
+    launched = done.counts.launched
+    for run in done.runs(launched):
         whole[run.stage] += run.kernels * costs.kernel_ps(run.name, direction)
     return {stage: StageCalls(whole[stage] // launched[stage]) for stage in whole}
+
+
+def script_of(scheme: Scheme, system: System, work: Callable[[], LayerWork]) -> HostScript:
+    """Outline of a layer that hosts launch bare: acts of theirs, in order."""
+    return outline_layer(scheme, work(), system).host.script
 
 
 def _groups(stack: Stack, sizes: KernelSizes, direction: Pass) -> dict[Stages, Listed]:

@@ -253,6 +253,8 @@ def variants() -> list[tuple[str, dict[str, object]]]:
                 # A list of kernels of a pair of passes has no layers by themselves; in DeepGEMM's
                 # own comparison rows are cast before, which its own test tells.
                 lists = (*getattr(scheme, "lists", ()), "deepgemm") if one.name == "stack" else ()
+                if one.name == "transport":  # between nodes alone
+                    continue
                 found += [(name, {one.name: other}) for other in others if other != held and other not in lists]
     return found
 

@@ -56,9 +56,9 @@ KERNELS = {
     # A call for each of two experts in either GEMM; or seven copies of arguments before it.
     "megatron": 1 + 1 + 1 + 4 + 3 + 3 + 5 + (2 + 1 + 2) + 4,
     "megatron cutlass": 1 + 1 + 1 + 4 + 3 + 3 + 5 + (8 + 1 + 8) + 4,
-    # Three gathers; slices, sums and casts, row map, permute, selection; experts; sums, a cast to
-    # the type of the rows back, reduce-scatter, a cast.
-    "megatron-allgather": 3 + 4 + 3 + 1 + 5 + (2 + 1 + 2) + 1 + 1 + 1 + 1,
+    # Three gathers; a slice, its sum and cast, row map, permute, the slice and selection of weights by a mask (seven);
+    # experts; sums, a cast to the type of the rows back, reduce-scatter, a cast.
+    "megatron-allgather": 3 + 3 + 3 + 1 + 7 + (2 + 1 + 2) + 1 + 1 + 1 + 1,
     # Three choices: masks, places, ids; largest place, all-reduce; casts, zeroes, encode; rows,
     # order of experts, experts, order of ranks, rows; decode and additions.
     "tutel": 2 * 3 + (5 + 7 + 8) + 3 + 3 + 1 + (2 + 1 + 3) + 1 + 1 + 3 + 1 + 1 + (3 + 2),
